@@ -1,0 +1,40 @@
+"""The `checkpoint:` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from automodel.config.section import Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Section):
+    """`checkpoint:` where the run lives and what is kept."""
+
+    ALIASES: ClassVar[dict[str, str]] = {"output_dir": "checkpoint_dir", "save_total_limit": "keep_last"}
+
+    enabled: bool = True
+    """False writes `run/` (config, plan, metrics, report) but neither checkpoints nor the model."""
+    checkpoint_dir: str = "./checkpoints"
+    """The run folder: a plain Hugging Face folder at its root, everything about the run in `run/`."""
+    keep_last: int = 2
+    """Resumable checkpoints to keep; the best one is kept beside them."""
+    keep_best: bool = True
+    """Export the weights of the best evaluation rather than the last ones (needs a validation set)."""
+    best_metric: str | None = None
+    """Metric that decides; default `loss`."""
+    best_mode: Literal["min", "max"] | None = None
+    """Whether smaller or larger is better; known for the built-in metrics."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig(Section):
+    """`early_stopping:` stop when the validation metric no longer improves."""
+
+    patience: int = 3
+    """Evaluations without improvement before stopping."""
+    min_delta: float = 0.0
+    """Smallest change that counts as an improvement."""
+    metric: str | None = None
+    """Metric to watch; default `checkpoint.best_metric`."""

@@ -1,0 +1,52 @@
+"""What a person gets to read when their input is wrong.
+
+Every error a user can cause is a `UserError`: it is printed without a traceback, and the process exits with its
+`exit_code`. A programming mistake of ours stays an ordinary exception and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # something broke while working (a bug, a full disk)
+EXIT_BAD_INPUT = 2  # config, data or arguments are wrong; nothing was started
+EXIT_NOT_YET = 3  # understood, but not built yet
+EXIT_INTERRUPTED = 130  # SIGINT or SIGTERM: state was saved, `--resume` continues
+
+
+class UserError(Exception):
+    """Something the user can put right. The message says what is wrong and how to fix it."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class NotYetError(UserError):
+    """A key that is understood and valid, but whose feature is not built yet."""
+
+    exit_code = EXIT_NOT_YET
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a config: where, what, and the fix."""
+
+    path: str
+    """Dotted path of the key, e.g. `optimizer.lr`."""
+    message: str
+    """What is wrong and what to do, one sentence or two."""
+    where: str = ""
+    """`file.yaml:12`, or `command line`."""
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.path}: {self.message}" if self.path else f"{place}{self.message}"
+
+
+class ConfigError(UserError):
+    """Every problem of a config at once, in file order."""
+
+    def __init__(self, problems: list[Problem]):
+        self.problems = problems
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in the config"
+        super().__init__(count + "\n" + "\n".join(f"  {p}" for p in problems))

@@ -1,0 +1,112 @@
+"""The `dataset:` and `dataloader:` sections (and their `validation_` twins)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from automodel.config.section import Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig(Section):
+    """`dataset:` what to train on. A bare name is `path`."""
+
+    SHORTHAND: ClassVar[str | None] = "path"
+    ALIASES: ClassVar[dict[str, str]] = {
+        "dataset_name": "path",
+        "path_or_dataset": "path",
+        "limit_dataset_samples": "num_samples_limit",
+        "subset": "name",
+    }
+
+    path: str | None = None
+    """A hub name, a file (CSV, TSV, JSON, JSONL, Parquet, Arrow, text; .gz too), a folder of them, or a
+    `save_to_disk` folder."""
+    target: str | None = None
+    """A dataset class or function, e.g. `automodel.TextClassificationDataset`; rarely needed."""
+    name: str | None = None
+    """Configuration of a hub dataset (`glue` has `mrpc`, …)."""
+    split: str | None = None
+    """Split with an optional slice: `train`, `train[:1000]`, `test[10%:20%]`."""
+    data_files: str | tuple[str, ...] | None = None
+    """Files inside `path`, when not all of them are meant."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    text_column: str | None = None
+    """Column of the text; found by name where it is left out (`text`, `sentence`, `review`, …)."""
+    text_pair_column: str | None = None
+    """Column of the second text of a pair (NLI, similarity)."""
+    label_column: str | None = None
+    """Column of the label; for multi-label data a list of names, or one column of lists."""
+    label_columns: tuple[str, ...] | None = None
+    """Several 0/1 columns, one for each class (multi-label)."""
+    labels: tuple[str, ...] | None = None
+    """Class names in order, when the data does not carry them."""
+    tokens_column: str | None = None
+    """Column of word lists (token classification)."""
+    column_mapping: dict[str, str] | None = None
+    """Instruction data: role to column, e.g. `{context: context, question: question, answer: answers}`."""
+    messages_column: str | None = None
+    """Column of chat messages; found by name where it is left out (`messages`, `conversations`)."""
+    prompt_template: str | None = None
+    """Text put before the answer, with `{column}` places; default depends on the columns."""
+    answer_only_loss: bool = True
+    """Train on the answer's tokens only (instruction and chat data)."""
+    source_column: str | None = None
+    """Input column of seq2seq data (summarisation, translation)."""
+    target_column: str | None = None
+    """Output column of seq2seq data."""
+    source_prefix: str = ""
+    """Text put before every source, e.g. `summarize: ` for T5."""
+    max_length: int | None = None
+    """Longest sample in tokens; longer ones are cut. Default: the model's limit, at most 512 (classification) or
+    2048 (language models)."""
+    max_target_length: int = 128
+    """Longest target in tokens (seq2seq)."""
+    num_samples_limit: int | None = None
+    """Use only the first N rows."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What to do with empty texts, missing labels and the like; `skip` counts them in the report."""
+    num_proc: int | None = None
+    """Processes for tokenising; default: all cores."""
+    cache_dir: str | None = None
+    """Where tokenised data is kept; default `~/.cache/automodel/tokens`."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Arguments of a custom `_target_`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataloaderConfig(Section):
+    """`dataloader:` how batches are made and fed."""
+
+    ALIASES: ClassVar[dict[str, str]] = {"dataloader_pin_memory": "pin_memory"}
+
+    target: str | None = None
+    """`torchdata.stateful_dataloader.StatefulDataLoader` (which is what is used) or nothing."""
+    batch_size: int | None = None
+    """Examples for each micro-batch and rank; default 8."""
+    shuffle: bool | None = None
+    """Shuffle every epoch; default true for training, false for validation."""
+    num_workers: int | None = None
+    """Worker processes that collate; default 0 on the CPU. Results do not depend on it."""
+    pin_memory: bool | None = None
+    """Page-locked memory for copies to the GPU; default true there."""
+    persistent_workers: bool | None = None
+    """Keep workers between epochs; default true where there are workers."""
+    prefetch_factor: int | None = None
+    """Batches each worker makes ahead; default 4."""
+    drop_last: bool = False
+    """Drop the last, smaller batch of an epoch."""
+    group_by_length: bool | None = None
+    """Padded path: batches of similar lengths; default true there. The packed path has no padding to save."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedSequenceConfig(Section):
+    """`packed_sequence:` how documents share a micro-batch."""
+
+    enabled: bool | None = None
+    """True demands the packed path, false the padded one; default: packed wherever the model allows it."""
+    packed_sequence_size: int = 0
+    """Fill each micro-batch up to this many tokens instead of counting examples; 0 keeps `batch_size` examples."""

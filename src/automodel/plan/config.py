@@ -1,0 +1,125 @@
+"""`RunConfig`: everything a user asked for. `Plan` (in plan.py) is what will be done about it.
+
+The whole file is composed here, in the lowest room that needs all of it; every section belongs to its own room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from automodel.adapters.config import PeftConfig
+from automodel.checkpoint.config import CheckpointConfig, EarlyStoppingConfig
+from automodel.config.section import Section
+from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
+from automodel.distributed.config import DistributedConfig
+from automodel.losses.config import LossConfig
+from automodel.metrics.config import MlflowConfig, TensorboardConfig, WandbConfig
+from automodel.models.config import Fp8Config, ModelConfig, QuantizationConfig, Task
+from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
+
+Precision = Literal["auto", "fp32", "tf32", "bf16", "bf16-pure", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSchedulerConfig(Section):
+    """`step_scheduler:` how long, how large, how often."""
+
+    ALIASES: ClassVar[dict[str, str]] = {
+        "gradient_accumulation_steps": "grad_acc_steps",
+        "num_train_epochs": "num_epochs",
+    }
+
+    grad_acc_steps: int | None = None
+    """Micro-batches for each optimizer step; default 1, or what `global_batch_size` needs."""
+    global_batch_size: int | None = None
+    """Examples for each optimizer step over all ranks; wins over `grad_acc_steps`."""
+    local_batch_size: int | None = None
+    """Examples for each micro-batch and rank; the same as `dataloader.batch_size`."""
+    max_steps: int | None = None
+    """Stop after this many optimizer steps, whatever the epochs say."""
+    num_epochs: int | None = None
+    """Passes over the data; default 3, or as many as `max_steps` needs."""
+    val_every_steps: int | None = None
+    """Evaluate every N steps; default once an epoch. There is always one at the end."""
+    log_every_steps: int = 10
+    """Write a line every N steps."""
+    ckpt_every_steps: int | None = None
+    """Save a resumable checkpoint every N steps; default: at every evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptimizations(Section):
+    """`training_optimizations:` what changes speed, memory or stability rather than the task."""
+
+    gradient_clipping: float | None = 1.0
+    """Largest global gradient norm; null turns clipping off."""
+    use_compile: bool | None = None
+    """Short for `compile.enabled`."""
+    precision: Precision = "auto"
+    """`bf16` computes in bf16 over fp32 master weights; `bf16-pure` holds everything in bf16."""
+    bf16: bool | None = None
+    """Short for `precision: bf16`."""
+    fp16: bool | None = None
+    """Short for `precision: fp16`."""
+    tf32: bool | None = None
+    """TF32 matrix products where a computation stays in fp32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, slower steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig(Section):
+    """`compile:` torch.compile. `auto` decides whether the remaining steps pay for it."""
+
+    SHORTHAND: ClassVar[str | None] = "enabled"
+
+    enabled: bool | Literal["auto"] = "auto"
+    """True, false or `auto`."""
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
+    """torch.compile's mode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkConfig(Section):
+    """`benchmark:` defaults of `automodel benchmark`. Understood today, built in a later release."""
+
+    against: tuple[str, ...] = ("hf-trainer",)
+    """Trainers to compare with."""
+    warmup_steps: int = 10
+    """Steps left out of the steady state."""
+    repeat: int = 1
+    """Runs of each side."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Section):
+    """One fine-tuning run. Three lines are a valid file: `model`, `dataset`, and `task` where it cannot be inferred."""
+
+    model: ModelConfig
+    dataset: DatasetConfig
+    task: Task | None = None
+    """`text-classification`, `token-classification`, `causal-lm` or `seq2seq`; inferred where possible."""
+    seed: int = 42
+    """Seeds initialisation, shuffling and dropout."""
+    validation_dataset: DatasetConfig | None = None
+    """Held-out data; same keys as `dataset`, whose column settings it inherits."""
+    step_scheduler: StepSchedulerConfig = field(default_factory=StepSchedulerConfig)
+    dataloader: DataloaderConfig = field(default_factory=DataloaderConfig)
+    validation_dataloader: DataloaderConfig = field(default_factory=DataloaderConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    lr_scheduler: LRSchedulerConfig = field(default_factory=LRSchedulerConfig)
+    loss_fn: LossConfig = field(default_factory=LossConfig)
+    training_optimizations: TrainingOptimizations = field(default_factory=TrainingOptimizations)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    packed_sequence: PackedSequenceConfig = field(default_factory=PackedSequenceConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    early_stopping: EarlyStoppingConfig | None = None
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    peft: PeftConfig | None = None
+    quantization: QuantizationConfig | None = None
+    fp8: Fp8Config | None = None
+    wandb: WandbConfig | None = None
+    mlflow: MlflowConfig | None = None
+    tensorboard: TensorboardConfig | None = None
+    benchmark: BenchmarkConfig | None = None

@@ -1,0 +1,58 @@
+"""`Plan`: what a run will do and why, as a value.
+
+`make_plan` (decide.py) builds it, `automodel plan` and `--dry-run` print it, the engine follows it, the run folder
+keeps it as `plan.json`, the report shows it. A decision that is not in here is not made anywhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One line of the plan."""
+
+    name: str
+    """What was decided, e.g. `precision`."""
+    value: Any
+    """The decision, as it is shown."""
+    reason: str
+    """Why, in a few words."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided before the first weight is loaded."""
+
+    task: str
+    device: str
+    """`cpu` or `cuda`."""
+    precision: str
+    """`fp32`, `tf32`, `bf16`, `bf16-pure` or `fp16`."""
+    path: Literal["packed", "padded"]
+    bucket_tokens: int
+    """Token counts are rounded up to a multiple of this; 1 turns rounding off."""
+    max_length: int
+    micro_batch_size: int
+    grad_acc_steps: int
+    global_batch_size: int
+    steps_per_epoch: int
+    total_steps: int
+    num_epochs: float
+    val_every_steps: int
+    """0: no validation data."""
+    ckpt_every_steps: int
+    """0: no checkpoints before the end."""
+    compile: bool
+    num_workers: int
+    pin_memory: bool
+    parameters: int
+    """All parameters of the model, counted from its config."""
+    decisions: tuple[Decision, ...]
+    """The lines a person reads, with reasons."""
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
