@@ -5,22 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from automodel.config.section import Section
+from automodel.config.section import Count, Section, ShareBelowOne
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeftConfig(Section):
     """`peft:` low-rank adapters. Understood today, built in a later release."""
 
+    SLOT: ClassVar[str | None] = "peft"
     ALIASES: ClassVar[dict[str, str]] = {"lora_r": "dim", "r": "dim", "lora_alpha": "alpha", "lora_dropout": "dropout"}
 
     target: str | None = None
     """`nemo_automodel.components._peft.lora.PeftConfig` or nothing."""
-    dim: int = 8
+    dim: Count = 8
     """Rank of the adapters."""
-    alpha: int = 32
+    alpha: Count = 32
     """Scale of the adapters (alpha / dim)."""
-    dropout: float = 0.0
+    dropout: ShareBelowOne = 0.0
     """Dropout before the adapters."""
     target_modules: str | tuple[str, ...] | None = None
     """Modules that get adapters: names, globs or `all-linear`."""

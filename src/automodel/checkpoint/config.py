@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from automodel.config.section import Section
+from automodel.config.section import Count, NonNegative, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class CheckpointConfig(Section):
     """False writes `run/` (config, plan, metrics, report) but neither checkpoints nor the model."""
     checkpoint_dir: str = "./checkpoints"
     """The run folder: a plain Hugging Face folder at its root, everything about the run in `run/`."""
-    keep_last: int = 2
+    keep_last: Count = 2
     """Resumable checkpoints to keep; the best one is kept beside them."""
     keep_best: bool = True
     """Export the weights of the best evaluation rather than the last ones (needs a validation set)."""
@@ -32,9 +32,9 @@ class CheckpointConfig(Section):
 class EarlyStoppingConfig(Section):
     """`early_stopping:` stop when the validation metric no longer improves."""
 
-    patience: int = 3
+    patience: Count = 3
     """Evaluations without improvement before stopping."""
-    min_delta: float = 0.0
+    min_delta: NonNegative = 0.0
     """Smallest change that counts as an improvement."""
     metric: str | None = None
     """Metric to watch; default `checkpoint.best_metric`."""

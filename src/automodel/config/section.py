@@ -9,14 +9,30 @@ Conventions the loader follows:
 - `_target_` in the file is the field `target` here.
 - `ALIASES` maps other accepted spellings to field names (`{"dataset_name": "path"}`).
 - `SHORTHAND` names the field that a bare scalar sets (`model: bert-base-uncased`).
-- `TARGETS` says which `_target_` values the slot takes; see `config/gate.py`.
+- `SLOT` names the gate's slot, which says what a `_target_` may be here; see `config/gate.py`.
 - A field named `extra` collects unknown keys for the target's own signature; sections without it refuse them.
+- Limits stand in the field's type (`batch_size: Count`), so the loader, the schema and the reference page agree.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt, Le, Lt
+
+Count = Annotated[int, Ge(1)]
+"""One or more."""
+CountOrZero = Annotated[int, Ge(0)]
+"""Zero or more."""
+Positive = Annotated[float, Gt(0)]
+"""Above zero."""
+NonNegative = Annotated[float, Ge(0)]
+"""Zero or above."""
+Share = Annotated[float, Ge(0), Le(1)]
+"""A part of a whole, both ends included."""
+ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
+"""A part of a whole that may not be all of it (dropout, smoothing, Adam's betas)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +42,4 @@ class Section:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
     ALIASES: ClassVar[dict[str, str]] = {}
     SHORTHAND: ClassVar[str | None] = None
+    SLOT: ClassVar[str | None] = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from automodel.config.section import Section
+from automodel.config.section import Count, CountOrZero, Section
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig(Section):
     """`dataset:` what to train on. A bare name is `path`."""
 
+    SLOT: ClassVar[str | None] = "dataset"
     SHORTHAND: ClassVar[str | None] = "path"
     ALIASES: ClassVar[dict[str, str]] = {
         "dataset_name": "path",
@@ -59,16 +60,16 @@ class DatasetConfig(Section):
     """Output column of seq2seq data."""
     source_prefix: str = ""
     """Text put before every source, e.g. `summarize: ` for T5."""
-    max_length: int | None = None
+    max_length: Count | None = None
     """Longest sample in tokens; longer ones are cut. Default: the model's limit, at most 512 (classification) or
     2048 (language models)."""
-    max_target_length: int = 128
+    max_target_length: Count = 128
     """Longest target in tokens (seq2seq)."""
-    num_samples_limit: int | None = None
+    num_samples_limit: Count | None = None
     """Use only the first N rows."""
     on_bad_row: Literal["error", "skip"] = "error"
     """What to do with empty texts, missing labels and the like; `skip` counts them in the report."""
-    num_proc: int | None = None
+    num_proc: Count | None = None
     """Processes for tokenising; default: all cores."""
     cache_dir: str | None = None
     """Where tokenised data is kept; default `~/.cache/automodel/tokens`."""
@@ -80,21 +81,22 @@ class DatasetConfig(Section):
 class DataloaderConfig(Section):
     """`dataloader:` how batches are made and fed."""
 
+    SLOT: ClassVar[str | None] = "dataloader"
     ALIASES: ClassVar[dict[str, str]] = {"dataloader_pin_memory": "pin_memory"}
 
     target: str | None = None
     """`torchdata.stateful_dataloader.StatefulDataLoader` (which is what is used) or nothing."""
-    batch_size: int | None = None
+    batch_size: Count | None = None
     """Examples for each micro-batch and rank; default 8."""
     shuffle: bool | None = None
     """Shuffle every epoch; default true for training, false for validation."""
-    num_workers: int | None = None
+    num_workers: CountOrZero | None = None
     """Worker processes that collate; default 0 on the CPU. Results do not depend on it."""
     pin_memory: bool | None = None
     """Page-locked memory for copies to the GPU; default true there."""
     persistent_workers: bool | None = None
     """Keep workers between epochs; default true where there are workers."""
-    prefetch_factor: int | None = None
+    prefetch_factor: Count | None = None
     """Batches each worker makes ahead; default 4."""
     drop_last: bool = False
     """Drop the last, smaller batch of an epoch."""
@@ -108,5 +110,5 @@ class PackedSequenceConfig(Section):
 
     enabled: bool | None = None
     """True demands the packed path, false the padded one; default: packed wherever the model allows it."""
-    packed_sequence_size: int = 0
+    packed_sequence_size: CountOrZero = 0
     """Fill each micro-batch up to this many tokens instead of counting examples; 0 keeps `batch_size` examples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from automodel.config.section import Section
+from automodel.config.section import Count, Section
 
 Task = Literal["text-classification", "token-classification", "causal-lm", "seq2seq"]
 
@@ -13,6 +13,8 @@ Task = Literal["text-classification", "token-classification", "causal-lm", "seq2
 @dataclass(frozen=True, kw_only=True)
 class Fp8Config(Section):
     """FP8 matrix products (`fp8:` or `model.fp8_config:`). Understood today, built in a later release."""
+
+    SLOT: ClassVar[str | None] = "fp8"
 
     target: str | None = None
     """`nemo_automodel.components.quantization.fp8.FP8Config` or nothing."""
@@ -27,6 +29,8 @@ class Fp8Config(Section):
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig(Section):
     """`quantization:` loads the frozen base in 4 or 8 bits. Understood today, built in a later release."""
+
+    SLOT: ClassVar[str | None] = "quantization"
 
     target: str | None = None
     """`transformers.BitsAndBytesConfig` or nothing."""
@@ -46,6 +50,7 @@ class QuantizationConfig(Section):
 class ModelConfig(Section):
     """`model:` which model to fine-tune. A bare name is `pretrained_model_name_or_path`."""
 
+    SLOT: ClassVar[str | None] = "model"
     SHORTHAND: ClassVar[str | None] = "pretrained_model_name_or_path"
     ALIASES: ClassVar[dict[str, str]] = {
         "name": "pretrained_model_name_or_path",
@@ -58,7 +63,7 @@ class ModelConfig(Section):
     """A Hugging Face hub name or a local folder."""
     target: str | None = None
     """The auto class, e.g. `automodel.AutoModelForSequenceClassification.from_pretrained` (or `.from_config`)."""
-    num_labels: int | None = None
+    num_labels: Count | None = None
     """Number of classes; taken from the data where it is left out."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     """How labels are read; inferred from the label column where it is left out."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from automodel.config.section import Section
+from automodel.config.section import CountOrZero, NonNegative, Positive, Section, Share, ShareBelowOne
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Section):
     """`optimizer:` AdamW by default."""
 
+    SLOT: ClassVar[str | None] = "optimizer"
     SHORTHAND: ClassVar[str | None] = "name"
     ALIASES: ClassVar[dict[str, str]] = {"learning_rate": "lr", "optim": "name"}
 
@@ -19,13 +20,13 @@ class OptimizerConfig(Section):
     """An optimizer class, e.g. `torch.optim.AdamW`; other keys of the section go to its constructor."""
     name: Literal["adamw", "adamw_torch", "adamw_torch_fused", "sgd"] = "adamw"
     """Optimizer by name, when there is no `_target_`."""
-    lr: float = 5e-5
+    lr: Positive = 5e-5
     """Peak learning rate."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay; not applied to biases and norms (`decay_norms_and_biases`)."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
     """Adam's moment decay rates."""
-    eps: float = 1e-8
+    eps: Positive = 1e-8
     """Adam's epsilon."""
     decay_norms_and_biases: bool = False
     """Apply weight decay to every parameter, as a bare torch optimizer would."""
@@ -49,13 +50,13 @@ class LRSchedulerConfig(Section):
         "linear"
     )
     """Shape of the decay after the warm-up."""
-    warmup_steps: int | None = None
+    warmup_steps: CountOrZero | None = None
     """Optimizer steps of linear warm-up."""
-    warmup_ratio: float | None = None
+    warmup_ratio: Share | None = None
     """Warm-up as a share of all steps; give this or `warmup_steps`."""
-    min_lr: float = 0.0
+    min_lr: NonNegative = 0.0
     """Where the decay ends."""
-    decay_ratio: float = 0.2
+    decay_ratio: Share = 0.2
     """`wsd`: share of the steps in the final decay."""
-    power: float = 1.0
+    power: Positive = 1.0
     """`polynomial`: the exponent."""

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from automodel.adapters.config import PeftConfig
 from automodel.checkpoint.config import CheckpointConfig, EarlyStoppingConfig
-from automodel.config.section import Section
+from automodel.config.section import Count, CountOrZero, Positive, Section
 from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
 from automodel.distributed.config import DistributedConfig
 from automodel.losses.config import LossConfig
@@ -30,21 +30,21 @@ class StepSchedulerConfig(Section):
         "num_train_epochs": "num_epochs",
     }
 
-    grad_acc_steps: int | None = None
+    grad_acc_steps: Count | None = None
     """Micro-batches for each optimizer step; default 1, or what `global_batch_size` needs."""
-    global_batch_size: int | None = None
+    global_batch_size: Count | None = None
     """Examples for each optimizer step over all ranks; wins over `grad_acc_steps`."""
-    local_batch_size: int | None = None
+    local_batch_size: Count | None = None
     """Examples for each micro-batch and rank; the same as `dataloader.batch_size`."""
-    max_steps: int | None = None
+    max_steps: Count | None = None
     """Stop after this many optimizer steps, whatever the epochs say."""
-    num_epochs: int | None = None
+    num_epochs: Count | None = None
     """Passes over the data; default 3, or as many as `max_steps` needs."""
-    val_every_steps: int | None = None
+    val_every_steps: Count | None = None
     """Evaluate every N steps; default once an epoch. There is always one at the end."""
-    log_every_steps: int = 10
+    log_every_steps: Count = 10
     """Write a line every N steps."""
-    ckpt_every_steps: int | None = None
+    ckpt_every_steps: Count | None = None
     """Save a resumable checkpoint every N steps; default: at every evaluation."""
 
 
@@ -52,7 +52,7 @@ class StepSchedulerConfig(Section):
 class TrainingOptimizations(Section):
     """`training_optimizations:` what changes speed, memory or stability rather than the task."""
 
-    gradient_clipping: float | None = 1.0
+    gradient_clipping: Positive | None = 1.0
     """Largest global gradient norm; null turns clipping off."""
     use_compile: bool | None = None
     """Short for `compile.enabled`."""
@@ -86,9 +86,9 @@ class BenchmarkConfig(Section):
 
     against: tuple[str, ...] = ("hf-trainer",)
     """Trainers to compare with."""
-    warmup_steps: int = 10
+    warmup_steps: CountOrZero = 10
     """Steps left out of the steady state."""
-    repeat: int = 1
+    repeat: Count = 1
     """Runs of each side."""
 
 
@@ -100,7 +100,7 @@ class RunConfig(Section):
     dataset: DatasetConfig
     task: Task | None = None
     """`text-classification`, `token-classification`, `causal-lm` or `seq2seq`; inferred where possible."""
-    seed: int = 42
+    seed: CountOrZero = 42
     """Seeds initialisation, shuffling and dropout."""
     validation_dataset: DatasetConfig | None = None
     """Held-out data; same keys as `dataset`, whose column settings it inherits."""
