@@ -1,0 +1,240 @@
+"""What packing needs to know about each model family, as a table.
+
+A packed batch is one row of T tokens, so the head of a stock class (which pools `hidden[:, 0]`, or the last token of
+each row) would read the wrong place. For each family the table says where the backbone is, which token of a document is
+pooled, where positions start, and how the head looks once the pooled hidden states are gathered: the same modules in the
+same order as the stock forward, dropout included. Causal language models need no head here: transformers' own forward
+takes the positions to keep (`logits_to_keep`).
+
+A family is listed only if `tests/parity/test_packed_*.py` holds its packed logits and gradients against stock
+transformers, document by document. Everything else takes the padded path, and `packing_support` says why.
+
+Legend: T tokens, R read positions, N hidden width, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Head = Callable[[Any, Tensor], Tensor]
+"""(model, hidden_RN) -> logits_RC. The model is `Any`: each family has its own attributes."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family is read when documents are packed."""
+
+    backbone: str
+    """Attribute of the model that holds the backbone."""
+    pooling: Literal["first", "last"]
+    """Token of a document that text classification reads."""
+    classify: Head
+    """Text classification: gathered hidden states to logits."""
+    tag: Head
+    """Token classification: gathered hidden states to logits."""
+    decoder: bool = False
+    """Causal attention, with a key/value cache to turn off."""
+    positions_after_padding: bool = False
+    """Positions start at `pad_token_id + 1` (RoBERTa), not at 0."""
+    token_types: bool = False
+    """Takes segment ids of text pairs."""
+    embed_outside: bool = False
+    """Pass embeddings rather than ids: GPT-2 inspects its ids for padding, which syncs with the host."""
+
+    def position_offset(self, config: PreTrainedConfig) -> int:
+        return config.pad_token_id + 1 if self.positions_after_padding else 0
+
+
+@dataclass(frozen=True)
+class PackingSupport:
+    """Whether a model and task can be packed, and why (not)."""
+
+    packed: bool
+    reason: str
+    pooling: Literal["first", "last"] | None = None
+    """Token the data room reads for text classification; none for the padded path."""
+
+
+def _pooler_then_classifier(backbone: str) -> Head:
+    def head(model: Any, hidden_RN: Tensor) -> Tensor:
+        pooled = getattr(model, backbone).pooler(hidden_RN.unsqueeze(1))  # the pooler takes [:, 0]
+        return model.classifier(model.dropout(pooled))
+
+    return head
+
+
+def _albert_classify(model: Any, hidden_RN: Tensor) -> Tensor:
+    pooled = model.albert.pooler_activation(model.albert.pooler(hidden_RN))
+    return model.classifier(model.dropout(pooled))
+
+
+def _distilbert_classify(model: Any, hidden_RN: Tensor) -> Tensor:
+    return model.classifier(model.dropout(nn.functional.relu(model.pre_classifier(hidden_RN))))
+
+
+def _classification_head(model: Any, hidden_RN: Tensor) -> Tensor:
+    return model.classifier(hidden_RN.unsqueeze(1))  # RoBERTa's and ELECTRA's head takes [:, 0]
+
+
+def _modernbert_head(model: Any, hidden_RN: Tensor) -> Tensor:
+    return model.classifier(model.drop(model.head(hidden_RN)))
+
+
+def _score(model: Any, hidden_RN: Tensor) -> Tensor:
+    return model.score(hidden_RN)
+
+
+def _dropout_then_classifier(model: Any, hidden_RN: Tensor) -> Tensor:
+    return model.classifier(model.dropout(hidden_RN))
+
+
+def _dropout_then_score(model: Any, hidden_RN: Tensor) -> Tensor:
+    return model.score(model.dropout(hidden_RN))
+
+
+_BERT = Family("bert", "first", _pooler_then_classifier("bert"), _dropout_then_classifier, token_types=True)
+_ROBERTA = Family(
+    "roberta",
+    "first",
+    _classification_head,
+    _dropout_then_classifier,
+    token_types=True,
+    positions_after_padding=True,
+)
+_DECODER = Family("model", "last", _score, _dropout_then_score, decoder=True)
+
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "distilbert": Family("distilbert", "first", _distilbert_classify, _dropout_then_classifier),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "electra": Family("electra", "first", _classification_head, _dropout_then_classifier, token_types=True),
+    "albert": Family("albert", "first", _albert_classify, _dropout_then_classifier, token_types=True),
+    "modernbert": Family("model", "first", _modernbert_head, _modernbert_head),
+    "gpt2": Family("transformer", "last", _score, _dropout_then_classifier, decoder=True, embed_outside=True),
+    "llama": _DECODER,
+    "mistral": _DECODER,
+    "qwen2": _DECODER,
+    "qwen3": _DECODER,
+    "gemma": _DECODER,
+}
+
+_WHY_PADDED = {
+    "t5": "adds a relative position bias to attention",
+    "mt5": "adds a relative position bias to attention",
+    "umt5": "adds a relative position bias to attention",
+    "mpnet": "adds a relative position bias to attention",
+    "deberta": "has disentangled attention over relative positions",
+    "deberta-v2": "has disentangled attention over relative positions",
+    "xlnet": "has relative attention with a memory",
+    "bloom": "adds ALiBi biases to attention",
+    "mpt": "adds ALiBi biases to attention",
+    "gpt_oss": "has attention sinks",
+    "mamba": "carries a state from token to token",
+    "mamba2": "carries a state from token to token",
+}
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """The table's row for a config; `packing_support` has been asked before."""
+    return FAMILIES[config.model_type]
+
+
+def packing_support(hf_config: PreTrainedConfig, task: str) -> PackingSupport:
+    """Decides from the config alone whether documents can share a row."""
+    kind = hf_config.model_type
+    obstacle = _obstacle(hf_config, task)
+    if obstacle:
+        return PackingSupport(False, f"{kind} {obstacle}")
+    family = FAMILIES[kind]
+    pooling = family.pooling if task == "text-classification" else None
+    return PackingSupport(True, f"{kind} reads each document exactly as if it were alone", pooling)
+
+
+def _obstacle(config: PreTrainedConfig, task: str) -> str | None:
+    """What stops packing, as the rest of a sentence that starts with the model type."""
+    kind = config.model_type
+    if task == "seq2seq" or getattr(config, "is_encoder_decoder", False):
+        return _WHY_PADDED.get(kind, "is an encoder-decoder: source and target are two streams")
+    if kind not in FAMILIES:
+        return _WHY_PADDED.get(kind, "is not among the families whose packing is tested")
+    if getattr(config, "auto_map", None):
+        return "comes with its own code, whose packing is not tested"
+    family = FAMILIES[kind]
+    if task == "causal-lm" and not family.decoder:
+        return "is a bidirectional encoder"
+    if not family.decoder and getattr(config, "is_decoder", False):
+        return "is configured as a decoder (`is_decoder`), which is not tested packed"
+    if getattr(config, "add_cross_attention", False):
+        return "has cross-attention (`add_cross_attention`)"
+    if family.decoder and not getattr(config, "is_causal", True):
+        return "has its causal mask turned off (`is_causal: false`)"
+    if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
+        return f"has `position_embedding_type: {config.position_embedding_type}`"
+    rope_type = _rope_depends_on_length(config)
+    if rope_type:
+        return f"has `rope_type: {rope_type}`, which rescales with the longest document of a batch"
+    return None
+
+
+def _rope_depends_on_length(config: PreTrainedConfig) -> str | None:
+    """The rope type if its frequencies depend on the batch's longest sequence."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for values in (parameters, *parameters.values()):  # one dict, or one for each layer type
+        if isinstance(values, dict) and values.get("rope_type") in ("dynamic", "longrope"):
+            return values["rope_type"]
+    return None
+
+
+def pooled_hidden_states(
+    config: PreTrainedConfig,
+    hidden_TN: Tensor,
+    input_ids_T: Tensor,
+    position_ids_T: Tensor,
+    cu_seqlens_D: Tensor,
+    read_positions_R: Tensor,
+) -> Tensor:
+    """The vector that stock transformers pools for each document whose first (or last) token is a read position."""
+    family = family_of(config)
+    if getattr(config, "classifier_pooling", "cls") == "mean":
+        return _document_means(hidden_TN, cu_seqlens_D).index_select(0, _document_of(read_positions_R, cu_seqlens_D))
+    if family.pooling == "last" and config.pad_token_id is not None:
+        read_positions_R = _last_token_that_is_not_pad(
+            input_ids_T, position_ids_T, read_positions_R, config.pad_token_id
+        )
+    return hidden_TN.index_select(0, read_positions_R)
+
+
+def _document_of(positions: Tensor, cu_seqlens_D: Tensor) -> Tensor:
+    """Index of the document each position lies in."""
+    return torch.searchsorted(cu_seqlens_D[1:].contiguous(), positions.to(cu_seqlens_D.dtype), right=True)
+
+
+def _document_means(hidden_TN: Tensor, cu_seqlens_D: Tensor) -> Tensor:
+    """(D, N) means over each document; empty slots give zeros."""
+    tokens = torch.arange(hidden_TN.shape[0], device=hidden_TN.device)
+    lengths_D = cu_seqlens_D.diff().clamp(min=1)
+    sums = hidden_TN.new_zeros(lengths_D.shape[0], hidden_TN.shape[1])
+    sums = sums.index_add(0, _document_of(tokens, cu_seqlens_D), hidden_TN)
+    return sums / lengths_D.unsqueeze(1).to(hidden_TN.dtype)
+
+
+def _last_token_that_is_not_pad(
+    input_ids_T: Tensor, position_ids_T: Tensor, last_R: Tensor, pad_token_id: int
+) -> Tensor:
+    """Stock decoder classifiers pool the rightmost token that is not the pad token, or the first if all are. It matters
+    where the pad token is a real token too (pad = end-of-text) and documents end with it."""
+    index_T = torch.arange(input_ids_T.shape[0], device=input_ids_T.device)
+    real_T = torch.where(input_ids_T == pad_token_id, torch.full_like(index_T, -1), index_T)
+    last_real_T = real_T.cummax(0).values
+    first_R = last_R - position_ids_T.index_select(0, last_R)
+    return torch.maximum(last_real_T.index_select(0, last_R), first_R)

@@ -1,0 +1,154 @@
+"""From a batch to logits that line up with its labels: the one door between the engine and a Hugging Face model.
+
+`make_forward` returns a function of a batch. It never hands labels to the model and never lets it compute a loss: the
+losses room sums over the whole optimizer step and divides once.
+
+- packed: the backbone runs over the flat stream, and the head only over `read_positions_R`: (R, C), or (R, V) for
+  causal language models.
+- padded: the stock forward: (B, C), (B, S, C), (B, S, V); for seq2seq (B, S_target, V) with the decoder inputs that the
+  model itself derives from the labels.
+
+Packing needs the model's attention switched on the instance (`use_packed_attention`). `stock_attention(model)` is the way
+back, for as long as a `with` block lasts: generating text, saving, an ordinary call.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from automodel.data.batch import Batch, PackedBatch, PaddedBatch
+from automodel.models.families import Family, family_of, packing_support, pooled_hidden_states
+from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Forward = Callable[[Batch], Tensor]
+
+_STOCK_NAME = "_attention_before_packing"
+
+
+def make_forward(model: PreTrainedModel, task: str, path: Literal["packed", "padded"]) -> Forward:
+    """A function from a batch to logits aligned with the batch's labels. `path="packed"` switches the model's
+    attention."""
+    if path == "padded":
+        return _seq2seq_forward(model) if task == "seq2seq" else _padded_forward(model)
+    support = packing_support(model.config, task)
+    if not support.packed:
+        raise ValueError(f"the packed path was asked for, but {support.reason}")
+    use_packed_attention(model)
+    return _packed_causal_lm_forward(model) if task == "causal-lm" else _packed_head_forward(model, task)
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Switches this instance to packed attention and remembers what it had."""
+    current = model.config._attn_implementation
+    if current == PACKED_ATTENTION:
+        return
+    model.set_attn_implementation(register_packed_attention())
+    if model.config._attn_implementation != PACKED_ATTENTION:
+        raise ValueError(f"{type(model).__name__} does not take its attention from transformers' attention interface")
+    setattr(model, _STOCK_NAME, current)
+
+
+def use_stock_attention(model: PreTrainedModel) -> None:
+    """Gives the instance back the attention it had before `use_packed_attention`."""
+    if model.config._attn_implementation == PACKED_ATTENTION:
+        model.set_attn_implementation(getattr(model, _STOCK_NAME, "sdpa"))
+
+
+@contextmanager
+def stock_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Stock attention inside the block, whatever was on before after it."""
+    was_packed = model.config._attn_implementation == PACKED_ATTENTION
+    use_stock_attention(model)
+    try:
+        yield
+    finally:
+        if was_packed:
+            use_packed_attention(model)
+
+
+def _stream(family: Family, model: Any, batch: PackedBatch) -> dict[str, Any]:
+    """The packed batch as keyword arguments of a transformers model."""
+    inputs: dict[str, Any] = {
+        "position_ids": batch.position_ids_T.unsqueeze(0) + family.position_offset(model.config),
+        "cu_seq_lens_q": batch.cu_seqlens_D,
+        "cu_seq_lens_k": batch.cu_seqlens_D,
+        "max_length_q": batch.max_seqlen,
+        "max_length_k": batch.max_seqlen,
+    }
+    if family.embed_outside:
+        inputs["inputs_embeds"] = model.get_input_embeddings()(batch.input_ids_T.unsqueeze(0))
+    else:
+        inputs["input_ids"] = batch.input_ids_T.unsqueeze(0)
+    if family.decoder:
+        inputs["use_cache"] = False
+    if batch.token_type_ids_T is not None:
+        if not family.token_types:
+            raise ValueError(f"the batch carries token types, which {type(model).__name__} does not take")
+        inputs["token_type_ids"] = batch.token_type_ids_T.unsqueeze(0)
+    return inputs
+
+
+def _packed_causal_lm_forward(model: Any) -> Forward:
+    family = family_of(model.config)
+
+    def forward(batch: Batch) -> Tensor:
+        assert isinstance(batch, PackedBatch)
+        return model(**_stream(family, model, batch), logits_to_keep=batch.read_positions_R).logits[0]
+
+    return forward
+
+
+def _packed_head_forward(model: Any, task: str) -> Forward:
+    family = family_of(model.config)
+    backbone = getattr(model, family.backbone)
+
+    def forward(batch: Batch) -> Tensor:
+        assert isinstance(batch, PackedBatch)
+        hidden_TN = backbone(**_stream(family, model, batch)).last_hidden_state[0]
+        if task == "token-classification":
+            return family.tag(model, hidden_TN.index_select(0, batch.read_positions_R)).float()
+        pooled_RN = pooled_hidden_states(
+            model.config,
+            hidden_TN,
+            batch.input_ids_T,
+            batch.position_ids_T,
+            batch.cu_seqlens_D,
+            batch.read_positions_R,
+        )
+        return family.classify(model, pooled_RN).float()
+
+    return forward
+
+
+def _rectangle(batch: PaddedBatch) -> dict[str, Tensor]:
+    inputs = {"input_ids": batch.input_ids_BS, "attention_mask": batch.attention_mask_BS}
+    if batch.token_type_ids_BS is not None:
+        inputs["token_type_ids"] = batch.token_type_ids_BS
+    return inputs
+
+
+def _padded_forward(model: Any) -> Forward:
+    no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+    def forward(batch: Batch) -> Tensor:
+        assert isinstance(batch, PaddedBatch)
+        return model(**_rectangle(batch), **no_cache).logits
+
+    return forward
+
+
+def _seq2seq_forward(model: Any) -> Forward:
+    def forward(batch: Batch) -> Tensor:
+        assert isinstance(batch, PaddedBatch)
+        decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
+        return model(**_rectangle(batch), decoder_input_ids=decoder_input_ids, use_cache=False).logits
+
+    return forward
