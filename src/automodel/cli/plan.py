@@ -1,0 +1,28 @@
+"""`automodel plan -c run.yaml`: what a run would do, and why, without loading a weight."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from automodel.cli.finetune import Files, Trust
+from automodel.cli.options import collect_overrides
+
+app = typer.Typer(help="Say what a run will do, and why.")
+
+
+@app.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def plan(
+    context: typer.Context,
+    config: Files,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    trust: Trust = None,
+) -> None:
+    """Read the machine, the model's config and the data, and print the plan. Nothing is trained or written."""
+    from automodel.plan.check import load_run_config
+
+    cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    from automodel.engine.run import dry_run
+
+    dry_run(cfg, trust=trust or [], as_json=as_json)

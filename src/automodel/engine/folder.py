@@ -1,0 +1,115 @@
+"""The run folder: a plain Hugging Face folder at its root, everything about the run in `run/`.
+
+Nothing a user made is ever lost: a folder that holds another run, or files of someone else, is refused. `--resume`
+continues the run in it, `--overwrite` removes exactly what the earlier run wrote. A run that saved no model and no
+checkpoint (`checkpoint.enabled: false`) is put aside as `run.1`, `run.2`, … when the next one starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from automodel.checkpoint.store import replace_text
+from automodel.config.errors import UserError
+
+EXPORTED = "exported.json"  # names of the files that the export wrote into the root
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def steps(self) -> Path:
+        return self.run / "steps"
+
+    @property
+    def config(self) -> Path:
+        return self.run / "config.yaml"
+
+    def write_json(self, name: str, value: Any) -> None:
+        replace_text(self.run / name, json.dumps(value, indent=2) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        path = self.run / name
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def exported(self) -> list[str]:
+        return self.read_json(EXPORTED) or []
+
+    def holds_run(self) -> bool:
+        return self.run.is_dir() and any(self.run.iterdir())
+
+    def is_throwaway(self) -> bool:
+        """Whether the run in here kept neither a checkpoint nor a model."""
+        return not self.exported() and not any(self.steps.glob("step-*"))
+
+
+def open_folder(checkpoint_dir: str, *, resume: bool, overwrite: bool) -> RunFolder:
+    """Checks that the run may live here, before anything expensive; writes nothing but the folder itself."""
+    root = Path(checkpoint_dir).expanduser()
+    folder = RunFolder(root)
+    if root.exists() and not root.is_dir():
+        raise UserError(f"checkpoint.checkpoint_dir: {root} is a file. Name a folder.")
+    if resume:
+        if not folder.holds_run():
+            raise UserError(f"--resume: there is no run in {root}. Start it without --resume, or name its folder.")
+        return folder
+    if folder.holds_run() and not overwrite and not folder.is_throwaway():
+        raise UserError(
+            f"{root} already holds a run. Continue it with --resume, replace it with --overwrite, or choose another "
+            "folder: checkpoint.checkpoint_dir=./another"
+        )
+    foreign = _foreign_model_files(folder)
+    if foreign:
+        raise UserError(
+            f"{root} holds a model that no run of automodel wrote there ({', '.join(foreign[:3])}); it is not "
+            "overwritten. Choose another folder: checkpoint.checkpoint_dir=./another"
+        )
+    _check_writable(root)
+    return folder
+
+
+def start_fresh(folder: RunFolder) -> None:
+    """Makes room for a new run: removes what the earlier one wrote (it was `--overwrite`), or puts it aside."""
+    if folder.holds_run():
+        if folder.is_throwaway():
+            number = 1
+            while (folder.root / f"run.{number}").exists():
+                number += 1
+            os.replace(folder.run, folder.root / f"run.{number}")
+        else:
+            for name in folder.exported():
+                (folder.root / name).unlink(missing_ok=True)
+            shutil.rmtree(folder.run)
+    folder.run.mkdir(parents=True)
+
+
+def _foreign_model_files(folder: RunFolder) -> list[str]:
+    """Files in the root that an export would replace and no earlier run wrote."""
+    if not folder.root.is_dir():
+        return []
+    ours = set(folder.exported())
+    model_like = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
+    return sorted(
+        p.name for p in folder.root.iterdir() if p.is_file() and p.suffix in model_like and p.name not in ours
+    )
+
+
+def _check_writable(root: Path) -> None:
+    existing = root
+    while not existing.exists():
+        existing = existing.parent
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"checkpoint.checkpoint_dir: {existing} is not writable. Choose another folder.")

@@ -1,0 +1,94 @@
+"""The training loop: a list of verbs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from automodel.engine.build import Run, now, save
+from automodel.engine.signals import StopRequest
+from automodel.metrics.compute import EvalMetrics
+from automodel.metrics.throughput import MemoryMeter, Throughput
+
+
+class DivergedError(RuntimeError):
+    """The loss is no longer a number."""
+
+
+@dataclass
+class Outcome:
+    """How a loop ended."""
+
+    status: str
+    """`finished`, `stopped early` or `interrupted`."""
+    throughput: Throughput
+    memory: MemoryMeter
+    validation: EvalMetrics | None
+    signal: str | None = None
+
+
+def train(run: Run) -> Outcome:
+    """Runs to the planned number of steps, to an early stop, or to a signal."""
+    plan, state, patience = run.prepared.plan, run.state, run.prepared.cfg.early_stopping
+    throughput, memory = Throughput(), MemoryMeter(plan.device)
+    seconds_before = state.train_seconds
+    outcome = Outcome("finished", throughput, memory, None)
+    with StopRequest() as stop:
+        for batch in run.loader:
+            result = run.step(state.step, batch)
+            state.add(result, batch.epoch + (batch.step_in_epoch + 1) / plan.steps_per_epoch)
+            throughput.update(result.samples, result.tokens)
+            last = state.step >= plan.total_steps
+            if last or state.step % run.prepared.cfg.step_scheduler.log_every_steps == 0:
+                _log(run, result, throughput, memory)
+            throughput.pause()
+            state.train_seconds = seconds_before + throughput.train_s
+            improved = False
+            if run.evaluator and (last or state.step % plan.val_every_steps == 0):
+                outcome.validation, improved = _validate(run)
+                if patience and state.best.stale >= patience.patience and not last:
+                    outcome.status, last = "stopped early", True
+            if stop.requested and not last:
+                outcome.status, outcome.signal, last = "interrupted", stop.requested, True
+            if run.checkpoints and (last or improved or state.step % plan.ckpt_every_steps == 0):
+                save(run)
+            throughput.resume()
+            if last:
+                break
+    throughput.pause()
+    return outcome
+
+
+def _log(run: Run, result, throughput: Throughput, memory: MemoryMeter) -> None:
+    loss = run.state.window.mean()
+    values = {
+        "loss": loss,
+        "lr": result.lr,
+        "grad_norm": float(result.grad_norm),
+        **throughput.rates(),
+        "memory_gib": memory.read(),
+        "epoch": run.state.epoch,
+    }
+    run.state.window = type(run.state.window)()
+    run.progress.step(run.state.step, values)
+    run.trackers.log(run.state.step, {**values, "time": now() - run.started}, "train")
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"The loss is {loss} at step {run.state.step}, so every further step would be wasted. "
+            f"Try a lower optimizer.lr (now {run.prepared.cfg.optimizer.lr:g}), a warm-up "
+            "(lr_scheduler.warmup_ratio: 0.1), or training_optimizations.precision: fp32. Earlier checkpoints are kept."
+        )
+
+
+def _validate(run: Run) -> tuple[EvalMetrics, bool]:
+    assert run.evaluator is not None
+    metrics = run.evaluator()
+    state = run.state
+    state.last_validation = metrics.values
+    improved = False
+    value = metrics.values.get(state.best.metric)
+    if value is not None:
+        improved = state.best.update(state.step, value) and run.prepared.cfg.checkpoint.keep_best
+    run.progress.validation(state.step, metrics.values)
+    run.trackers.log(state.step, {**metrics.values, "epoch": state.epoch, "time": now() - run.started}, "validation")
+    return metrics, improved

@@ -1,0 +1,132 @@
+"""Everything that happens before a weight is loaded: model config, tokenizer, data, plan.
+
+Whatever can be wrong with the input is found in here, in seconds, and nothing is written except the token cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from automodel.config.errors import NotYetError, UserError
+from automodel.config.gate import resolve_target
+from automodel.data.config import DatasetConfig
+from automodel.data.prepare import PreparedData, inherit, prepare
+from automodel.losses.task_loss import TaskLoss, make_loss
+from automodel.metrics.compute import better, metric_names
+from automodel.models.families import PackingSupport, packing_support
+from automodel.models.load import count_parameters, infer_task, load_hf_config, load_tokenizer, model_limits
+from automodel.plan.check import not_yet
+from automodel.plan.config import RunConfig
+from automodel.plan.decide import DataFacts, ModelFacts, make_plan
+from automodel.plan.hardware import Hardware, read_hardware
+from automodel.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that has everything but its weights."""
+
+    cfg: RunConfig
+    task: str
+    hf_config: Any
+    tokenizer: Any
+    train: PreparedData
+    validation: PreparedData | None
+    packing: PackingSupport
+    loss: TaskLoss
+    best_metric: str
+    best_mode: str
+    hardware: Hardware
+    plan: Plan
+    trust: tuple[str, ...]
+
+
+def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
+    """Config in, plan out. Raises `UserError` for everything a user can put right."""
+    unbuilt = not_yet(cfg)
+    if unbuilt:
+        raise NotYetError("\n".join(str(p) for p in unbuilt))
+    task, hf_config = _task(cfg)
+    tokenizer = load_tokenizer(cfg.model)
+    limits = model_limits(hf_config)
+
+    def load(section: DatasetConfig, role: str, like: PreparedData | None = None) -> PreparedData:
+        return prepare(
+            section,
+            task=task,
+            tokenizer=tokenizer,
+            max_positions=limits.max_positions,
+            type_vocab_size=limits.type_vocab_size,
+            role=role,
+            like=like,
+            num_labels=cfg.model.num_labels,
+            problem_type=cfg.model.problem_type,
+            resolved_target=custom_target(section, trust),
+        )
+
+    train = load(cfg.dataset, "train")
+    validation = None
+    if cfg.validation_dataset is not None:
+        validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
+    hf_config = load_hf_config(cfg.model, task, train.num_labels, train.label_names, train.problem_type)
+    packing = packing_support(hf_config, task)
+    best_metric, best_mode = _best(cfg, task, train.problem_type)
+    loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
+    hardware = read_hardware()
+    plan = make_plan(
+        cfg,
+        task,
+        hardware,
+        ModelFacts(
+            name=cfg.model.pretrained_model_name_or_path,
+            model_type=hf_config.model_type,
+            parameters=count_parameters(hf_config, task),
+            can_pack=packing.packed,
+            packing_reason=packing.reason,
+        ),
+        DataFacts(
+            rows=train.stats.used,
+            tokens=train.stats.tokens,
+            longest=int(train.store.lengths.max()),
+            max_length=train.max_length,
+            has_validation=validation is not None,
+        ),
+    )
+    return Prepared(
+        cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware, plan,
+        tuple(trust),
+    )  # fmt: skip
+
+
+def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:
+    """The object behind a dataset's own `_target_`; None where it names the built-in loading."""
+    if section.target is None:
+        return None
+    return resolve_target(section.target, "dataset", section.extra, trust)
+
+
+def _task(cfg: RunConfig) -> tuple[str, Any]:
+    task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None)
+    if task is None:
+        # Only the model's own config can still tell; it is small and is needed anyway.
+        hf_config = load_hf_config(cfg.model, None, cfg.model.num_labels, None, cfg.model.problem_type)
+        task = infer_task(cfg.model, cfg.dataset.target, hf_config)
+    if task is None:
+        raise UserError(
+            "task: it cannot be told from the model or the dataset what to train. Add one line to the config:\n"
+            "  task: text-classification   (or token-classification, causal-lm, seq2seq)"
+        )
+    return task, load_hf_config(cfg.model, task, cfg.model.num_labels, None, cfg.model.problem_type)
+
+
+def _best(cfg: RunConfig, task: str, problem_type: str | None) -> tuple[str, str]:
+    """The metric that decides which checkpoint is best, and its direction."""
+    metric = cfg.checkpoint.best_metric or (cfg.early_stopping and cfg.early_stopping.metric) or "loss"
+    known = metric_names(task, problem_type)
+    if metric not in known:
+        raise UserError(
+            f"checkpoint.best_metric: '{metric}' is not measured for this task. Choose from {', '.join(known)}."
+        )
+    return metric, cfg.checkpoint.best_mode or better(metric)

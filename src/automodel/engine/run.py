@@ -1,0 +1,207 @@
+"""`finetune`: one config in, a fine-tuned model out. `dry_run`: the plan alone."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from automodel.checkpoint.store import replace_text
+from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from automodel.config.load import dump_config
+from automodel.engine.build import Run, build, load_weights
+from automodel.engine.folder import EXPORTED, RunFolder, open_folder, start_fresh
+from automodel.engine.loop import Outcome, train
+from automodel.engine.prepare import Prepared, prepare_run
+from automodel.metrics.progress import Progress
+from automodel.metrics.report import write_report
+from automodel.models.save import save_hf_folder
+from automodel.plan.config import RunConfig
+from automodel.plan.render import print_plan
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a caller gets back from `finetune`."""
+
+    folder: Path
+    summary: dict[str, Any]
+    report: Path
+    exit_code: int
+
+
+def dry_run(cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False) -> Prepared:
+    """Prints what a run would do. Loads no weights and writes nothing but the token cache."""
+    prepared = prepare_run(cfg, trust)
+    if as_json:
+        print(json.dumps(prepared.plan.to_json(), indent=2))
+    else:
+        print_plan(prepared.plan)
+    return prepared
+
+
+def finetune(
+    cfg: RunConfig, *, resume: bool = False, overwrite: bool = False, trust: Sequence[str] = (), console: Any = None
+) -> Finished:
+    """Fine-tunes, saves and reports. Raises `UserError` for bad input before anything expensive happens."""
+    started = time.perf_counter()
+    console = console or Console()
+    if resume and overwrite:
+        raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
+    folder = open_folder(cfg.checkpoint.checkpoint_dir, resume=resume, overwrite=overwrite)
+    if resume:
+        _check_same_run(cfg, folder)
+    prepared = prepare_run(cfg, trust)
+    print_plan(prepared.plan, console)
+
+    def progress_of(total: int, start: int) -> Progress:
+        return Progress(total, start_step=start, console=console)
+
+    if not resume:
+        start_fresh(folder)
+    run = build(prepared, folder, progress_of, resume=resume, started=started)
+    if run.state.step >= prepared.plan.total_steps:
+        raise UserError(
+            f"This run already finished its {run.state.step} steps. To train further, raise step_scheduler.max_steps "
+            "or num_epochs on the command line; otherwise there is nothing to resume."
+        )
+    _write_start(run)
+    with run.progress:
+        for line in _opening_lines(run):
+            run.progress.info(line)
+        outcome = train(run)
+        finished = _finish(run, outcome)
+    return finished
+
+
+def _opening_lines(run: Run) -> list[str]:
+    plan, prepared = run.prepared.plan, run.prepared
+    attention = "packed attention" if plan.path == "packed" else "length-grouped padding"
+    lines = [f"Applied {attention} to model", "Launching job locally on 1 device"]
+    for role, data in (("dataset", prepared.train), ("validation_dataset", prepared.validation)):
+        if data is not None and data.stats.skipped:
+            lines.append(f"{role}: skipped {data.stats.skipped:,} of {data.stats.rows:,} rows (on_bad_row: skip)")
+    if run.state.step:
+        lines.append(f"Resuming after step {run.state.step}")
+    return lines
+
+
+def _write_start(run: Run) -> None:
+    prepared, folder = run.prepared, run.folder
+    replace_text(folder.config, dump_config(prepared.cfg))
+    folder.write_json("plan.json", prepared.plan.to_json())
+    validation = prepared.validation.stats.to_json() if prepared.validation else None
+    folder.write_json("data.json", {"train": prepared.train.stats.to_json(), "validation": validation})
+    run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
+
+
+def _finish(run: Run, outcome: Outcome) -> Finished:
+    folder, prepared = run.folder, run.prepared
+    summary = _summary(run, outcome)
+    if prepared.cfg.checkpoint.enabled and outcome.status != "interrupted":
+        summary |= _export(run, outcome)
+    summary["wall_s"] = time.perf_counter() - run.started
+    folder.write_json("summary.json", summary)
+    run.trackers.finish(summary)
+    report = write_report(folder.run)
+    if outcome.status == "interrupted":
+        kept = (
+            "The state is saved; continue with --resume."
+            if run.checkpoints
+            else "Nothing was saved (checkpoint.enabled: false)."
+        )
+        run.progress.warn(f"Stopped by {outcome.signal} after step {run.state.step}. {kept}")
+        return Finished(folder.root, summary, report, EXIT_INTERRUPTED)
+    if prepared.cfg.checkpoint.enabled:
+        run.progress.info(f"Saved the model to {folder.root}")
+    else:
+        run.progress.info("No model was saved: checkpoint.enabled is false")
+    run.progress.info(f"Report: {report}")
+    return Finished(folder.root, summary, report, EXIT_OK)
+
+
+def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
+    """Writes the HF folder: the best weights where there is a validation set, the last ones otherwise."""
+    best, checkpoints = run.state.best, run.checkpoints
+    chosen: dict[str, Any] = {"exported_step": run.state.step}
+    if run.prepared.cfg.checkpoint.keep_best and best.step is not None and best.step != run.state.step and checkpoints:
+        checkpoint = checkpoints.at(best.step)
+        if checkpoint is not None:
+            checkpoint.verify()
+            load_weights(run.model, checkpoint)
+            run.progress.info(f"Exporting step {best.step}, the best by {best.metric} ({best.value:.4f})")
+            chosen = {"exported_step": best.step}
+            assert run.evaluator is not None
+            metrics = run.evaluator()
+            chosen |= {"validation": metrics.values, "confusion_matrix": metrics.confusion_matrix}
+    written = save_hf_folder(run.model, run.prepared.tokenizer, run.folder.root)
+    run.folder.write_json(EXPORTED, sorted(set(run.folder.exported()) | {str(name) for name in written}))
+    return chosen
+
+
+def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    from automodel import __version__
+
+    state, plan, prepared = run.state, run.prepared.plan, run.prepared
+    best = state.best
+    return {
+        "task": prepared.task,
+        "problem_type": prepared.train.problem_type,
+        "status": outcome.status,
+        "steps": state.step,
+        "epochs": state.epoch,
+        "train_s": state.train_seconds,
+        "train_loss": float(state.total_loss) / max(1, state.step),
+        "best": {"step": best.step, "metric": best.metric, "value": best.value} if best.step is not None else None,
+        "validation": outcome.validation.values if outcome.validation else None,
+        "confusion_matrix": outcome.validation.confusion_matrix if outcome.validation else None,
+        "label_names": prepared.train.label_names,
+        **{k: v for k, v in outcome.throughput.overall().items() if k != "steps_per_s"},
+        "seconds_per_epoch": outcome.throughput.seconds_per_epoch(plan.steps_per_epoch),
+        "peak_memory_gib": outcome.memory.peak_gib,
+        "parameters": plan.parameters,
+        "device": prepared.hardware.name,
+        "model": prepared.cfg.model.pretrained_model_name_or_path,
+        "dataset": prepared.cfg.dataset.path,
+        "versions": {
+            "automodel": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _config_dict(cfg: RunConfig) -> dict[str, Any]:
+    import yaml
+
+    return yaml.safe_load(dump_config(cfg))
+
+
+MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn")
+
+
+def _check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
+    """A resumed run must train the same model on the same data; how long and how loud may change."""
+    import yaml
+
+    if not folder.config.exists():
+        raise UserError(f"--resume: {folder.config} is missing, so the run cannot be recognised. Use --overwrite.")
+    before = yaml.safe_load(folder.config.read_text())
+    after = _config_dict(cfg)
+    changed = [k for k in MUST_MATCH if before.get(k) != after.get(k)]
+    if changed:
+        lines = "\n".join(f"  {k}: was {before.get(k)!r}, now {after.get(k)!r}" for k in changed)
+        raise UserError(
+            f"--resume: the config differs from the one this run was started with.\n{lines}\n"
+            f"Use {folder.config}, or start a new run in another folder."
+        )

@@ -1,0 +1,39 @@
+"""SIGTERM and SIGINT ask for a clean stop: the current step ends, the state is saved, the process exits.
+
+A second signal means now: the previous handlers are back by then, so it ends the process as usual.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+class StopRequest:
+    """A context in which the first signal only sets `requested`."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self):
+        self.requested: str | None = None
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> StopRequest:
+        # Only the main thread may set handlers; a run inside a notebook's thread keeps the host's.
+        if threading.current_thread() is threading.main_thread():
+            for number in self.SIGNALS:
+                self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._restore()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.requested = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # ty: ignore[invalid-argument-type]
+        self._previous = {}

@@ -1,0 +1,65 @@
+"""What the machine has, as a value. Everything here is a reading; decisions are in decide.py."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One machine, seen by one process."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    name: str
+    """The GPU's or the processor's name."""
+    gpus: int
+    memory_gib: float
+    """GPU memory, or host memory on the CPU."""
+    bf16: bool
+    """Whether bf16 arithmetic is native and pays (Ampere and newer; CPUs with AMX)."""
+    tf32: bool
+    cores: int
+
+
+def read_hardware() -> Hardware:
+    """Reads the machine. CUDA_VISIBLE_DEVICES is respected."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        modern = properties.major >= 8
+        return Hardware(
+            device="cuda",
+            name=properties.name,
+            gpus=torch.cuda.device_count(),
+            memory_gib=properties.total_memory / 2**30,
+            bf16=modern,
+            tf32=modern,
+            cores=cores,
+        )
+    flags = _cpu_field("flags").split()
+    return Hardware(
+        device="cpu",
+        name=_cpu_field("model name") or "CPU",
+        gpus=0,
+        memory_gib=psutil.virtual_memory().total / 2**30,
+        # Without AMX, bf16 on a CPU is emulated or no faster than fp32.
+        bf16="amx_bf16" in flags,
+        tf32=False,
+        cores=cores,
+    )
+
+
+def _cpu_field(field: str) -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(field):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return ""

@@ -1,0 +1,119 @@
+"""Checkpoints are complete or absent, and damage is named."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from automodel.checkpoint import randomness
+from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError
+
+
+def tensors(value: float):
+    return {"model": {"w": torch.full((4, 4), value)}, "optimizer": {"exp_avg/w": torch.zeros(4, 4)}}
+
+
+def test_round_trip_and_latest(tmp_path):
+    store = CheckpointStore(tmp_path / "steps")
+    store.save(3, tensors(3.0), {"step": 3})
+    checkpoint, notes = store.latest()
+    assert checkpoint is not None
+    assert not notes
+    assert checkpoint.step == 3
+    assert torch.equal(checkpoint.tensors("model")["w"], torch.full((4, 4), 3.0))
+    assert checkpoint.state() == {"step": 3}
+    assert (tmp_path / "steps" / "LATEST").read_text().strip() == checkpoint.folder.name
+
+
+def test_retention_keeps_the_last_and_the_protected(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (1, 2, 3, 4, 5):
+        store.save(step, tensors(step), {}, protect=[2] if step >= 2 else [])
+    assert [c.step for c in store.complete()] == [2, 4, 5]
+
+
+def test_tied_tensors_are_written(tmp_path):
+    shared = torch.randn(6)
+    store = CheckpointStore(tmp_path)
+    store.save(1, {"model": {"a": shared, "b": shared[:3]}}, {})
+    loaded = store.latest()[0].tensors("model")
+    assert torch.equal(loaded["b"], shared[:3])
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_damage_is_named_and_the_one_before_is_used(tmp_path, damage):
+    store = CheckpointStore(tmp_path)
+    store.save(1, tensors(1.0), {})
+    path = store.save(2, tensors(2.0), {}).folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    if damage == "truncate":
+        path.write_bytes(data[:-5])
+    elif damage == "flip":
+        data[-1] ^= 1
+        path.write_bytes(data)
+    else:
+        path.unlink()
+    checkpoint, notes = store.latest()
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+    assert "model.safetensors" in notes[0]
+    with pytest.raises(DamagedCheckpointError, match=r"model\.safetensors"):
+        store.at(2).verify()
+
+
+def test_leftovers_of_a_killed_save_are_not_checkpoints(tmp_path):
+    leftover = tmp_path / ".unfinished-step-00000007-1"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_bytes(b"half")
+    store = CheckpointStore(tmp_path)
+    assert store.latest() == (None, [])
+    assert not leftover.exists()
+
+
+SAVER = """
+import sys, torch
+from pathlib import Path
+from automodel.checkpoint.store import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]), keep_last=2)
+print("ready", flush=True)
+for step in range(1, 100000):
+    store.save(step, {"model": {"w": torch.full((400, 400), float(step))}}, {"step": step})
+"""
+
+
+def test_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    """SIGKILL while it does nothing but save; whatever is found must be whole and consistent."""
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        process = subprocess.Popen([sys.executable, "-c", SAVER, str(folder)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline().strip() == "ready"
+        time.sleep(0.15 + 0.07 * attempt)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        store = CheckpointStore(folder)
+        checkpoint, notes = store.latest()
+        assert not notes
+        if checkpoint is not None:
+            assert checkpoint.state()["step"] == checkpoint.step
+            assert float(checkpoint.tensors("model")["w"][0, 0]) == checkpoint.step
+
+
+def test_randomness_round_trip():
+    randomness.seed_everything(5)
+    torch.rand(3)
+    captured, values = randomness.capture()
+    values = json.loads(json.dumps(values))
+    import random
+
+    import numpy as np
+
+    first = (torch.rand(4), random.random(), np.random.rand())
+    randomness.restore(captured, values)
+    second = (torch.rand(4), random.random(), np.random.rand())
+    assert torch.equal(first[0], second[0])
+    assert first[1:] == second[1:]

@@ -1,0 +1,133 @@
+"""Each decision of the plan, and the reason a person reads."""
+
+import dataclasses
+
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
+from automodel.models.config import ModelConfig
+from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig, TrainingOptimizations
+from automodel.plan.decide import DataFacts, ModelFacts, make_plan
+from automodel.plan.hardware import Hardware, read_hardware
+
+CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
+H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
+TURING = Hardware("cuda", "Quadro RTX 6000", 1, 24.0, False, False, 8)
+BERT = ModelFacts("bert", "bert", 110_000_000, True, "attention goes through the attention interface")
+T5 = ModelFacts("t5", "t5", 60_000_000, False, "relative position bias")
+DATA = DataFacts(rows=1000, tokens=241_000, longest=512, max_length=512, has_validation=True)
+
+
+def config(**sections) -> RunConfig:
+    sections.setdefault("model", ModelConfig(pretrained_model_name_or_path="bert"))
+    return RunConfig(dataset=DatasetConfig(path="data.csv"), **sections)
+
+
+def plan_for(cfg=None, hardware=CPU, model=BERT, data=DATA):
+    return make_plan(cfg or config(), "text-classification", hardware, model, data)
+
+
+def reason(plan, name):
+    return next(d.reason for d in plan.decisions if d.name == name)
+
+
+def test_defaults_on_the_cpu():
+    plan = plan_for()
+    assert (plan.precision, plan.path, plan.bucket_tokens) == ("fp32", "packed", 1)
+    assert (plan.micro_batch_size, plan.grad_acc_steps, plan.steps_per_epoch, plan.total_steps) == (8, 1, 125, 375)
+    assert plan.val_every_steps == 125
+    assert "no native bf16" in reason(plan, "precision")
+    assert not plan.pin_memory
+
+
+def test_defaults_on_a_modern_gpu():
+    plan = plan_for(hardware=H200)
+    assert (plan.precision, plan.bucket_tokens, plan.pin_memory) == ("bf16", 512, True)
+    assert "fp32 master weights" in reason(plan, "precision")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "batch", "expected"),
+    [
+        (StepSchedulerConfig(max_steps=50), 8, (8, 1, 50)),
+        (StepSchedulerConfig(global_batch_size=32), 8, (8, 4, 3 * 32)),
+        (StepSchedulerConfig(grad_acc_steps=4, num_epochs=1), 8, (8, 4, 32)),
+        (StepSchedulerConfig(local_batch_size=4, global_batch_size=8, num_epochs=1), None, (4, 2, 125)),
+        (StepSchedulerConfig(max_steps=10_000, num_epochs=2), 8, (8, 1, 250)),
+    ],
+)
+def test_batches_and_steps(scheduler, batch, expected):
+    plan = plan_for(config(step_scheduler=scheduler, dataloader=DataloaderConfig(batch_size=batch)))
+    assert (plan.micro_batch_size, plan.grad_acc_steps, plan.total_steps) == expected
+
+
+def test_torch_dtype_bf16_keeps_fp32_masters():
+    cfg = config(model=ModelConfig(pretrained_model_name_or_path="bert", torch_dtype="torch.bfloat16"))
+    plan = plan_for(cfg, H200)
+    assert plan.precision == "bf16"
+    assert "master weights and optimizer states stay fp32" in reason(plan, "precision")
+    assert "slower than fp32" in reason(plan_for(cfg, CPU), "precision")
+
+
+def test_padded_path_says_why():
+    plan = plan_for(model=T5)
+    assert plan.path == "padded"
+    assert "relative position bias" in reason(plan, "path")
+    assert "similar lengths" in reason(plan, "path")
+    forced = plan_for(config(packed_sequence=PackedSequenceConfig(enabled=False)))
+    assert "packed_sequence.enabled is false" in reason(forced, "path")
+
+
+def test_compile_asked_on_the_cpu_is_mapped_with_a_line():
+    plan = plan_for(config(compile=CompileConfig(enabled=True)))
+    assert plan.compile is False
+    assert "asked for" in reason(plan, "compile")
+
+
+@pytest.mark.parametrize(
+    ("cfg", "hardware", "model", "message"),
+    [
+        (config(packed_sequence=PackedSequenceConfig(enabled=True)), CPU, T5, "t5 cannot be packed: relative position"),
+        (config(training_optimizations=TrainingOptimizations(bf16=True)), TURING, BERT, "has no native bf16"),
+        (config(training_optimizations=TrainingOptimizations(precision="fp16")), CPU, BERT, "fp16, which needs a GPU"),
+        (config(training_optimizations=TrainingOptimizations(precision="tf32")), CPU, BERT, "Ampere or newer"),
+        (
+            config(
+                dataloader=DataloaderConfig(batch_size=512, drop_last=True),
+                step_scheduler=StepSchedulerConfig(grad_acc_steps=4),
+            ),
+            CPU,
+            BERT,
+            "drop_last drops everything",
+        ),
+        (
+            config(dataloader=DataloaderConfig(batch_size=8), step_scheduler=StepSchedulerConfig(global_batch_size=12)),
+            CPU,
+            BERT,
+            "not a multiple of the micro-batch of 8",
+        ),
+    ],
+)
+def test_impossible_wishes_are_refused_with_the_fix(cfg, hardware, model, message):
+    with pytest.raises(UserError, match=message):
+        plan_for(cfg, hardware, model)
+
+
+def test_no_validation_no_evaluation():
+    plan = plan_for(data=dataclasses.replace(DATA, has_validation=False))
+    assert plan.val_every_steps == 0
+    assert plan.ckpt_every_steps == 125
+
+
+def test_plan_is_json():
+    import json
+
+    value = json.loads(json.dumps(plan_for().to_json()))
+    assert value["decisions"][0]["name"] == "task"
+
+
+def test_hardware_is_read():
+    hardware = read_hardware()
+    assert hardware.cores >= 1
+    assert hardware.memory_gib > 0.5
