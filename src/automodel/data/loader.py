@@ -1,0 +1,249 @@
+"""Feeding the engine: batches made ahead by worker processes, and a position that resumes exactly.
+
+`StepLoader` is an endless stream of optimizer steps. What step number k holds is a pure function (order.py), so the
+loader's whole state is the number of steps *consumed*: batches that workers made ahead are simply made again after a
+resume. That number is also independent of how many workers there are. The state carries a description of the data and
+of the batch geometry besides, because continuing at step 400 of other data would be silently wrong.
+
+Underneath is torchdata's StatefulDataLoader with one item = one step: its samplers run in this process and hand whole
+lists of sample numbers to the workers, which slice the memory-mapped store. Workers are forked and never touch the
+GPU or the tokenizer.
+
+`EvalLoader` visits every sample once, longest first; `Batch.indices` says which samples a batch holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from automodel.config.errors import UserError
+from automodel.data.batch import Batch, StepBatch
+from automodel.data.order import StepOrder
+
+DEFAULT_PREFETCH = 4  # items each worker makes ahead
+NEVER = 2**62  # snapshot interval: our state is a step number, torchdata's own snapshots would only cost time
+
+
+class _Collated(Dataset):
+    """Makes one item of the stream in a worker."""
+
+    def __init__(self, collate: Callable[[Sequence[int]], Batch]):
+        self.collate = collate
+
+    def __getitem__(self, index) -> StepBatch | Batch:
+        if isinstance(index, np.ndarray):
+            return self.collate(index)
+        epoch, step, micro_batches = index
+        return StepBatch(tuple(self.collate(chosen) for chosen in micro_batches), epoch, step)
+
+
+class _StepSampler(Sampler):
+    """Steps from a position on; to the end of its epoch, or for ever."""
+
+    def __init__(self, order: StepOrder, start: int, one_epoch: bool):
+        self.order, self.start, self.one_epoch = order, start, one_epoch
+
+    def __iter__(self):
+        position, per_epoch = self.start, self.order.steps_per_epoch
+        while True:
+            epoch, step = divmod(position, per_epoch)
+            yield epoch, step, self.order.micro_batches(epoch, step)
+            position += 1
+            if self.one_epoch and position % per_epoch == 0:
+                return
+
+
+class _ListSampler(Sampler):
+    def __init__(self, items: Sequence[np.ndarray]):
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def _dataloader(
+    collate: Callable[[Sequence[int]], Batch], sampler: Sampler, num_workers: int, pin_memory: bool, prefetch: int
+) -> StatefulDataLoader:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata calls it, nobody else
+        return StatefulDataLoader(
+            _Collated(collate),
+            batch_size=None,  # one item is a whole step
+            sampler=sampler,
+            num_workers=num_workers,
+            collate_fn=_unchanged,
+            pin_memory=pin_memory and torch.cuda.is_available(),
+            prefetch_factor=prefetch if num_workers else None,
+            multiprocessing_context=_worker_context() if num_workers else None,
+            snapshot_every_n_steps=NEVER,
+            # Its own generator: seeding workers must not advance the one that dropout draws from.
+            generator=torch.Generator().manual_seed(0),
+        )
+
+
+def _unchanged(item):
+    return item
+
+
+def _worker_context():
+    """Fork where the platform has it: a worker then starts in milliseconds, with the store already mapped."""
+    return multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
+
+
+def _closing(loader: StatefulDataLoader) -> Iterator:
+    """Iterates, and stops the workers at once when the consumer leaves, instead of whenever garbage is collected."""
+    iterator = iter(loader)
+    try:
+        yield from iterator
+    finally:
+        shutdown = getattr(iterator, "_shutdown_workers", None)
+        if shutdown is not None:
+            shutdown()
+
+
+class StepLoader:
+    """Optimizer steps, epoch after epoch, from its position on. The engine decides when to stop."""
+
+    def __init__(
+        self,
+        collate: Callable[[Sequence[int]], Batch],
+        *,
+        lengths: np.ndarray,
+        micro_batch_size: int,
+        grad_acc_steps: int = 1,
+        seed: int = 42,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        group_by_length: bool = False,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        persistent_workers: bool | None = None,
+        prefetch_factor: int | None = None,
+    ):
+        self.collate = collate
+        self.order = StepOrder(
+            lengths=np.asarray(lengths),
+            micro_batch_size=micro_batch_size,
+            grad_acc_steps=grad_acc_steps,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            group_by_length=group_by_length,
+            sort_within_step=bool(getattr(collate, "pads", False)),
+        )
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.persistent_workers = persistent_workers is not False
+        self.prefetch_factor = prefetch_factor or DEFAULT_PREFETCH
+        self.consumed = 0
+        """Steps handed out so far, over all epochs."""
+
+    def __len__(self) -> int:
+        """Steps per epoch."""
+        return self.order.steps_per_epoch
+
+    @property
+    def epoch(self) -> float:
+        """Epochs consumed, as a fraction."""
+        return self.consumed / len(self)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        while True:
+            # Workers that may not outlive an epoch get a stream that ends with it, and new ones take over.
+            one_epoch = self.num_workers > 0 and not self.persistent_workers
+            sampler = _StepSampler(self.order, self.consumed, one_epoch)
+            loader = _dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor)
+            for step in _closing(loader):
+                self.consumed += 1
+                yield step
+
+    def describe(self) -> dict[str, Any]:
+        """What a position is only valid for."""
+        order = self.order
+        return {
+            "samples": len(order.lengths),
+            "data": _identity(self.collate, order.lengths),
+            "micro_batch_size": order.micro_batch_size,
+            "grad_acc_steps": order.grad_acc_steps,
+            "seed": order.seed,
+            "shuffle": order.shuffle,
+            "drop_last": order.drop_last,
+            "group_by_length": order.group_by_length,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"consumed": self.consumed, "describes": self.describe()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the last consumed step. Refuses a state of other data or another batch geometry."""
+        saved, current = state["describes"], self.describe()
+        changed = [
+            f"{_SAID[key]}: {saved.get(key)} → {current[key]}" for key in current if saved.get(key) != current[key]
+        ]
+        if changed:
+            raise UserError(
+                "The run cannot be resumed, because its data or batches changed since the checkpoint: "
+                + "; ".join(changed)
+                + ". Put the old settings back, or start a new run in another checkpoint_dir."
+            )
+        self.consumed = int(state["consumed"])
+
+
+_SAID = {
+    "samples": "number of samples",
+    "data": "content of the tokenised data",
+    "micro_batch_size": "batch size",
+    "grad_acc_steps": "accumulation steps",
+    "seed": "seed",
+    "shuffle": "dataloader.shuffle",
+    "drop_last": "dataloader.drop_last",
+    "group_by_length": "dataloader.group_by_length",
+}
+
+
+def _identity(collate: Callable, lengths: np.ndarray) -> str:
+    """The store's key, which is a hash of content, tokenizer and settings; lengths alone where there is no store."""
+    store = getattr(collate, "store", None)
+    if store is not None and store.key:
+        return store.key
+    return hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.int64).data, digest_size=8).hexdigest()
+
+
+class EvalLoader:
+    """Every sample once, sorted by length, longest first: little padding, and memory trouble shows at once."""
+
+    def __init__(
+        self,
+        collate: Callable[[Sequence[int]], Batch],
+        *,
+        lengths: np.ndarray,
+        batch_size: int,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+    ):
+        self.collate = collate
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.prefetch_factor = prefetch_factor or DEFAULT_PREFETCH
+        order = np.argsort(-np.asarray(lengths), kind="stable")
+        self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        sampler = _ListSampler(self.batches)
+        yield from _closing(_dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor))
