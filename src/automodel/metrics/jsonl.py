@@ -1,0 +1,116 @@
+"""`metrics.jsonl`: the run's own record, one JSON object a line.
+
+    {"step": 50, "epoch": 0.4, "split": "train", "time": 12.3, "loss": 0.61, "lr": 4.8e-05, …}
+
+Each line is flushed when it is written, so a killed process loses at most the line it was writing; the reader
+tolerates such a torn last line. A resumed run first removes the lines past its checkpoint: those steps are about to be
+done again, and a curve with two values for a step would be a lie. The file is replaced in one rename, so being killed
+during that loses nothing either.
+
+JSON has no NaN; a diverged loss is written as the string "NaN" (or "Infinity"), so that every JSON reader can read the
+file, and comes back from `read_metrics` as a float.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from automodel.config.errors import UserError
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class JsonlTracker:
+    """Appends to `metrics.jsonl`. The file decides the clock: `time` goes on from where a resumed run stopped."""
+
+    name = "metrics.jsonl"
+
+    def __init__(self, path: Path, resume_step: int | None = None):
+        self.path = Path(path)
+        self.resume_step = resume_step
+        self._file: IO[str] | None = None
+        self._started = 0.0
+
+    def start(self, run_dir: Path, config: dict[str, Any], plan: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        earlier_s = 0.0
+        if self.resume_step is None:
+            self.path.unlink(missing_ok=True)  # whether a folder may be started over is not decided here
+        else:
+            kept = remove_steps_after(self.path, self.resume_step)
+            earlier_s = max((line.get("time", 0.0) for line in kept), default=0.0)
+        self._started = time.monotonic() - earlier_s
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def log(self, step: int, values: Mapping[str, float], split: str) -> None:
+        if self._file is None:
+            raise RuntimeError("log() before start()")
+        line: dict[str, Any] = {"step": step}
+        if "epoch" in values:
+            line["epoch"] = values["epoch"]
+        line |= {"split": split, "time": round(time.monotonic() - self._started, 3)}
+        line |= {name: _plain(value) for name, value in values.items()}
+        self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; empty if there is no file. A torn last line is left out.
+
+    A broken line anywhere else means that the file was damaged, and is an error."""
+    path = Path(path)
+    if not path.exists():
+        return []
+    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = []
+    for number, text in enumerate(texts, 1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+                raise ValueError("not an object with a step")
+        except ValueError as error:
+            if number == len(texts):  # no newline after it: the process was killed while writing
+                break
+            raise UserError(f"{path}:{number}: not a metrics line ({error}); remove the line or the file") from error
+        lines.append(
+            {name: _NOT_FINITE.get(value, value) if name != "split" else value for name, value in line.items()}
+        )
+    return lines
+
+
+def remove_steps_after(path: Path, step: int) -> list[dict[str, Any]]:
+    """Rewrite the file without the lines past `step` (and without a torn last line); return what is kept."""
+    kept = [line for line in read_metrics(path) if line["step"] <= step]
+    if not Path(path).exists():
+        return kept
+    temporary = Path(f"{path}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for line in kept:
+            file.write(json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    return kept
+
+
+def _plain(value: Any) -> Any:
+    """A value JSON can hold: numpy and tensor scalars become numbers, NaN and infinities their names."""
+    if isinstance(value, str | bool | int) or value is None:
+        return value
+    value = float(value)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")

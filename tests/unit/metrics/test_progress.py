@@ -1,0 +1,123 @@
+"""The lines of a run, plain and on a terminal."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from automodel.metrics.progress import Progress, format_lr, format_memory, format_value
+
+VALUES = {"loss": 1.2449, "lr": 4.8e-5, "grad_norm": 1.0, "tokens_per_s": 9e3, "steps_per_s": 3.21, "memory_gib": 6.2}
+
+
+def run_lines(device="cuda"):
+    out = io.StringIO()
+    with Progress(1000, console=Console(file=out, width=40), device=device) as progress:
+        progress.info("Launching job locally on 1 device")
+        progress.step(49)
+        progress.step(50, VALUES)
+        progress.validation(50, {"epoch": 0.5, "loss": 1.1, "accuracy": 0.8741, "f1": 0.87})
+        progress.warn("the loss [is] NaN")
+    return out.getvalue().splitlines()
+
+
+def test_plain_lines_have_the_form_of_the_reference():
+    assert run_lines() == [
+        "[INFO] Launching job locally on 1 device",
+        "[Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec",
+        "[Step 50/1000] Validation | Loss: 1.100 | Accuracy: 0.874 | F1: 0.870",
+        "[WARN] the loss [is] NaN",
+    ]
+
+
+def test_on_the_cpu_it_is_host_memory():
+    assert " | Host Mem: 6.2GB | " in run_lines(device="cpu")[1]
+
+
+def test_extra_values_stand_between_the_known_ones():
+    out = io.StringIO()
+    progress = Progress(10, console=Console(file=out, width=300))
+    progress.step(1, {"memory_gib": 1.0, "aux_loss": 0.01, "loss": 2.0})
+    assert out.getvalue() == "[Step 1/10] Loss: 2.000 | Aux loss: 0.0100 | Host Mem: 1.0GB\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4.8e-5, "4.8e-5"), (2e-5, "2.0e-5"), (1e-3, "1.0e-3"), (0.0, "0"), (0.1, "1.0e-1"), (1e-10, "1.0e-10")],
+)
+def test_learning_rates_have_no_padding_zero(value, text):
+    assert format_lr(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.2449, "1.245"),
+        (0.0831, "0.0831"),
+        (2.1e-4, "2.1e-4"),
+        (0.0, "0.000"),
+        (-0.5, "-0.500"),
+        (12345.0, "1.2e4"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+    ],
+)
+def test_values(value, text):
+    assert format_value(value) == text
+
+
+def test_memory():
+    assert [format_memory(v) for v in (0.04, 6.24, 139.8)] == ["0.0GB", "6.2GB", "140GB"]
+
+
+def terminal(**options):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=110, _environ={"TERM": "xterm-256color"}, **options)
+    return out, console
+
+
+def test_a_terminal_gets_a_bar_and_the_same_lines_above_it():
+    out, console = terminal(color_system=None)
+    with Progress(1000, start_step=40, console=console, device="cuda") as progress:
+        progress.step(50, VALUES)
+    text = out.getvalue()
+    assert "[Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec" in text
+    assert " 50/1000 " in text.splitlines()[-2]
+    assert "loss 1.245  lr 4.8e-5  3.2 steps/s  GPU 6.2GB" in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_the_terminal_is_restored_after_an_error():
+    out, console = terminal()
+    with pytest.raises(RuntimeError), Progress(10, console=console):
+        raise RuntimeError("boom")
+    assert out.getvalue().count("\x1b[?25h") == 1
+
+
+def test_no_color_has_no_colour_codes(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=110)
+    with Progress(10, console=console) as progress:
+        progress.warn("careful")
+        progress.step(10, VALUES)
+    assert "\x1b[3" not in out.getvalue().replace("\x1b[3m", "")  # neither 30–37 nor 38;5
+
+
+def test_an_ascii_terminal_gets_replacements_instead_of_an_exception():
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii"), force_terminal=True, width=110)
+    with Progress(10, console=console) as progress:
+        progress.info("4 × 8 sequences · Ünicode")
+        progress.step(5, VALUES)
+    console.file.flush()
+    assert b"4 ? 8 sequences ? ?nicode" in raw.getvalue()
+
+
+def test_a_dumb_terminal_gets_plain_lines():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, _environ={"TERM": "dumb"}, color_system=None)
+    with Progress(10, console=console) as progress:
+        progress.step(5, {"loss": 1.0})
+    assert out.getvalue() == "[Step 5/10] Loss: 1.000\n"
