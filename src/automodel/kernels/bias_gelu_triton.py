@@ -1,0 +1,101 @@
+"""The Triton half of `bias_gelu` and `geglu`.
+
+Programs are a grid of (column block, chunk of rows). Backward, a program walks down its rows with the bias gradient of
+its columns in registers and leaves one row of partial sums. Everything is computed in fp32 and rounded once.
+"""
+
+import triton  # ty: ignore[import-not-found]
+import triton.language as tl  # ty: ignore[import-not-found]
+
+INV_SQRT_2 = tl.constexpr(0.7071067811865476)
+INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
+MINUS_2_SQRT_2_OVER_PI = tl.constexpr(-1.5957691216057308)
+CUBIC = tl.constexpr(0.044715)
+
+
+@triton.jit
+def cdf(z, TANH: tl.constexpr):
+    """Φ(z), exact or by tanh; (1 + tanh(u)) / 2 is sigmoid(2u), and exp is the one function every backend has."""
+    if TANH:
+        return 1.0 / (1.0 + tl.exp((z + z * z * z * CUBIC) * MINUS_2_SQRT_2_OVER_PI))
+    else:
+        return 0.5 * (1.0 + tl.erf(z * INV_SQRT_2))
+
+
+@triton.jit
+def gelu_slope(z, phi, TANH: tl.constexpr):
+    """Derivative of z · Φ(z), given Φ(z)."""
+    if TANH:
+        return phi - z * phi * (1.0 - phi) * (z * z * CUBIC * 3.0 + 1.0) * MINUS_2_SQRT_2_OVER_PI
+    else:
+        return phi + z * tl.exp(-0.5 * z * z) * INV_SQRT_2PI
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def bias_gelu_forward_kernel(
+    X, BIAS, Y, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr
+):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
+    at = rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
+    z = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+    if BIAS is not None:
+        z += tl.load(BIAS + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)[None, :]
+    tl.store(Y + at, (z * cdf(z, TANH)).to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def bias_gelu_backward_kernel(
+    X, BIAS, DY, DX, PARTIAL, n_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr,
+):  # fmt: skip
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    in_row = cols < WIDTH
+    chunk = tl.program_id(1)
+    bias_sum = tl.zeros((BLOCK,), tl.float32)
+    for first in range(chunk * ROWS, n_rows, tl.num_programs(1) * ROWS):
+        rows = first + tl.arange(0, ROWS)
+        inside = (rows < n_rows)[:, None] & in_row[None, :]
+        at = rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
+        z = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+        if BIAS is not None:
+            z += tl.load(BIAS + cols, mask=in_row, other=0.0).to(tl.float32)[None, :]
+        dx = dy * gelu_slope(z, cdf(z, TANH), TANH)
+        tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=inside)
+        if PARTIAL is not None:
+            bias_sum += tl.sum(dx, axis=0)
+    if PARTIAL is not None:
+        tl.store(PARTIAL + chunk * WIDTH + cols, bias_sum, mask=in_row)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def geglu_forward_kernel(
+    X, Y, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr
+):
+    """X is (rows, 2·WIDTH), value half first, then the gate half; Y is (rows, WIDTH)."""
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
+    row = rows.to(tl.int64)[:, None] * WIDTH
+    z = tl.load(X + 2 * row + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(X + 2 * row + WIDTH + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    tl.store(Y + row + cols[None, :], (z * cdf(z, TANH) * gate).to(Y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def geglu_backward_kernel(
+    X, DY, DX, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr
+):
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
+    row = rows.to(tl.int64)[:, None] * WIDTH
+    z = tl.load(X + 2 * row + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(X + 2 * row + WIDTH + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    dy = tl.load(DY + row + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    phi = cdf(z, TANH)
+    dz = dy * gate * gelu_slope(z, phi, TANH)
+    tl.store(DX + 2 * row + cols[None, :], dz.to(DX.dtype.element_ty), mask=inside)
+    tl.store(DX + 2 * row + WIDTH + cols[None, :], (dy * z * phi).to(DX.dtype.element_ty), mask=inside)

@@ -1,0 +1,15 @@
+"""The Triton half of `column_sum`."""
+
+import triton  # ty: ignore[import-not-found]
+import triton.language as tl  # ty: ignore[import-not-found]
+
+
+@triton.jit(do_not_specialize=["n_rows"])
+def column_sum_kernel(PARTIAL, OUT, n_rows, n_columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    cols = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    for first in range(0, n_rows, BLOCK_ROWS):
+        rows = first + tl.arange(0, BLOCK_ROWS)
+        inside = (rows < n_rows)[:, None] & (cols < n_columns)[None, :]
+        total += tl.load(PARTIAL + rows[:, None] * n_columns + cols[None, :], mask=inside, other=0.0)
+    tl.store(OUT + cols, tl.sum(total, axis=0).to(OUT.dtype.element_ty), mask=cols < n_columns)

@@ -1,0 +1,104 @@
+"""Compile Triton kernels for GPUs that are not here, and read what the compiler says about them.
+
+    python tests/unit/kernels/compiled_for.py [capability …]        prints JSON, one object per kernel and GPU
+
+A process of its own, because the tests around it run the same modules in Triton's interpreter. Registers and shared
+memory come from `cuobjdump --dump-resource-usage` on the cubin; spills and scalar loads show in the PTX and SASS.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "0"
+sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
+
+CUOBJDUMP = "backends/nvidia/bin/cuobjdump"
+
+
+def compile_kernel(kernel, arguments: dict, capability: int, warps: int):
+    """`arguments` maps a name to a Triton type ("*bf16", "i32", "fp32"), or to `("constexpr", value)`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        kind = arguments[name]
+        if isinstance(kind, tuple):
+            signature[name], constants[name] = "constexpr", kind[1]
+        else:
+            signature[name] = kind
+            if kind.startswith("*"):  # torch's allocations are aligned, and Triton specialises on it
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+
+
+def resources(compiled) -> dict:
+    """Registers, stack and local memory (spills), shared memory, and the widest global access."""
+    import triton
+
+    cuobjdump = Path(triton.__file__).parent / CUOBJDUMP
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        usage = subprocess.run(
+            [cuobjdump, "--dump-resource-usage", cubin.name], capture_output=True, text=True, check=True
+        ).stdout
+        sass = subprocess.run([cuobjdump, "--dump-sass", cubin.name], capture_output=True, text=True, check=True).stdout
+    used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", usage)}
+    return {
+        "registers": used["REG"],
+        "spilled_bytes": used["STACK"] + used["LOCAL"],
+        "shared_bytes": compiled.metadata.shared,
+        "wide_loads": len(re.findall(r"LDG\.E[.\w]*\.128", sass)),
+        "narrow_loads": len(re.findall(r"LDG\.E\.(?:U8|U16|S16)", sass)),
+        "barriers": len(re.findall(r"\bBAR\.SYNC", sass)),
+        "instructions": len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", sass, re.M)),
+        "conversions": compiled.asm["ttgir"].count("ttg.convert_layout"),
+    }
+
+
+def types(kind: str, names: str) -> dict:
+    return dict.fromkeys(names.split(), kind)
+
+
+def constant(**values) -> dict:
+    return {name: ("constexpr", value) for name, value in values.items()}
+
+
+def add_norm_cases():
+    from automodel.kernels.add_norm import launch_shape
+    from automodel.kernels.add_norm_triton import add_norm_backward_kernel, add_norm_forward_kernel
+
+    kinds = types("i32", "n_rows n_tiles site threshold") | types("fp32", "scale eps") | types("*i64", "SEED")
+    kinds |= types("*bf16", "X RESIDUAL Y SUM DY DX DRESIDUAL WEIGHT NORM_BIAS") | types("*fp32", "MEAN RSTD PARTIAL")
+    for width in (256, 768, 1024, 2048, 8192):
+        shape = launch_shape(width)
+        sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, LINEAR_BIAS=None, DSUM=None)
+        slots = constant(NORM_BIAS_SLOT=1, LINEAR_BIAS_SLOT=0, SLOTS=2)
+        for kernel in (add_norm_forward_kernel, add_norm_backward_kernel):
+            yield f"{kernel.__name__} D={width}", kernel, kinds | sizes | slots, shape.warps
+
+
+def every_case():
+    yield from add_norm_cases()
+
+
+def main() -> None:
+    capabilities = [int(a) for a in sys.argv[1:]] or [90, 80]
+    report = []
+    for name, kernel, arguments, warps in every_case():
+        for capability in capabilities:
+            compiled = compile_kernel(kernel, arguments, capability, warps)
+            report.append({"kernel": name, "capability": capability, "warps": warps, **resources(compiled)})
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
