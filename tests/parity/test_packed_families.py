@@ -34,7 +34,7 @@ QWEN_WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_la
 CASES = [
     *[(kind, "text-classification", {}) for kind in ENCODERS + DECODERS],
     *[(kind, "causal-lm", {}) for kind in DECODERS],
-    *[(kind, "token-classification", {}) for kind in ENCODERS + ("llama", "gpt2")],
+    *[(kind, "token-classification", {}) for kind in (*ENCODERS, "llama", "gpt2")],
     ("mistral", "text-classification", WINDOWED),
     ("mistral", "causal-lm", WINDOWED),
     ("qwen2", "causal-lm", QWEN_WINDOWED),

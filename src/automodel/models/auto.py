@@ -29,7 +29,7 @@ from transformers import AutoConfig
 from automodel.config.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ class _Keywords:
         attn_implementation: str | dict | None = None,
         torch_dtype: torch.dtype | str | None = None,
         **kwargs: Any,
-    ) -> PreTrainedModel:
+    ) -> Any:
         """Loads a pretrained model; every keyword of transformers' `from_pretrained` works."""
         _translate(kwargs, use_liger_kernel, use_sdpa_patching, attn_implementation, torch_dtype)
-        return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)  # ty: ignore[unresolved-attribute]
+        return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)  # ty: ignore[missing-attribute]
 
     @classmethod
     def from_config(
@@ -78,12 +78,12 @@ class _Keywords:
         attn_implementation: str | dict | None = None,
         torch_dtype: torch.dtype | str | None = None,
         **kwargs: Any,
-    ) -> PreTrainedModel:
+    ) -> Any:
         """Builds a randomly initialised model from a config, or from the name of one."""
         if isinstance(config, str):
             config = AutoConfig.from_pretrained(config, trust_remote_code=kwargs.get("trust_remote_code"))
         _translate(kwargs, use_liger_kernel, use_sdpa_patching, attn_implementation, torch_dtype)
-        return super().from_config(config, **kwargs)  # ty: ignore[unresolved-attribute]
+        return super().from_config(config, **kwargs)  # ty: ignore[missing-attribute]
 
 
 class AutoModelForCausalLM(_Keywords, transformers.AutoModelForCausalLM):

@@ -1,10 +1,10 @@
 """What packing needs to know about each model family, as a table.
 
 A packed batch is one row of T tokens, so the head of a stock class (which pools `hidden[:, 0]`, or the last token of
-each row) would read the wrong place. For each family the table says where the backbone is, which token of a document is
-pooled, where positions start, and how the head looks once the pooled hidden states are gathered: the same modules in the
-same order as the stock forward, dropout included. Causal language models need no head here: transformers' own forward
-takes the positions to keep (`logits_to_keep`).
+each row) would read the wrong place. For each family the table says where the backbone is, which token of a document
+is pooled, where positions start, and how the head looks once the pooled hidden states are gathered: the same modules
+in the same order as the stock forward, dropout included. Causal language models need no head here: transformers' own
+forward takes the positions to keep (`logits_to_keep`).
 
 A family is listed only if `tests/parity/test_packed_*.py` holds its packed logits and gradients against stock
 transformers, document by document. Everything else takes the padded path, and `packing_support` says why.

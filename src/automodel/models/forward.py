@@ -8,14 +8,14 @@ losses room sums over the whole optimizer step and divides once.
 - padded: the stock forward: (B, C), (B, S, C), (B, S, V); for seq2seq (B, S_target, V) with the decoder inputs that the
   model itself derives from the labels.
 
-Packing needs the model's attention switched on the instance (`use_packed_attention`). `stock_attention(model)` is the way
-back, for as long as a `with` block lasts: generating text, saving, an ordinary call.
+Packing needs the model's attention switched on the instance (`use_packed_attention`). `stock_attention(model)` is the
+way back, for as long as a `with` block lasts: generating text, saving, an ordinary call.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,7 +63,7 @@ def use_stock_attention(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def stock_attention(model: PreTrainedModel) -> Iterator[None]:
+def stock_attention(model: PreTrainedModel) -> Generator[None]:
     """Stock attention inside the block, whatever was on before after it."""
     was_packed = model.config._attn_implementation == PACKED_ATTENTION
     use_stock_attention(model)

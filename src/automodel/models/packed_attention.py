@@ -22,7 +22,7 @@ Legend: H query heads, K key/value heads, T tokens, D head dimension.
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -183,7 +183,7 @@ def _same_compute_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tens
 
 def _runs_of_equal_length(boundaries: list[int]) -> list[tuple[int, int]]:
     """(how many, length) of neighbouring documents of equal length; empty slots are dropped."""
-    lengths = (end - start for start, end in zip(boundaries, boundaries[1:]))
+    lengths = (end - start for start, end in pairwise(boundaries))
     return [(len(list(run)), length) for length, run in groupby(n for n in lengths if n)]
 
 

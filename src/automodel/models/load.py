@@ -1,0 +1,362 @@
+"""Configs, tokenizers and weights in: from what the user named to a model ready to train.
+
+Three rules. Only safetensors are read: pickled weights run code when they are opened. What is missing from a checkpoint
+is either expected (a new classification head; one log line) or an error (any part of the backbone). And everything
+random (a new head, a model from its config alone) depends on the seed and on nothing that ran before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from automodel.config.errors import UserError
+from automodel.models.config import ModelConfig
+from automodel.models.families import FAMILIES
+from automodel.models.source import Source, find_model, find_tokenizer
+from automodel.models.tasks import infer_task, require_task, tasks_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = [
+    "ModelLimits",
+    "align_pad_token",
+    "count_parameters",
+    "infer_task",
+    "load_hf_config",
+    "load_model",
+    "load_tokenizer",
+    "model_limits",
+    "tasks_of",
+]
+
+logger = logging.getLogger(__name__)
+
+_CLASSIFICATION = ("text-classification", "token-classification")
+_POSITIONS_AFTER_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "roberta-prelayernorm",
+    "data2vec-text",
+    "longformer",
+    "mpnet",
+    "ibert",
+    "xmod",
+    "esm",
+    "luke",
+)
+_PAD_CANDIDATES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<|padding|>", "<|PAD_TOKEN|>")
+
+
+def load_hf_config(
+    cfg: ModelConfig,
+    task: str,
+    num_labels: int | None = None,
+    label_names: Sequence[str] | None = None,
+    problem_type: str | None = None,
+) -> PreTrainedConfig:
+    """The model's config with the run's labels and the file's extra attributes in it."""
+    source = find_model(cfg)
+    wanted = dict(cfg.extra)
+    labels = _label_attributes(cfg, task, num_labels, label_names, problem_type)
+    config, unused = _read_config(source, {**wanted, **labels})
+    unknown = [key for key in wanted if key in unused]
+    if unknown:
+        raise UserError("\n".join(_unknown_attribute(key, config) for key in unknown))
+    require_task(config, task, cfg.pretrained_model_name_or_path)
+    return config
+
+
+def _label_attributes(
+    cfg: ModelConfig,
+    task: str,
+    num_labels: int | None,
+    label_names: Sequence[str] | None,
+    problem_type: str | None,
+) -> dict[str, Any]:
+    """Config attributes of a classification head."""
+    if task not in _CLASSIFICATION:
+        if cfg.num_labels is not None:
+            raise UserError(f"model.num_labels: {cfg.num_labels} means nothing for {task}; remove it")
+        return {}
+    count = num_labels if num_labels is not None else cfg.num_labels
+    if label_names is not None and count is not None and len(label_names) != count:
+        raise UserError(
+            f"model.num_labels: the head is to have {count} classes, but there are {len(label_names)} class names "
+            f"({', '.join(label_names[:5])}{', …' if len(label_names) > 5 else ''}); make them agree"
+        )
+    attributes: dict[str, Any] = {}
+    if label_names is not None:
+        attributes["id2label"] = dict(enumerate(label_names))
+        attributes["label2id"] = {name: i for i, name in enumerate(label_names)}
+    elif count is not None:
+        attributes["num_labels"] = count
+    kind = problem_type or cfg.problem_type
+    if kind is not None and task == "text-classification":
+        attributes["problem_type"] = kind
+    return attributes
+
+
+def _read_config(source: Source, attributes: dict[str, Any]) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """transformers' `AutoConfig`, with its errors put in words; also what it did not recognise."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        with _quiet_transformers():
+            return AutoConfig.from_pretrained(source.name, return_unused_kwargs=True, **source.keywords, **attributes)
+    except StrictDataclassError as error:
+        raise UserError(f"model: the config of {source.name!r} is not valid: {_one_line(error)}") from error
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"model: {source.name!r} comes with code of its own, which is not run unless you say so: set "
+                "`model.trust_remote_code: true` and pass `--trust remote_code` on the command line, if you trust it"
+            ) from error
+        raise UserError(f"model: {source.name!r} is not a model transformers knows: {_one_line(error)}") from error
+    except OSError as error:
+        raise UserError(f"model: the config of {source.name!r} could not be read: {_one_line(error)}") from error
+
+
+def _unknown_attribute(key: str, config: PreTrainedConfig) -> str:
+    known = [name for name in config.to_dict() if not name.startswith("_")] + list(config.attribute_map)
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"model.{key}: {config.model_type} models have no attribute of this name{hint}"
+
+
+def load_tokenizer(cfg: ModelConfig, hf_config: PreTrainedConfig | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a pad token. Nothing is added to the vocabulary, so embeddings keep their size."""
+    from transformers import AutoTokenizer
+
+    source = find_tokenizer(cfg)
+    try:
+        with _quiet_transformers():
+            tokenizer: Any = AutoTokenizer.from_pretrained(source.name, **source.keywords)
+    except Exception as error:  # its failures have no common type: OSError, ValueError, ImportError, rust errors
+        raise UserError(
+            f"model.tokenizer: no tokenizer could be read from {source.name!r}: {_one_line(error)}. Set "
+            "`model.tokenizer` to a hub name or folder that has one."
+        ) from error
+    if len(tokenizer) < 64 and set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise UserError(
+            f"model.tokenizer: {source.name!r} holds no tokenizer files (only special tokens came out). Save the "
+            "tokenizer there too, or set `model.tokenizer` to a hub name or folder that has one."
+        )
+    if hf_config is not None and len(tokenizer) > getattr(hf_config, "vocab_size", len(tokenizer)):
+        raise UserError(
+            f"model.tokenizer: the tokenizer of {source.name!r} has {len(tokenizer)} tokens, but the model's embedding "
+            f"only {hf_config.vocab_size}; they do not belong together"
+        )
+    if tokenizer.pad_token is None:
+        _choose_pad_token(tokenizer, source.name)
+    return tokenizer
+
+
+def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    vocabulary = tokenizer.get_vocab()
+    choice = next((token for token in _PAD_CANDIDATES if token in vocabulary), None) or tokenizer.eos_token
+    if choice is None:
+        raise UserError(
+            f"model.tokenizer: the tokenizer of {name!r} has neither a pad nor an end-of-text token to pad with"
+        )
+    tokenizer.pad_token = choice
+    logger.info("the tokenizer of %s has no pad token: %r is used", name, choice)
+
+
+def align_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes the tokenizer's pad token into the config of a decoder that has none or another: its classifier finds the
+    last token of a padded row by it. Call after the weights are in: an embedding built with a pad token freezes that
+    row."""
+    config: Any = model.config
+    pad = tokenizer.pad_token_id
+    family = FAMILIES.get(config.model_type)
+    if (
+        pad is None
+        or config.pad_token_id == pad
+        or (config.pad_token_id is not None and not (family and family.decoder))
+    ):
+        return
+    config.pad_token_id = pad
+    generation_config = getattr(model, "generation_config", None)
+    if generation_config is not None and generation_config.pad_token_id is None:
+        generation_config.pad_token_id = pad
+
+
+def load_model(
+    cfg: ModelConfig,
+    hf_config: PreTrainedConfig,
+    task: str,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    seed: int = 42,
+) -> PreTrainedModel:
+    """The plain Hugging Face model with its weights, on `device`. A `_target_` ending in `.from_config` starts from
+    random weights."""
+    from automodel.models.auto import class_for_task
+
+    auto_class = class_for_task(task)
+    asked = {
+        "attn_implementation": cfg.attn_implementation,
+        "use_sdpa_patching": cfg.use_sdpa_patching,
+        "use_liger_kernel": cfg.use_liger_kernel,
+    }
+    with torch.random.fork_rng(devices=[]), _quiet_transformers():
+        torch.manual_seed(seed)
+        if (cfg.target or "").endswith(".from_config"):
+            logger.info("%s starts from random weights (from_config)", cfg.pretrained_model_name_or_path)
+            model = auto_class.from_config(hf_config, dtype=dtype, trust_remote_code=cfg.trust_remote_code, **asked)
+        else:
+            model = _load_weights(auto_class, find_model(cfg), hf_config, task, dtype, asked)
+    return model.to(device)
+
+
+def _load_weights(
+    auto_class: Any,
+    source: Source,
+    hf_config: PreTrainedConfig,
+    task: str,
+    dtype: torch.dtype,
+    asked: dict[str, Any],
+) -> Any:
+    from safetensors import SafetensorError
+
+    try:
+        model, report = auto_class.from_pretrained(
+            source.name,
+            config=hf_config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below: a new head may differ, the backbone may not
+            **source.keywords,
+            **asked,
+        )
+    except SafetensorError as error:
+        raise UserError(
+            f"model: the weights of {source.name!r} are damaged ({_one_line(error)}); download or save them again"
+        ) from error
+    except OSError as error:
+        if _has_only_pickled_weights(source):
+            raise UserError(
+                f"model: {source.name!r} has only pickled weights (pytorch_model.bin), which can run code when opened "
+                "and are not loaded. Convert them once where you trust them: load them with transformers and "
+                "`save_pretrained`, or use a revision with safetensors."
+            ) from error
+        raise UserError(f"model: the weights of {source.name!r} could not be read: {_one_line(error)}") from error
+    _check_what_was_loaded(model, report, source.name, task)
+    return model
+
+
+def _has_only_pickled_weights(source: Source) -> bool:
+    pickled = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+    if source.folder is not None:
+        return any((source.folder / name).exists() for name in pickled)
+    from huggingface_hub import try_to_load_from_cache
+
+    keywords = {key: source.keywords[key] for key in ("cache_dir", "revision") if key in source.keywords}
+    return any(isinstance(try_to_load_from_cache(source.name, name, **keywords), str) for name in pickled)
+
+
+def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: str) -> None:
+    """New classification heads are expected and said; anything else that the checkpoint lacks is an error."""
+    missing = sorted(report["missing_keys"])
+    mismatched = {key: (tuple(theirs), tuple(ours)) for key, theirs, ours in report["mismatched_keys"]}
+    backbone = f"{model.base_model_prefix}."
+
+    def is_head(key: str) -> bool:
+        return task in _CLASSIFICATION and (not key.startswith(backbone) or ".pooler" in key)
+
+    lost = [key for key in missing if not is_head(key)]
+    if lost:
+        raise UserError(
+            f"model: {name!r} lacks {len(lost)} weights that a {type(model).__name__} needs for {task}: {_few(lost)}. "
+            "It is not a checkpoint of this architecture, or not a complete one; use `from_config` for random weights."
+        )
+    wrong = [
+        f"{key} {theirs} in the checkpoint, {ours} here"
+        for key, (theirs, ours) in mismatched.items()
+        if not is_head(key)
+    ]
+    if wrong:
+        raise UserError(
+            f"model: weights of {name!r} do not fit the config: {_few(sorted(wrong))}. Remove the attributes under "
+            "`model:` that change sizes."
+        )
+    if missing:
+        logger.info("newly initialised: %s", _few(missing))
+    if mismatched:
+        logger.info("newly initialised, since the checkpoint's head has other classes: %s", _few(sorted(mismatched)))
+
+
+def count_parameters(hf_config: PreTrainedConfig, task: str) -> int:
+    """Parameters of the model (tied ones once), counted without allocating any."""
+    from automodel.models.auto import class_for_task
+
+    with torch.device("meta"), _quiet_transformers():
+        model = class_for_task(task).from_config(hf_config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What the data room must respect."""
+
+    max_positions: int | None
+    """Longest sequence in tokens; None: no limit of the architecture."""
+    type_vocab_size: int
+    """How many segment ids the model takes; 0: none."""
+
+
+def model_limits(hf_config: PreTrainedConfig, task: str = "text-classification") -> ModelLimits:
+    """Limits read from the config; RoBERTa's positions start after its padding index, so two of its 514 are lost."""
+    positions = getattr(hf_config, "max_position_embeddings", None)
+    if isinstance(positions, int) and hf_config.model_type in _POSITIONS_AFTER_PADDING:
+        positions -= (hf_config.pad_token_id or 0) + 1
+    if not isinstance(positions, int) or positions <= 0:
+        positions = None
+    types = getattr(hf_config, "type_vocab_size", 0) or 0
+    return ModelLimits(positions, types if types and _takes_token_types(hf_config, task) else 0)
+
+
+def _takes_token_types(hf_config: PreTrainedConfig, task: str) -> bool:
+    from automodel.models.auto import class_for_task
+
+    mapping = class_for_task(task)._model_mapping
+    if type(hf_config) not in mapping:
+        return False
+    return "token_type_ids" in inspect.signature(mapping[type(hf_config)].forward).parameters
+
+
+@contextmanager
+def _quiet_transformers() -> Generator[None]:
+    """transformers' load reports and bars stay off the terminal: what matters in them is said here in one line."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _few(names: Sequence[str], limit: int = 4) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,92 @@
+"""The model out: a plain Hugging Face folder that stock `from_pretrained` (and vLLM, and SGLang) loads unchanged.
+
+Files are written to a staging folder inside the target, which is renamed once it is complete: that rename is the moment
+the new model exists. Its files then move into place one by one, the config last. A kill before the rename leaves
+the old model; a kill after it leaves a complete staging folder that `finish_interrupted_save` moves into place. Files of
+other origin are never touched; only weight files that the new ones replace are removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from automodel.models.forward import stock_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+_WRITING = ".model-being-written"
+_COMPLETE = ".model-to-move-in"
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: str | Path) -> Path:
+    """Writes weights (safetensors), config with label names, generation config and tokenizer; returns the folder."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    finish_interrupted_save(target)
+    writing = target / _WRITING
+    writing.mkdir()
+    with stock_attention(model):
+        model.save_pretrained(writing)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(writing)
+    for path in _files(writing):
+        _sync(path)
+    writing.rename(target / _COMPLETE)
+    _sync(target)
+    _move_in(target)
+    return target
+
+
+def finish_interrupted_save(folder: str | Path) -> None:
+    """Completes a save that was killed after its staging folder was complete, and drops one that was killed before."""
+    target = Path(folder)
+    shutil.rmtree(target / _WRITING, ignore_errors=True)
+    if (target / _COMPLETE).is_dir():
+        _move_in(target)
+
+
+def _move_in(target: Path) -> None:
+    staged = target / _COMPLETE
+    names = [path.relative_to(staged) for path in _files(staged)]
+    for stale in _replaced_weights(target, {str(name) for name in names}):
+        stale.unlink(missing_ok=True)
+    for name in sorted(names, key=lambda name: (name.name == "config.json", str(name))):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(staged / name, target / name)
+    _sync(target)
+    shutil.rmtree(staged)
+
+
+def _replaced_weights(target: Path, new: set[str]) -> list[Path]:
+    """Weight files of the previous model that would be loaded beside, or instead of, the new ones. Nothing is stale while
+    the staging folder holds no weights: those have moved in already."""
+    if _SINGLE not in new and _INDEX not in new:
+        return []
+    old = {_SINGLE, _INDEX}
+    index = target / _INDEX
+    if index.is_file():
+        try:
+            old |= set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError):
+            pass  # not an index we understand: leave what it may name alone
+    return [target / name for name in sorted(old - new) if os.sep not in name and (target / name).is_file()]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _sync(path: Path) -> None:
+    """Onto the disk, so that a rename never outlives the bytes it names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,136 @@
+"""Where a model's files come from: a local folder, the hub's cache, or the hub.
+
+transformers retries an unreachable hub for about 25 seconds for every file, even when the file is cached. So the hub is
+looked for once: if it is not there, cached models load from the cache at once, and for anything else the person learns
+what was tried and what to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import urlparse
+
+from automodel.config.errors import UserError
+from automodel.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+_PROBE_SECONDS = 4.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """A name that can be loaded, and the keywords for transformers' `from_pretrained`."""
+
+    name: str
+    keywords: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path | None:
+        return Path(self.name) if os.path.isdir(self.name) else None
+
+
+def find_model(cfg: ModelConfig) -> Source:
+    """Where the model is; raises a `UserError` that says what was tried."""
+    return _find(cfg.pretrained_model_name_or_path, cfg, "model.pretrained_model_name_or_path", "config.json")
+
+
+def find_tokenizer(cfg: ModelConfig) -> Source:
+    """Where the tokenizer is: its own name if it has one, else the model's."""
+    if cfg.tokenizer is None:
+        return _find(cfg.pretrained_model_name_or_path, cfg, "model.pretrained_model_name_or_path", None)
+    return _find(cfg.tokenizer, cfg, "model.tokenizer", None)
+
+
+def _find(name: str, cfg: ModelConfig, key: str, must_hold: str | None) -> Source:
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):
+        if must_hold and not os.path.isfile(os.path.join(folder, must_hold)):
+            raise UserError(
+                f"{key}: the folder {folder!r} holds no {must_hold}, so it is not a Hugging Face model folder "
+                f"(it holds: {_listing(folder)}). Point it at the folder that `save_pretrained` wrote."
+            )
+        return Source(folder, {"trust_remote_code": cfg.trust_remote_code})
+    if os.path.isfile(folder):
+        raise UserError(
+            f"{key}: {name!r} is a file; give the folder it lies in (with config.json and model.safetensors)"
+        )
+    if _looks_like_a_path(name):
+        raise UserError(
+            f"{key}: there is no folder {folder!r} (looked from {os.getcwd()!r}). Correct the path, or give a hub name "
+            "such as distilbert-base-uncased."
+        )
+    keywords: dict[str, Any] = {"trust_remote_code": cfg.trust_remote_code}
+    if cfg.cache_dir:
+        keywords["cache_dir"] = cfg.cache_dir
+    if cfg.revision and key != "model.tokenizer":
+        keywords["revision"] = cfg.revision
+    if cfg.local_files_only or not _hub_answers():
+        keywords["local_files_only"] = True
+        _require_cached(name, cfg, key, keywords)
+    return Source(name, keywords)
+
+
+def _require_cached(name: str, cfg: ModelConfig, key: str, keywords: dict[str, Any]) -> None:
+    """The hub is out of reach: the cache must have the model."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    revision, cache_dir = keywords.get("revision"), keywords.get("cache_dir")
+    for file in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+        if isinstance(try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=revision), str):
+            if not cfg.local_files_only:
+                logger.info("the hub does not answer: %s comes from the cache", name)
+            return
+    why = "`local_files_only` is set" if cfg.local_files_only else f"{_endpoint()} does not answer"
+    at = f" at revision {revision}" if revision else ""
+    raise UserError(
+        f"{key}: {name!r}{at} is neither a local folder nor in the cache ({cache_dir or constants.HF_HUB_CACHE}), and "
+        f"{why}. Check the name and the connection, or download it where there is one "
+        f"(`hf download {name}`) and point {key} at that folder."
+    )
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
+
+
+def _listing(folder: str) -> str:
+    names = sorted(os.listdir(folder))
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+
+
+@lru_cache(maxsize=1)
+def _hub_answers() -> bool:
+    """Whether the hub takes a connection; asked once in a process. Behind a proxy it is assumed to."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    url = urlparse(_endpoint())
+    address = (url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443))
+    answers = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection(address, timeout=_PROBE_SECONDS).close()
+            answers.append(True)
+        except OSError:
+            pass
+
+    probe = Thread(target=connect, daemon=True)  # a thread, because looking up a name has no timeout of its own
+    probe.start()
+    probe.join(_PROBE_SECONDS)
+    return bool(answers)
