@@ -11,6 +11,7 @@ Conventions the loader follows:
 - `SHORTHAND` names the field that a bare scalar sets (`model: bert-base-uncased`).
 - `SLOT` names the gate's slot, which says what a `_target_` may be here; see `config/gate.py`.
 - A field named `extra` collects unknown keys for the target's own signature; sections without it refuse them.
+- `EXAMPLE`, on the class of the whole file, is shown where a required section is missing.
 - Limits stand in the field's type (`batch_size: Count`), so the loader, the schema and the reference page agree.
 """
 
@@ -43,3 +44,4 @@ class Section:
     ALIASES: ClassVar[dict[str, str]] = {}
     SHORTHAND: ClassVar[str | None] = None
     SLOT: ClassVar[str | None] = None
+    EXAMPLE: ClassVar[str] = ""

@@ -96,6 +96,12 @@ class BenchmarkConfig(Section):
 class RunConfig(Section):
     """One fine-tuning run. Three lines are a valid file: `model`, `dataset`, and `task` where it cannot be inferred."""
 
+    EXAMPLE: ClassVar[str] = """
+model: distilbert-base-uncased
+dataset: reviews.csv
+task: text-classification
+"""
+
     model: ModelConfig
     dataset: DatasetConfig
     task: Task | None = None

@@ -1,0 +1,33 @@
+"""Problems as they are found, each with its place, and in the order of the files when they are told."""
+
+from __future__ import annotations
+
+from automodel.config.errors import ConfigError, Problem
+from automodel.config.tree import Place
+
+
+class Complaints:
+    """Everything wrong so far. One complaint for each key and place is enough: the first one wins."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Place, str, str], Problem] = {}
+
+    def add(self, place: Place, path: str, message: str) -> None:
+        key = (place, path, "" if path else message)
+        self._found.setdefault(key, Problem(path, message, str(place)))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def problems(self) -> list[Problem]:
+        """In the order of the files, by line, the command line last; what has no line of its own ends its file."""
+
+        def order(item: tuple[tuple[Place, str, str], Problem]) -> tuple[int, float]:
+            place = item[0][0]
+            return place.layer, place.line or float("inf")
+
+        return [problem for _, problem in sorted(self._found.items(), key=order)]
+
+    def raise_if_any(self) -> None:
+        if self._found:
+            raise ConfigError(self.problems())

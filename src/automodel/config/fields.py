@@ -1,0 +1,124 @@
+"""What a section class says about itself: its fields, their types, their documentation.
+
+One place reads the dataclasses, for the loader, the schema and the reference page alike.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Union
+
+from automodel.config.section import Section
+
+MISSING = dataclasses.MISSING
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a section."""
+
+    name: str
+    """The name in Python."""
+    key: str
+    """The name in a file: `_target_` for the field `target`."""
+    hint: Any
+    """The type, limits included."""
+    doc: str
+    section: type[Section] | None
+    """The class of the nested section, when the field is one."""
+    nullable: bool
+    required: bool
+    default: Any
+    """The default value; `MISSING` where there is none."""
+
+
+def arms(hint: Any) -> list[Any]:
+    """The alternatives of a union; a single type is its own only arm."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return [arm for part in typing.get_args(hint) for arm in arms(part)]
+    return [hint]
+
+
+def bare(hint: Any) -> Any:
+    """The type without its limits."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def choices(hint: Any) -> list[Any]:
+    """Every value the `Literal` arms of a type allow."""
+    return [c for arm in arms(hint) if typing.get_origin(arm) is Literal for c in typing.get_args(arm)]
+
+
+def is_section(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Section)
+
+
+@cache
+def docs_of(section: type[Section]) -> dict[str, str]:
+    """The docstring under each field, on one line."""
+    try:
+        source = textwrap.dedent(inspect.getsource(section))
+    except (OSError, TypeError):  # built at run time, or shipped without sources
+        return {}
+    body = ast.parse(source).body[0]
+    found: dict[str, str] = {}
+    assert isinstance(body, ast.ClassDef)
+    for statement, following in zip(body.body, body.body[1:]):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            found[statement.target.id] = " ".join(str(following.value.value).split())
+    return found
+
+
+@cache
+def fields_of(section: type[Section]) -> dict[str, Field]:
+    """The fields of a section by Python name, in order, `extra` left out."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    docs = docs_of(section)
+    found: dict[str, Field] = {}
+    for f in dataclasses.fields(section):
+        if f.name == "extra":
+            continue
+        hint = hints[f.name]
+        parts = arms(hint)
+        nested = next((p for p in parts if is_section(p)), None)
+        default = f.default
+        if f.default_factory is not MISSING:
+            default = f.default_factory()
+        found[f.name] = Field(
+            name=f.name,
+            key="_target_" if f.name == "target" else f.name,
+            hint=hint,
+            doc=docs.get(f.name) or (inspect.getdoc(nested) or "" if nested else ""),
+            section=nested,
+            nullable=type(None) in parts,
+            required=default is MISSING,
+            default=default,
+        )
+    return found
+
+
+def takes_extra(section: type[Section]) -> bool:
+    return any(f.name == "extra" for f in dataclasses.fields(section))
+
+
+def keys_of(section: type[Section]) -> list[str]:
+    """The keys a file may use, without aliases."""
+    return [f.key for f in fields_of(section).values()]
+
+
+def sections_of(root: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Every section under `root` with its path, `root` itself first."""
+    yield path, root
+    for f in fields_of(root).values():
+        if f.section is not None:
+            yield from sections_of(f.section, f"{path}.{f.name}" if path else f.name)

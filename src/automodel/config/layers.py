@@ -1,0 +1,170 @@
+"""Trees with their keys put right, and one laid over another.
+
+`normalise` gives every key its field's name, writes short forms out (`model: bert`), sends arguments of a `_target_`
+to `extra` and complains about everything else. After it, `merge` needs no schema beyond list defaults: mappings merge
+key by key, anything else replaces.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from automodel.config.complaints import Complaints
+from automodel.config.fields import Field, fields_of, takes_extra
+from automodel.config.gate import canonical
+from automodel.config.names import advice, listing
+from automodel.config.section import Section
+from automodel.config.tree import Entry, Listing, Mapping, Node, Scalar, is_empty, is_null, walk
+from automodel.config.values import got, show
+
+NO_TARGET = "nothing here takes a `_target_`. Remove it; only the sections that say so build objects."
+NO_TRUST = (
+    "a file cannot widen what is trusted, since it may come from somebody else. Remove it and add "
+    "`--trust my_package` to the command line."
+)
+
+
+def join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+class Normaliser:
+    """Puts the keys of one schema's trees right."""
+
+    def __init__(self, root: type[Section], complaints: Complaints):
+        self.root, self.complaints = root, complaints
+
+    def normalise(self, raw: Mapping, section: type[Section], path: str = "") -> Mapping:
+        """The mapping with every key under its field's name and every nested section in its long form."""
+        out = Mapping({}, raw.place, text=raw.text)
+        for entry in raw.entries.values():
+            name = self._field_name(entry, section, path)
+            if name is None:
+                continue
+            key_path = join(path, entry.key)
+            if name == "extra":
+                self._refuse_nested_targets(entry.node, key_path)
+                extra = out.entries.setdefault("extra", Entry("extra", Mapping({}, raw.place), raw.place))
+                cast(Mapping, extra.node).entries[entry.key] = entry
+            elif name in out.entries:
+                other = out.entries[name].key
+                message = f"is another name for `{other}`, which is given too. Keep one."
+                self.complaints.add(entry.place, key_path, message)
+            else:
+                node = self._long_form(entry, fields_of(section)[name], key_path)
+                if node is not None:
+                    out.entries[name] = Entry(entry.key, node, entry.place)
+        return out
+
+    def _field_name(self, entry: Entry, section: type[Section], path: str) -> str | None:
+        """The field an entry sets, `extra` for an argument of the target, or nothing and a complaint."""
+        key, known = entry.key, fields_of(section)
+        if key == "_target_" and "target" in known:
+            return "target"
+        if section.ALIASES.get(key, key) in known and key != "target":
+            return section.ALIASES.get(key, key)
+        if takes_extra(section) and key not in ("extra", "target", "_target_"):
+            return "extra"
+        self.complaints.add(entry.place, join(path, key), self._refusal(section, key, path))
+        return None
+
+    def _refusal(self, section: type[Section], key: str, path: str) -> str:
+        if key == "_target_":
+            return NO_TARGET
+        if key == "trust" and section is self.root:
+            return NO_TRUST
+        if key == "target" and "target" in fields_of(section):
+            return "is spelt `_target_`."
+        if key == "extra" and takes_extra(section):
+            return "write these keys directly into the section, without `extra:`."
+        guess = advice(self.root, section, key)
+        if guess:
+            return f"there is no such key; {guess}"
+        return f"there is no such key; the keys {'of this section' if path else 'here'} are {listing(section, 30)}."
+
+    def _long_form(self, entry: Entry, f: Field, path: str) -> Node | None:
+        """The entry's value, a section's short forms written out."""
+        node = entry.node
+        if f.section is None:
+            self._refuse_nested_targets(node, path)
+            return node
+        if is_empty(node):
+            return Mapping({}, node.place)
+        if is_null(node):
+            return node
+        if isinstance(node, Mapping):
+            return self.normalise(node, f.section, path)
+        short = f.section.SHORTHAND
+        if short and isinstance(node, Scalar):
+            return Mapping({short: Entry(short, node, entry.place)}, node.place)
+        switch = ""
+        if f.nullable:
+            switch = f" `{entry.key}: {{}}` turns it on with its defaults, `{entry.key}: null` turns it off."
+        keys = listing(f.section, 4)
+        self.complaints.add(entry.place, path, f"is a section with keys of its own ({keys}), not {got(node)}.{switch}")
+        return None
+
+    def _refuse_nested_targets(self, node: Node, path: str) -> None:
+        for inner, at in walk(node, path):
+            if isinstance(at, Mapping) and "_target_" in at.entries:
+                self.complaints.add(at.entries["_target_"].place, f"{inner}._target_", NO_TARGET)
+
+
+def merge(under: Mapping, over: Mapping, section: type[Section] | None, complaints: Complaints, path: str = "") -> None:
+    """Lays `over` on `under`, in place.
+
+    A different `_target_` keeps the keys the section itself knows and drops the arguments meant for the old target.
+    """
+    if target_name(under) and target_name(over) and target_name(under) != target_name(over):
+        under.entries.pop("extra", None)
+    for name, entry in over.entries.items():
+        f = fields_of(section).get(name) if section else None
+        current = under.entries.get(name)
+        items = _list_to_change(current, entry, f)
+        inner = path if name == "extra" else join(path, entry.key)
+        if items is not None:
+            _set_items(items, cast(Mapping, entry.node), complaints, inner)
+            under.entries[name] = Entry(entry.key, items, entry.place)
+        elif (
+            current is not None
+            and isinstance(current.node, Mapping)
+            and isinstance(entry.node, Mapping)
+            and entry.node.text is None  # `'dataset={path: x}'` on the command line sets the whole section
+        ):
+            merge(current.node, entry.node, f.section if f else None, complaints, inner)
+            under.entries[name] = Entry(entry.key, current.node, entry.place)
+        else:
+            under.entries[name] = entry
+
+
+def target_name(mapping: Mapping) -> str | None:
+    entry = mapping.entries.get("target")
+    return canonical(entry.node.text) if entry and isinstance(entry.node, Scalar) else None
+
+
+def _list_to_change(current: Entry | None, entry: Entry, f: Field | None) -> Listing | None:
+    """The list that `wandb.tags.0=x` changes: the one given before, or the field's default."""
+    if not isinstance(entry.node, Mapping) or not entry.node.entries:
+        return None
+    if not all(key.isdigit() for key in entry.node.entries):
+        return current.node if current and isinstance(current.node, Listing) else None
+    if current is not None:
+        return current.node if isinstance(current.node, Listing) else None
+    if f is not None and isinstance(f.default, tuple):
+        place = entry.place
+        return Listing([Scalar(show(item), plain=True, place=place) for item in f.default], place)
+    return None
+
+
+def _set_items(items: Listing, changes: Mapping, complaints: Complaints, path: str) -> None:
+    count = len(items.items)
+    for key, entry in changes.entries.items():
+        if not key.isdigit():
+            message = f"`{path}` is a list; name the item by its number, e.g. `{path}.0=…`."
+            complaints.add(entry.place, join(path, key), message)
+        elif int(key) > count:
+            last = f"the last item is {count - 1}" if count else "the list is empty"
+            complaints.add(entry.place, join(path, key), f"{last}; `{path}.{count}=…` adds one.")
+        else:
+            items.items[int(key) : int(key) + 1] = [entry.node]
+            count = len(items.items)

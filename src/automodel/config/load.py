@@ -1,0 +1,169 @@
+"""Files, settings and the environment into one frozen value, or every reason why not.
+
+The way of a config: each file becomes a tree (read.py); its keys get their real names and the trees are laid over
+each other, the command line's settings last (layers.py, overrides.py); variables are filled in (environment.py);
+every value is fitted to its field's type (values.py) and every `_target_` passes the gate (gate.py). Problems are
+collected all the way and reported together, in the order of the files.
+
+`wandb:` with nothing after it is the section with its defaults; `wandb: null` takes the section away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
+
+from automodel.config.complaints import Complaints
+from automodel.config.dump import dump_config
+from automodel.config.environment import fill
+from automodel.config.fields import Field, fields_of, takes_extra
+from automodel.config.gate import check_section, check_trust
+from automodel.config.layers import Normaliser, join, merge
+from automodel.config.overrides import setting_layer
+from automodel.config.read import read_file
+from automodel.config.section import Section
+from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Place, to_python
+from automodel.config.values import Misfit, fit
+
+__all__ = ["Loaded", "dump_config", "load_config", "read_config"]
+
+T = TypeVar("T", bound=Section)
+
+
+@dataclass
+class Loaded(Generic[T]):
+    """What came out of loading: a config, the complaints, and where each key was written.
+
+    With complaints, `config` holds defaults in the bad places: good enough to look for further problems, never to
+    run. It is None where a file could not be read at all.
+    """
+
+    config: T | None
+    complaints: Complaints
+    places: dict[str, Place]
+    first_file: str
+
+    def place_of(self, path: str) -> Place:
+        """Where a key was written, or the section around it, or the first file."""
+        while path:
+            if path in self.places:
+                return self.places[path]
+            path = path.rpartition(".")[0]
+        return Place(0, 0, self.first_file)
+
+
+def load_config(
+    schema: type[T], files: Sequence[str | Path], overrides: Sequence[str] = (), trust: Sequence[str] = ()
+) -> T:
+    """The files laid over each other, then the overrides, as one validated `schema`. Raises `ConfigError`."""
+    loaded = read_config(schema, files, overrides, trust)
+    loaded.complaints.raise_if_any()
+    assert loaded.config is not None
+    return loaded.config
+
+
+def read_config(
+    schema: type[T], files: Sequence[str | Path], overrides: Sequence[str] = (), trust: Sequence[str] = ()
+) -> Loaded[T]:
+    """As `load_config`, but hands the complaints back instead of raising them."""
+    check_trust(trust)
+    complaints = Complaints()
+    first_file = str(files[0]) if files else COMMAND_LINE
+    keys = Normaliser(schema, complaints)
+    tree = Mapping({}, Place(0, 0, first_file))
+    readable = True
+    for layer, file in enumerate(files):
+        raw = read_file(file, layer, complaints)
+        readable = readable and raw is not None
+        if raw is not None:
+            merge(tree, keys.normalise(raw, schema), schema, complaints)
+    if not readable:  # half a config would only be blamed for what the other half sets
+        return Loaded(None, complaints, {}, first_file)
+    for text in overrides:
+        setting = setting_layer(text, len(files), complaints)
+        if setting is not None:
+            merge(tree, keys.normalise(setting, schema), schema, complaints)
+    fill(tree, complaints)
+    builder = _Builder(schema, tuple(trust), complaints)
+    config = builder.build(schema, tree, "", "")
+    return Loaded(config, complaints, builder.places, first_file)
+
+
+class _Builder:
+    """Fits a normalised tree into dataclasses. `path` is made of field names, `spelt` of the user's own."""
+
+    def __init__(self, root: type[Section], trust: tuple[str, ...], complaints: Complaints):
+        self.root, self.trust, self.complaints = root, trust, complaints
+        self.places: dict[str, Place] = {}
+
+    def build(self, section: type[T], mapping: Mapping, path: str, spelt: str) -> T:
+        """The section with every value fitted; bad values are complained about and left at their defaults."""
+        values: dict[str, Any] = {}
+        for f in fields_of(section).values():
+            entry = mapping.entries.get(f.name)
+            inner, inner_spelt = join(path, f.name), join(spelt, entry.key if entry else f.key)
+            if entry is not None:
+                self.places[inner] = entry.place
+            if f.section is not None:
+                values[f.name] = self._nested(f, entry, mapping.place, inner, inner_spelt)
+            elif entry is not None:
+                values[f.name] = self._leaf(f, entry, inner_spelt)
+            else:
+                values[f.name] = self._absent(f, mapping.place, inner_spelt)
+        if takes_extra(section):
+            values["extra"] = self._extra(mapping, path)
+        config = section(**values)
+        if section.SLOT is not None:
+            self._gate(config, mapping, spelt)
+        return config
+
+    def _nested(self, f: Field, entry: Entry | None, place: Place, path: str, spelt: str) -> Any:
+        assert f.section is not None
+        if entry is not None and isinstance(entry.node, Mapping):
+            return self.build(f.section, entry.node, path, spelt)
+        if f.required:
+            self._missing(f, entry.place if entry else place, spelt)
+            return f.section(**{inner.name: "" for inner in fields_of(f.section).values() if inner.required})
+        return None if f.nullable else f.default
+
+    def _absent(self, f: Field, place: Place, spelt: str) -> Any:
+        if not f.required:
+            return f.default
+        self._missing(f, place, spelt)
+        return ""
+
+    def _leaf(self, f: Field, entry: Entry, spelt: str) -> Any:
+        try:
+            return fit(f.hint, entry.node, f.default)
+        except Misfit as misfit:
+            for inner, message, node in misfit.parts:
+                self.complaints.add(node.place, join(spelt, inner) if inner else spelt, message)
+            return "" if f.required else f.default
+
+    def _extra(self, mapping: Mapping, path: str) -> dict[str, Any]:
+        entry = mapping.entries.get("extra")
+        if entry is None:
+            return {}
+        for argument in cast(Mapping, entry.node).entries.values():
+            self.places[join(path, argument.key)] = argument.place
+        return to_python(entry.node)
+
+    def _gate(self, config: Section, mapping: Mapping, spelt: str) -> None:
+        """The `_target_` and its arguments pass the gate, or are complained about at their own lines."""
+        entries = {name: entry for name, entry in mapping.entries.items() if name != "extra"}
+        if "extra" in mapping.entries:
+            entries |= cast(Mapping, mapping.entries["extra"].node).entries
+        for problem in check_section(config, given=set(entries), trust=self.trust):
+            entry = entries.get(problem.path)
+            place = entry.place if entry else mapping.place
+            self.complaints.add(place, join(spelt, entry.key if entry else problem.path), problem.message)
+
+    def _missing(self, f: Field, place: Place, spelt: str) -> None:
+        example = getattr(self.root, "EXAMPLE", "").strip() if "." not in spelt else ""
+        if example:
+            lines = "".join(f"\n      {line}" for line in example.splitlines())
+            self.complaints.add(place, spelt, f"is missing. The smallest config has three lines:{lines}")
+        else:
+            self.complaints.add(place, spelt, f"is missing. {f.doc}".strip())

@@ -1,0 +1,30 @@
+"""Settings typed on the command line: `optimizer.lr=1e-5`, `wandb.tags.0=x`, `'dataset={path: x}'`.
+
+Each is a small layer of its own, laid over the files in order. `=` sets: a mapping in braces replaces the section,
+`null` takes it away, a bare name sets the section's short form (`model=roberta-base` changes the name and keeps the
+rest).
+"""
+
+from __future__ import annotations
+
+from automodel.config.complaints import Complaints
+from automodel.config.read import read_value
+from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Node, Place
+
+
+def setting_layer(text: str, layer: int, complaints: Complaints) -> Mapping | None:
+    """`a.b=value` as the tree `{a: {b: value}}`."""
+    place = Place(layer, 0, COMMAND_LINE)
+    path, equals, value = text.removeprefix("--").partition("=")
+    keys = path.strip().split(".")
+    if not equals:
+        complaints.add(place, "", f"`{text}` sets nothing. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
+        return None
+    if not all(keys):
+        complaints.add(place, "", f"`{text}` has an empty key. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
+        return None
+    node: Node = read_value(value.strip(), layer)
+    for key in reversed(keys):
+        node = Mapping({key: Entry(key, node, place)}, place)
+    assert isinstance(node, Mapping)
+    return node

@@ -1,0 +1,165 @@
+"""The targets that are known by name, slot by slot: they pass without importing anything.
+
+A slot is a place in the config that takes a `_target_`. Most slots take only the names listed here. Three are open:
+`optimizer` to torch's other optimizers, and `model`, `dataset` and `optimizer` to packages trusted on the command
+line; `kind` then decides whether what was found there is the right kind of thing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+TRUSTED_ROOTS = ("automodel", "nemo_automodel", "torch.optim", "torchdata", "transformers", "datasets")
+
+TASK_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification",
+    "AutoModelForSeq2SeqLM",
+)
+
+# Places in the reference's package from which its model classes can be imported; private ones among them.
+_NEMO_MODELS = (
+    "nemo_automodel",
+    "nemo_automodel._transformers",
+    "nemo_automodel._transformers.auto_model",
+    "nemo_automodel.components._transformers",
+    "nemo_automodel.components._transformers.auto_model",
+)
+
+_ADAM = frozenset(
+    "lr betas eps weight_decay amsgrad foreach maximize capturable differentiable fused".split()  # noqa: SIM905
+)
+_SGD = frozenset("lr momentum dampening weight_decay nesterov maximize foreach differentiable fused".split())  # noqa: SIM905
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a place in the config takes as `_target_`."""
+
+    expects: str
+    """In words, for the error message."""
+    known: Mapping[str, str]
+    """Accepted spellings, each with its canonical name."""
+    kind: Callable[[Any], bool] | None = None
+    """Whether an imported object will do; None where only the known names will."""
+    roots: tuple[str, ...] = ()
+    """Trusted packages, besides those of the command line, in which `kind` may look."""
+    supplied: frozenset[str] = frozenset()
+    """Arguments the engine passes itself."""
+    arguments: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The arguments of known targets that take more than the section's own keys."""
+
+
+def _is_task_class_method(found: Any) -> bool:
+    owner = getattr(found, "__self__", None)
+    if not inspect.isclass(owner) or getattr(found, "__name__", "") not in ("from_pretrained", "from_config"):
+        return False
+    import transformers
+
+    return issubclass(owner, tuple(getattr(transformers, name) for name in TASK_CLASSES))
+
+
+def _is_optimizer_class(found: Any) -> bool:
+    import torch
+
+    # LBFGS evaluates the model several times a step and SparseAdam wants sparse gradients: neither fits the loop.
+    unfit = (torch.optim.LBFGS, torch.optim.SparseAdam)
+    is_class = inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)
+    return is_class and found is not torch.optim.Optimizer and not issubclass(found, unfit)
+
+
+def _is_dataset_maker(found: Any) -> bool:
+    return inspect.isclass(found) or inspect.isfunction(found)
+
+
+def _model_names() -> dict[str, str]:
+    names = {}
+    for task_class in TASK_CLASSES:
+        for method in ("from_pretrained", "from_config"):
+            ours = f"automodel.{task_class}.{method}"
+            names[ours] = ours
+            names[f"automodel.NeMo{task_class}.{method}"] = ours
+            for package in _NEMO_MODELS:
+                names[f"{package}.NeMo{task_class}.{method}"] = ours
+            names[f"transformers.{task_class}.{method}"] = f"transformers.{task_class}.{method}"
+    return names
+
+
+def _same(canonical: str, *spellings: str) -> dict[str, str]:
+    return dict.fromkeys((canonical, *spellings), canonical)
+
+
+SLOTS: dict[str, Slot] = {
+    "model": Slot(
+        expects="an auto class's `from_pretrained` or `from_config`, e.g. "
+        "`automodel.AutoModelForSequenceClassification.from_pretrained`",
+        known=_model_names(),
+        kind=_is_task_class_method,
+    ),
+    "dataset": Slot(
+        expects="a dataset, e.g. `automodel.TextClassificationDataset` or `datasets.load_dataset`",
+        known=_same(
+            "automodel.TextClassificationDataset",
+            "nemo_automodel.components.datasets.llm.text_classification.TextClassificationDataset",
+        )
+        | _same(
+            "automodel.make_squad_dataset",
+            "nemo_automodel.components.datasets.llm.squad.make_squad_dataset",
+        )
+        | _same("datasets.load_dataset")
+        | _same("datasets.load_from_disk"),
+        kind=_is_dataset_maker,
+        supplied=frozenset({"tokenizer"}),
+        arguments={
+            "datasets.load_dataset": frozenset({"data_dir", "keep_in_memory", "token", "storage_options"}),
+            "datasets.load_from_disk": frozenset({"keep_in_memory", "storage_options"}),
+        },
+    ),
+    "optimizer": Slot(
+        expects="an optimizer class, e.g. `torch.optim.AdamW`",
+        known=_same("torch.optim.AdamW", "torch.optim.adamw.AdamW")
+        | _same("torch.optim.Adam", "torch.optim.adam.Adam")
+        | _same("torch.optim.SGD", "torch.optim.sgd.SGD"),
+        kind=_is_optimizer_class,
+        roots=("torch.optim",),
+        supplied=frozenset({"params"}),
+        arguments={
+            "torch.optim.AdamW": _ADAM,
+            "torch.optim.Adam": _ADAM | {"decoupled_weight_decay"},
+            "torch.optim.SGD": _SGD,
+        },
+    ),
+    "dataloader": Slot(
+        expects="`torchdata.stateful_dataloader.StatefulDataLoader`",
+        known=_same("torchdata.stateful_dataloader.StatefulDataLoader")
+        | _same("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"),
+    ),
+    "distributed": Slot(
+        expects="`nemo_automodel.components.distributed.fsdp2.FSDP2Manager`",
+        known=_same("nemo_automodel.components.distributed.fsdp2.FSDP2Manager"),
+    ),
+    "peft": Slot(
+        expects="`nemo_automodel.components._peft.lora.PeftConfig`",
+        known=_same("automodel.adapters.config.PeftConfig", "nemo_automodel.components._peft.lora.PeftConfig"),
+    ),
+    "quantization": Slot(
+        expects="`transformers.BitsAndBytesConfig`",
+        known=_same("transformers.BitsAndBytesConfig"),
+    ),
+    "fp8": Slot(
+        expects="`nemo_automodel.components.quantization.fp8.FP8Config`",
+        known=_same("automodel.models.config.Fp8Config", "nemo_automodel.components.quantization.fp8.FP8Config"),
+    ),
+}
+
+# `optimizer.name` for `_target_`: the same arguments are taken.
+OPTIMIZER_NAMES = {
+    "adamw": "torch.optim.AdamW",
+    "adamw_torch": "torch.optim.AdamW",
+    "adamw_torch_fused": "torch.optim.AdamW",
+    "sgd": "torch.optim.SGD",
+}

@@ -1,0 +1,212 @@
+"""A node of the tree as a value of a field's type, or a sentence about why it is none.
+
+Types are strict, with three kindnesses that lose nothing: a number written where text is wanted stays the text as
+written (`name: 2024`); a whole float is a whole number (`max_steps: 1e5`); `none` is null where null is allowed.
+Text in quotes is text: `batch_size: "8"` is refused. pydantic holds the rules for scalars and their limits; the
+sentences are ours.
+"""
+
+from __future__ import annotations
+
+import math
+import typing
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import TypeAdapter, ValidationError
+
+from automodel.config.fields import MISSING, arms, bare, choices
+from automodel.config.names import near
+from automodel.config.tree import Listing, Mapping, Node, Scalar, is_null, plain_value, scalar_value, to_python
+
+
+class Misfit(Exception):
+    """The value does not fit. Each part has a path relative to the field: `0` for the first item of a list."""
+
+    def __init__(self, message: str, node: Node):
+        super().__init__(message)
+        self.parts: list[tuple[str, str, Node]] = [("", message, node)]
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint)
+
+
+def fit(hint: Any, node: Node, default: Any = MISSING) -> Any:
+    """`node` as a value of type `hint`. Raises `Misfit`."""
+    kinds = arms(hint)
+    if any(bare(kind) is Any for kind in kinds):
+        return to_python(node)
+    if isinstance(node, Scalar):
+        return _fit_scalar(hint, node, default)
+    container = tuple if isinstance(node, Listing) else dict
+    kind = next((k for k in kinds if typing.get_origin(k) is container), None)
+    if kind is None:
+        if node.text is not None and str in map(bare, kinds):
+            return node.text  # typed on the command line, where `{question}` needs no quotes
+        raise Misfit(f"expected {describe(hint)}, got {got(node)}.{_quote_advice(hint, node)}", node)
+    if isinstance(node, Listing):
+        return _fit_list(kind, node)
+    assert isinstance(node, Mapping)
+    return _fit_dict(kind, node)
+
+
+def _fit_list(kind: Any, node: Listing) -> tuple[Any, ...]:
+    hints = typing.get_args(kind)
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        hints = (hints[0],) * len(node.items)
+    if len(hints) != len(node.items):
+        raise Misfit(f"expected {describe(kind)}, got {len(node.items)}.", node)
+    named = {str(i): (h, item) for i, (h, item) in enumerate(zip(hints, node.items))}
+    return tuple(_fit_all(named, node).values())
+
+
+def _fit_dict(kind: Any, node: Mapping) -> dict[str, Any]:
+    value_hint = typing.get_args(kind)[1]
+    return _fit_all({key: (value_hint, entry.node) for key, entry in node.entries.items()}, node)
+
+
+def _fit_all(named: dict[str, tuple[Any, Node]], node: Node) -> dict[str, Any]:
+    """Every item, or one `Misfit` that tells of all the bad ones."""
+    values: dict[str, Any] = {}
+    parts: list[tuple[str, str, Node]] = []
+    for key, (hint, item) in named.items():
+        try:
+            values[key] = fit(hint, item)
+        except Misfit as misfit:
+            parts += [(f"{key}.{path}".rstrip("."), message, at) for path, message, at in misfit.parts]
+    if parts:
+        misfit = Misfit(parts[0][1], node)
+        misfit.parts = parts
+        raise misfit
+    return values
+
+
+def _fit_scalar(hint: Any, node: Scalar, default: Any) -> Any:
+    value = scalar_value(node)
+    candidates = [value]
+    if isinstance(value, float) and value.is_integer() and float not in map(bare, arms(hint)):
+        candidates.append(int(value))
+    if node.plain and not isinstance(value, str):
+        candidates.append(node.text)
+    for candidate in candidates:
+        if isinstance(candidate, float) and not math.isfinite(candidate):
+            continue
+        try:
+            return _adapter(hint).validate_python(candidate, strict=True)
+        except ValidationError:
+            continue
+    raise Misfit(_refusal(hint, node, value, default), node)
+
+
+# --- the sentences ---------------------------------------------------------------------------------------------------
+
+
+def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
+    options = choices(hint)
+    if is_null(node):
+        return _null_refusal(hint, default)
+    if options and isinstance(value, str):
+        guess = near(value, [str(o) for o in options], cutoff=0.5)
+        also = [describe(a) for a in arms(hint) if bare(a) in (bool, int, float)]
+        listed = ", ".join(map(str, options) if not also else [*also, *map(str, options)])
+        only = "the only choice is" if len(options) + len(also) == 1 else "choose one of"
+        return f"there is no {value!r} here; {only} {listed}." + (f" Did you mean `{guess}`?" if guess else "")
+    limited = _limit_refusal(hint, value)
+    if limited:
+        return limited
+    return f"expected {describe(hint)}, got {got(node)}.{_quote_advice(hint, node)}"
+
+
+def _null_refusal(hint: Any, default: Any) -> str:
+    if default is MISSING:
+        return f"expected {describe(hint)}, got nothing."
+    return f"expected {describe(hint)}, got null. Leave the key out for the default ({show(default)})."
+
+
+def _limit_refusal(hint: Any, value: Any) -> str | None:
+    """When the type is right and the size is not."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    for arm in arms(hint):
+        if bare(arm) is float or (bare(arm) is int and float(value).is_integer()):
+            limits = _limits(arm)
+            if limits or not math.isfinite(value):
+                return f"must be {limits or 'an ordinary number'}, got {show(value)}."
+    return None
+
+
+def _limits(hint: Any) -> str:
+    if typing.get_origin(hint) is not Annotated:
+        return ""
+    words = []
+    for limit in hint.__metadata__:
+        match limit:
+            case Ge(ge=bound):
+                words.append(f"at least {bound}")
+            case Gt(gt=bound):
+                words.append(f"above {bound}")
+            case Le(le=bound):
+                words.append(f"at most {bound}")
+            case Lt(lt=bound):
+                words.append(f"below {bound}")
+    return " and ".join(words)
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_PLURALS = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
+
+
+def describe(hint: Any) -> str:
+    """A type in words: `a whole number (at least 1)`. That null is allowed helps nobody who meant something else."""
+    return " or ".join(_describe_arm(arm) for arm in arms(hint) if arm is not type(None))
+
+
+def _describe_arm(arm: Any) -> str:
+    kind, args = bare(arm), typing.get_args(arm)
+    if kind in _KINDS:
+        limits = _limits(arm)
+        return f"{_KINDS[kind]} ({limits})" if limits else _KINDS[kind]
+    if typing.get_origin(arm) is Literal:
+        return " or ".join(f"`{c}`" for c in args)
+    if typing.get_origin(arm) is tuple:
+        item = _PLURALS.get(bare(args[0]), "items")
+        return f"a list of {item}" if Ellipsis in args else f"a list of {len(args)} {item}"
+    if typing.get_origin(arm) is dict:
+        return "a mapping of names to values"
+    return "a value"
+
+
+def got(node: Node) -> str:
+    """What was written, in words."""
+    if isinstance(node, Listing):
+        return "a list"
+    if isinstance(node, Mapping):
+        return "a mapping"
+    value = scalar_value(node)
+    if isinstance(value, str):
+        shown = value if len(value) <= 60 else value[:57] + "…"
+        return f"the text {shown!r}"
+    return show(value)
+
+
+def show(value: Any) -> str:
+    """A value as it is written in a file."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(show, value))}]"
+    return str(value)
+
+
+def _quote_advice(hint: Any, node: Node) -> str:
+    kinds = [bare(arm) for arm in arms(hint)]
+    if isinstance(node, Mapping | Listing):
+        return " Put the text in quotes." if str in kinds else ""
+    if any(typing.get_origin(kind) is tuple for kind in kinds):
+        return f" Write `[{node.text}]`."
+    if not node.plain and any(type(plain_value(node.text)) is kind for kind in kinds):
+        return " Remove the quotes."
+    return ""

@@ -1,0 +1,226 @@
+"""What can be wrong between sections, said before a model or a row of data is read.
+
+`check_run` finds contradictions: two keys that cannot both be meant. `not_yet` lists keys that are understood but
+whose feature comes in a later release: `config validate` mentions them, `finetune` refuses them, nothing is ignored.
+Each check is a small generator that yields problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from automodel.config.errors import Problem
+from automodel.config.gate import REMOTE_CODE
+from automodel.config.load import read_config
+from automodel.config.names import near
+from automodel.config.targets import TASK_CLASSES
+from automodel.plan.config import RunConfig
+
+DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
+DTYPES |= {"float16": "fp16", "fp16": "fp16", "half": "fp16"}
+
+TASK_OF_CLASS = dict(
+    zip(TASK_CLASSES, ("causal-lm", "text-classification", "token-classification", "seq2seq"), strict=True)
+)
+
+
+def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), trust: Sequence[str] = ()) -> RunConfig:
+    """Files and overrides as a `RunConfig` that makes sense. Raises `ConfigError` with everything that is wrong."""
+    loaded = read_config(RunConfig, files, overrides, trust)
+    if loaded.config is not None:
+        for problem in check_run(loaded.config, trust):
+            loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
+    loaded.complaints.raise_if_any()
+    assert loaded.config is not None
+    return loaded.config
+
+
+def check_run(cfg: RunConfig, trust: Sequence[str] = ()) -> list[Problem]:
+    """Contradictions that need neither model nor data to be seen."""
+    checks = (
+        _data(cfg),
+        _task(cfg),
+        _batch(cfg),
+        _schedule(cfg),
+        _validation(cfg),
+        _precision(cfg),
+        _compile(cfg),
+        _quantization(cfg),
+        _loss(cfg),
+        _remote_code(cfg, trust),
+    )
+    return [problem for check in checks for problem in check]
+
+
+def _data(cfg: RunConfig) -> Iterator[Problem]:
+    if not cfg.dataset.path and not cfg.dataset.target:
+        yield Problem("dataset.path", "is missing: name a file, a folder or a hub dataset, e.g. `path: reviews.csv`.")
+    for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
+        if section is not None and section.label_column and section.label_columns:
+            yield Problem(f"{where}.label_columns", "and `label_column` are both given. Keep one.")
+    for loader, where in ((cfg.dataloader, "dataloader"), (cfg.validation_dataloader, "validation_dataloader")):
+        if loader.num_workers == 0 and loader.prefetch_factor is not None:
+            yield Problem(f"{where}.prefetch_factor", "needs workers, but `num_workers` is 0. Remove one of the two.")
+        if loader.num_workers == 0 and loader.persistent_workers:
+            yield Problem(
+                f"{where}.persistent_workers", "needs workers, but `num_workers` is 0. Remove one of the two."
+            )
+
+
+def _task(cfg: RunConfig) -> Iterator[Problem]:
+    name = (cfg.model.target or "").rpartition(".")[0].rpartition(".")[2].removeprefix("NeMo")
+    task = TASK_OF_CLASS.get(name)
+    if task and cfg.task and task != cfg.task:
+        yield Problem("task", f"is {cfg.task}, but the model's `_target_` {name} is for {task}. Change one of the two.")
+
+
+def _batch(cfg: RunConfig) -> Iterator[Problem]:
+    schedule, loader = cfg.step_scheduler, cfg.dataloader
+    if schedule.local_batch_size and loader.batch_size and schedule.local_batch_size != loader.batch_size:
+        yield Problem(
+            "step_scheduler.local_batch_size",
+            f"is {schedule.local_batch_size}, but dataloader.batch_size is {loader.batch_size}; they are two names for "
+            "the same number. Keep one.",
+        )
+        return
+    micro = schedule.local_batch_size or loader.batch_size
+    if micro and schedule.global_batch_size and schedule.global_batch_size % micro:
+        below = schedule.global_batch_size // micro * micro
+        nearest = f"{below} or {below + micro}" if below else str(micro)
+        yield Problem(
+            "step_scheduler.global_batch_size",
+            f"is {schedule.global_batch_size}, which is not a multiple of the micro-batch of {micro} examples. "
+            f"Use {nearest}, or change dataloader.batch_size.",
+        )
+
+
+def _schedule(cfg: RunConfig) -> Iterator[Problem]:
+    decay = cfg.lr_scheduler
+    if decay.warmup_steps is not None and decay.warmup_ratio is not None:
+        yield Problem("lr_scheduler.warmup_ratio", "and `warmup_steps` are both given. Keep one.")
+    if decay.name == "constant" and (decay.warmup_steps or decay.warmup_ratio):
+        yield Problem("lr_scheduler.name", "`constant` has no warm-up, but one is given. Use `constant_with_warmup`.")
+    if decay.min_lr and decay.min_lr >= cfg.optimizer.lr:
+        yield Problem(
+            "lr_scheduler.min_lr", f"is {decay.min_lr}, not below the peak optimizer.lr of {cfg.optimizer.lr}."
+        )
+
+
+def _validation(cfg: RunConfig) -> Iterator[Problem]:
+    if cfg.validation_dataset is not None:
+        return
+    needs = "needs a `validation_dataset:` section; add one or remove this."
+    if cfg.early_stopping is not None:
+        yield Problem("early_stopping", needs)
+    if cfg.checkpoint.best_metric is not None:
+        yield Problem("checkpoint.best_metric", needs)
+    if cfg.step_scheduler.val_every_steps is not None:
+        yield Problem("step_scheduler.val_every_steps", needs)
+
+
+def _precision(cfg: RunConfig) -> Iterator[Problem]:
+    options = cfg.training_optimizations
+    if options.bf16 and options.fp16:
+        yield Problem("training_optimizations.fp16", "and `bf16` are both true. Keep one; bf16 where the GPU has it.")
+        return
+    asked = "bf16" if options.bf16 else "fp16" if options.fp16 else None
+    if asked and options.precision not in ("auto", asked) and not options.precision.startswith(asked):
+        yield Problem(
+            "training_optimizations.precision", f"is {options.precision}, but `{asked}: true` says otherwise. Keep one."
+        )
+        return
+    for switch, value in (("bf16", options.bf16), ("fp16", options.fp16)):
+        if value is False and options.precision.startswith(switch):
+            yield Problem(
+                "training_optimizations.precision",
+                f"is {options.precision}, but `{switch}: false` says otherwise. Keep one.",
+            )
+    yield from _dtype("model.torch_dtype", cfg.model.torch_dtype)
+    yield from _dtype("distributed.reduce_dtype", cfg.distributed.reduce_dtype)
+    if cfg.quantization is not None:
+        yield from _dtype("quantization.bnb_4bit_compute_dtype", cfg.quantization.bnb_4bit_compute_dtype)
+    held = DTYPES.get((cfg.model.torch_dtype or "auto").removeprefix("torch."), "auto")
+    computed = asked or options.precision
+    # float32 beside bf16 is no contradiction: bf16 computes over fp32 master weights anyway.
+    if held in ("bf16", "fp16") and computed != "auto" and not computed.startswith(held):
+        key = f"`training_optimizations.{asked or 'precision'}`"
+        yield Problem("model.torch_dtype", f"is {cfg.model.torch_dtype}, but {key} asks for {computed}. Keep one.")
+
+
+def _dtype(path: str, name: str | None) -> Iterator[Problem]:
+    if name is None or name.removeprefix("torch.") in DTYPES:
+        return
+    guess = near(name.removeprefix("torch."), list(DTYPES), cutoff=0.5)
+    hint = f" Did you mean `{guess}`?" if guess else ""
+    yield Problem(path, f"there is no dtype {name!r} here; use float32, bfloat16, float16 or auto.{hint}")
+
+
+def _compile(cfg: RunConfig) -> Iterator[Problem]:
+    short, long = cfg.training_optimizations.use_compile, cfg.compile.enabled
+    if short is not None and long != "auto" and short != long:
+        yield Problem(
+            "training_optimizations.use_compile",
+            f"is {str(short).lower()}, but compile.enabled is {str(long).lower()}; they are the same switch. Keep one.",
+        )
+    if cfg.packed_sequence.enabled is False and cfg.packed_sequence.packed_sequence_size:
+        yield Problem("packed_sequence.packed_sequence_size", "is given, but `enabled` is false. Keep one.")
+
+
+def _quantization(cfg: RunConfig) -> Iterator[Problem]:
+    if cfg.quantization is not None and cfg.quantization.load_in_4bit and cfg.quantization.load_in_8bit:
+        yield Problem("quantization.load_in_8bit", "and `load_in_4bit` are both true. Keep one.")
+    if cfg.quantization is not None and not (cfg.quantization.load_in_4bit or cfg.quantization.load_in_8bit):
+        yield Problem("quantization", "says neither `load_in_4bit: true` nor `load_in_8bit: true`. Add one of them.")
+    if cfg.fp8 is not None and cfg.model.fp8_config is not None:
+        yield Problem("model.fp8_config", "and `fp8:` are two places for the same settings. Keep one.")
+
+
+def _loss(cfg: RunConfig) -> Iterator[Problem]:
+    weights, labels = cfg.loss_fn.class_weights, cfg.model.num_labels
+    if weights is not None and labels is not None and len(weights) != labels:
+        yield Problem("loss_fn.class_weights", f"has {len(weights)} weights, but model.num_labels is {labels}.")
+
+
+def _remote_code(cfg: RunConfig, trust: Sequence[str]) -> Iterator[Problem]:
+    if cfg.model.trust_remote_code and REMOTE_CODE not in trust:
+        yield Problem(
+            "model.trust_remote_code",
+            "runs code that comes with the model, which a file alone cannot allow. If you have read that code, add "
+            "`--trust remote_code` to the command line.",
+        )
+
+
+def not_yet(cfg: RunConfig, world_devices: int = 1) -> list[Problem]:
+    """Keys that are valid and understood, but whose feature comes in a later release."""
+    return list(_not_yet(cfg, world_devices))
+
+
+def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
+    layout = cfg.distributed
+    if cfg.peft is not None:
+        yield Problem("peft", "adapters come in a later release. Remove the section to fine-tune the whole model.")
+    if cfg.quantization is not None:
+        yield Problem("quantization", "4- and 8-bit weights come in a later release. Remove the section for now.")
+    for path, fp8 in (("fp8", cfg.fp8), ("model.fp8_config", cfg.model.fp8_config)):
+        if fp8 is not None and fp8.enabled:
+            yield Problem(path, "FP8 comes in a later release. Remove the section; bf16 is used where it is fast.")
+    if world_devices > 1:
+        yield Problem(
+            "distributed", f"{world_devices} ranks were started; several come in a later release. Start one process."
+        )
+    for name in ("dp_size", "dp_replicate_size", "tp_size", "cp_size", "ep_size"):
+        size = getattr(layout, name) or 1
+        if size > 1:
+            yield Problem(
+                f"distributed.{name}", f"is {size}; several ranks come in a later release. Remove it to run on one."
+            )
+    for name in ("sequence_parallel", "cpu_offload"):
+        if getattr(layout, name):
+            yield Problem(f"distributed.{name}", "comes with several ranks, in a later release. Remove it for now.")
+    if cfg.packed_sequence.packed_sequence_size > 0:
+        yield Problem(
+            "packed_sequence.packed_sequence_size",
+            "filling micro-batches by tokens comes in a later release. Remove it: documents are packed without padding "
+            "anyway, `dataloader.batch_size` of them at a time.",
+        )
