@@ -10,8 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import torch
 from automodel.config.errors import UserError
 from automodel.models.config import ModelConfig
 from automodel.models.families import FAMILIES
+from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model, find_tokenizer
 from automodel.models.tasks import infer_task, require_task, tasks_of
 
@@ -113,7 +113,7 @@ def _read_config(source: Source, attributes: dict[str, Any]) -> tuple[PreTrained
     from transformers import AutoConfig
 
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             return AutoConfig.from_pretrained(source.name, return_unused_kwargs=True, **source.keywords, **attributes)
     except StrictDataclassError as error:
         raise UserError(f"model: the config of {source.name!r} is not valid: {_one_line(error)}") from error
@@ -141,7 +141,7 @@ def load_tokenizer(cfg: ModelConfig, hf_config: PreTrainedConfig | None = None) 
 
     source = find_tokenizer(cfg)
     try:
-        with _quiet_transformers():
+        with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(source.name, **source.keywords)
     except Exception as error:  # its failures have no common type: OSError, ValueError, ImportError, rust errors
         raise UserError(
@@ -211,7 +211,7 @@ def load_model(
         "use_sdpa_patching": cfg.use_sdpa_patching,
         "use_liger_kernel": cfg.use_liger_kernel,
     }
-    with torch.random.fork_rng(devices=[]), _quiet_transformers():
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         if (cfg.target or "").endswith(".from_config"):
             logger.info("%s starts from random weights (from_config)", cfg.pretrained_model_name_or_path)
@@ -303,7 +303,7 @@ def count_parameters(hf_config: PreTrainedConfig, task: str) -> int:
     """Parameters of the model (tied ones once), counted without allocating any."""
     from automodel.models.auto import class_for_task
 
-    with torch.device("meta"), _quiet_transformers():
+    with torch.device("meta"), quiet_transformers():
         model = class_for_task(task).from_config(hf_config)
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -336,22 +336,6 @@ def _takes_token_types(hf_config: PreTrainedConfig, task: str) -> bool:
     if type(hf_config) not in mapping:
         return False
     return "token_type_ids" in inspect.signature(mapping[type(hf_config)].forward).parameters
-
-
-@contextmanager
-def _quiet_transformers() -> Generator[None]:
-    """transformers' load reports and bars stay off the terminal: what matters in them is said here in one line."""
-    from transformers.utils import logging as transformers_logging
-
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def _one_line(error: Exception) -> str:

@@ -1,9 +1,9 @@
 """The model out: a plain Hugging Face folder that stock `from_pretrained` (and vLLM, and SGLang) loads unchanged.
 
-Files are written to a staging folder inside the target, which is renamed once it is complete: that rename is the moment
-the new model exists. Its files then move into place one by one, the config last. A kill before the rename leaves
-the old model; a kill after it leaves a complete staging folder that `finish_interrupted_save` moves into place. Files of
-other origin are never touched; only weight files that the new ones replace are removed.
+Files are written to a staging folder inside the target, which is renamed once it is complete: that rename is the
+moment the new model exists. Its files then move into place one by one, the config last. A kill before the rename leaves
+the old model; a kill after it leaves a complete staging folder that `finish_interrupted_save` moves into place. Files
+of other origin are never touched; only weight files that the new ones replace are removed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from automodel.models.forward import stock_attention
+from automodel.models.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,6 +25,7 @@ _WRITING = ".model-being-written"
 _COMPLETE = ".model-to-move-in"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_MANIFEST = ".files.json"  # names of the whole save; some have moved in already when a killed save is finished
 
 
 def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: str | Path) -> Path:
@@ -32,10 +35,12 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     finish_interrupted_save(target)
     writing = target / _WRITING
     writing.mkdir()
-    with stock_attention(model):
+    with stock_attention(model), quiet_transformers():
         model.save_pretrained(writing)
     if tokenizer is not None:
         tokenizer.save_pretrained(writing)
+    names = [str(path.relative_to(writing)) for path in _files(writing)]
+    (writing / _MANIFEST).write_text(json.dumps(names))
     for path in _files(writing):
         _sync(path)
     writing.rename(target / _COMPLETE)
@@ -54,28 +59,24 @@ def finish_interrupted_save(folder: str | Path) -> None:
 
 def _move_in(target: Path) -> None:
     staged = target / _COMPLETE
-    names = [path.relative_to(staged) for path in _files(staged)]
-    for stale in _replaced_weights(target, {str(name) for name in names}):
+    names = json.loads((staged / _MANIFEST).read_text())
+    for stale in _replaced_weights(target, set(names)):
         stale.unlink(missing_ok=True)
-    for name in sorted(names, key=lambda name: (name.name == "config.json", str(name))):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(staged / name, target / name)
+    for name in sorted(names, key=lambda name: (name == "config.json", name)):
+        if (staged / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(staged / name, target / name)
     _sync(target)
     shutil.rmtree(staged)
 
 
 def _replaced_weights(target: Path, new: set[str]) -> list[Path]:
-    """Weight files of the previous model that would be loaded beside, or instead of, the new ones. Nothing is stale while
-    the staging folder holds no weights: those have moved in already."""
-    if _SINGLE not in new and _INDEX not in new:
-        return []
+    """Weight files of the previous model that would be loaded beside, or instead of, the new ones."""
     old = {_SINGLE, _INDEX}
     index = target / _INDEX
     if index.is_file():
-        try:
+        with suppress(ValueError, KeyError, AttributeError):  # not an index we understand: leave what it names alone
             old |= set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
-            pass  # not an index we understand: leave what it may name alone
     return [target / name for name in sorted(old - new) if os.sep not in name and (target / name).is_file()]
 
 
