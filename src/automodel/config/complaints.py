@@ -13,8 +13,17 @@ class Complaints:
         self._found: dict[tuple[Place, str, str], Problem] = {}
 
     def add(self, place: Place, path: str, message: str) -> None:
-        key = (place, path, "" if path else message)
-        self._found.setdefault(key, Problem(path, message, str(place)))
+        if not self._said_inside(place, path):
+            key = (place, path, "" if path else message)
+            self._found.setdefault(key, Problem(path, message, str(place)))
+
+    def _said_inside(self, place: Place, path: str) -> bool:
+        """Whether something inside `path` was blamed at the same place: the finer complaint is enough."""
+        return bool(path) and any(at == place and p.startswith(f"{path}.") for at, p, _ in self._found)
+
+    def about(self, path: str) -> bool:
+        """Whether the key or a section around it has been complained about."""
+        return any(p and (path == p or path.startswith(f"{p}.")) for _, p, _ in self._found)
 
     def __len__(self) -> int:
         return len(self._found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import textwrap
 import types
 import typing
@@ -61,6 +62,12 @@ def is_section(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Section)
 
 
+def doc_of(section: type[Section]) -> str:
+    """A section's docstring on one line, without the key it opens with."""
+    text = re.sub(r"^`\w+:` ", "", " ".join((inspect.getdoc(section) or "").split()))
+    return text[:1].upper() + text[1:]
+
+
 @cache
 def docs_of(section: type[Section]) -> dict[str, str]:
     """The docstring under each field, on one line."""
@@ -98,7 +105,7 @@ def fields_of(section: type[Section]) -> dict[str, Field]:
             name=f.name,
             key="_target_" if f.name == "target" else f.name,
             hint=hint,
-            doc=docs.get(f.name) or (inspect.getdoc(nested) or "" if nested else ""),
+            doc=docs.get(f.name) or (doc_of(nested) if nested else ""),
             section=nested,
             nullable=type(None) in parts,
             required=default is MISSING,

@@ -146,6 +146,10 @@ def _open_object(target: str, slot: Slot, slot_name: str, trust: Sequence[str]) 
     open_roots = (*slot.roots, *packages)
     if slot.kind is None or not _under(target, open_roots):
         raise Refused(_not_listed(target, slot))
+    if target in slot.unfit:
+        raise Refused(
+            f"`{target}` does not work here: {slot.unfit[target]}. Use `{next(iter(slot.known))}`, for example."
+        )
     found = _walk(target, (*TRUSTED_ROOTS, *packages))
     if not slot.kind(found):
         raise Refused(f"`{target}` is {_what(found)}. This takes {slot.expects}.")
@@ -180,7 +184,7 @@ def _walk(target: str, roots: Sequence[str], private: bool = False) -> Any:
             raise Refused(f"`{target}` goes through the private name `{part}`.")
         found = _step(found, part, target)
         if isinstance(found, ModuleType) and not _under(found.__name__, roots):
-            raise Refused(f"`{target}` leaves the trusted packages: `{part}` there is the module `{found.__name__}`.")
+            raise Refused(f"`{target}` leaves the trusted packages at `{part}`, the module `{found.__name__}`.")
     if isinstance(found, ModuleType):
         raise Refused(f"`{target}` is a module; name the class or function in it.")
     owner = getattr(found, "__self__", None)

@@ -97,6 +97,7 @@ class _Builder:
     def __init__(self, root: type[Section], trust: tuple[str, ...], complaints: Complaints):
         self.root, self.trust, self.complaints = root, trust, complaints
         self.places: dict[str, Place] = {}
+        self.example_shown = False
 
     def build(self, section: type[T], mapping: Mapping, path: str, spelt: str) -> T:
         """The section with every value fitted; bad values are complained about and left at their defaults."""
@@ -161,8 +162,9 @@ class _Builder:
             self.complaints.add(place, join(spelt, entry.key if entry else problem.path), problem.message)
 
     def _missing(self, f: Field, place: Place, spelt: str) -> None:
-        example = getattr(self.root, "EXAMPLE", "").strip() if "." not in spelt else ""
-        if example:
+        example = self.root.EXAMPLE.strip() if "." not in spelt else ""
+        if example and not self.example_shown:
+            self.example_shown = True
             lines = "".join(f"\n      {line}" for line in example.splitlines())
             self.complaints.add(place, spelt, f"is missing. The smallest config has three lines:{lines}")
         else:

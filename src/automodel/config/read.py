@@ -129,8 +129,9 @@ def _complain_of_syntax(error: yaml.YAMLError, text: str, name: str, layer: int,
     mark = error.problem_mark
     said = error.problem or ""
     meaning = next((m for pattern, m in _SYNTAX if pattern in said), f"the YAML is not well formed: {said}.")
-    if "never closed" in meaning and error.context_mark is not None:
-        mark = error.context_mark  # where the quote was opened helps more than where the file ended
+    # Where a quote, a bracket or a key begins helps more than where the reader gave up on it.
+    if error.context_mark is not None and any(word in meaning for word in ("never closed", "not closed", "colon")):
+        mark = error.context_mark
     complaints.add(Place(layer, mark.line + 1, name), "", meaning + _caret(text.splitlines(), mark))
 
 

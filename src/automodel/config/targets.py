@@ -50,6 +50,8 @@ class Slot:
     """Trusted packages, besides those of the command line, in which `kind` may look."""
     supplied: frozenset[str] = frozenset()
     """Arguments the engine passes itself."""
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """Targets of the right kind that still cannot work here, and why."""
     arguments: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The arguments of known targets that take more than the section's own keys."""
 
@@ -66,10 +68,7 @@ def _is_task_class_method(found: Any) -> bool:
 def _is_optimizer_class(found: Any) -> bool:
     import torch
 
-    # LBFGS evaluates the model several times a step and SparseAdam wants sparse gradients: neither fits the loop.
-    unfit = (torch.optim.LBFGS, torch.optim.SparseAdam)
-    is_class = inspect.isclass(found) and issubclass(found, torch.optim.Optimizer)
-    return is_class and found is not torch.optim.Optimizer and not issubclass(found, unfit)
+    return inspect.isclass(found) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer
 
 
 def _is_dataset_maker(found: Any) -> bool:
@@ -127,6 +126,10 @@ SLOTS: dict[str, Slot] = {
         kind=_is_optimizer_class,
         roots=("torch.optim",),
         supplied=frozenset({"params"}),
+        unfit={
+            "torch.optim.LBFGS": "it runs the model several times for each step",
+            "torch.optim.SparseAdam": "it takes sparse gradients only, and there are none here",
+        },
         arguments={
             "torch.optim.AdamW": _ADAM,
             "torch.optim.Adam": _ADAM | {"decoupled_weight_decay"},

@@ -30,6 +30,8 @@ def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), 
     loaded = read_config(RunConfig, files, overrides, trust)
     if loaded.config is not None:
         for problem in check_run(loaded.config, trust):
+            if loaded.complaints.about(problem.path):
+                continue  # a value that is wrong in itself need not fit the others as well
             loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
     loaded.complaints.raise_if_any()
     assert loaded.config is not None

@@ -1,0 +1,106 @@
+"""`automodel`: the front door. Verbs live in files of their own and are imported when they are used.
+
+`automodel --help` reads only the table below, so it answers at once; torch is not imported until work starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from automodel.config.errors import UserError
+
+# Verb, its module, and its line in `automodel --help`. Each module has a typer `app`.
+VERBS = {
+    "finetune": ("automodel.cli.finetune", "Fine-tune a model from a YAML file."),
+    "plan": ("automodel.cli.plan", "Say what a run will do, and why, without training."),
+    "config": ("automodel.cli.config", "Validate, show and describe config files."),
+    "predict": ("automodel.cli.predict", "Classify or complete text with a fine-tuned model."),
+    "evaluate": ("automodel.cli.evaluate", "Measure a fine-tuned model on a dataset."),
+    "examples": ("automodel.cli.examples", "List and copy example configs."),
+    "quickstart": ("automodel.cli.quickstart", "Fine-tune a real model on real reviews, in minutes."),
+}
+
+EPILOG = (
+    "Settings: any config key can follow a command, as optimizer.lr=1e-5 or --optimizer.lr 1e-5.\n\n"
+    "Exit codes: 0 done; 1 something broke; 2 config, data or arguments are wrong, nothing was started; "
+    "3 understood, but not built yet; 130 interrupted, state saved, --resume continues."
+)
+
+
+class LazyVerbs(TyperGroup):
+    """A group that knows its verbs by name and imports one only to run it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb as `--help` needs it: a name and a line."""
+        if cmd_name not in VERBS:
+            return None
+        return TyperCommand(cmd_name, help=VERBS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb as it is run."""
+        if args[0] not in VERBS:
+            close = get_close_matches(args[0], VERBS, n=1)
+            hint = f" Did you mean `automodel {close[0]}`?" if close else " `automodel --help` lists them."
+            raise UserError(f"there is no command `{args[0]}`.{hint}")
+        return args[0], load_verb(args[0]), args[1:]
+
+
+def load_verb(name: str) -> Any:
+    verb = import_module(VERBS[name][0]).app
+    verb.rich_markup_mode = None  # the same plain help everywhere
+    verb._add_completion = False  # typer would add its own options to every verb
+    return typer.main.get_command(verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from automodel import __version__
+
+        print(f"automodel {__version__}")
+        raise typer.Exit
+
+
+app = typer.Typer(
+    cls=LazyVerbs,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=EPILOG,
+)
+
+
+@app.callback()
+def automodel(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Fine-tune Hugging Face models several times faster, from one YAML file."""
+
+
+def report(error: UserError) -> NoReturn:
+    """Prints what the user can put right, without a traceback, and exits with the error's code."""
+    colour = sys.stderr.isatty()
+    label = "\033[1;31merror:\033[0m" if colour else "error:"
+    print(f"{label} {error}", file=sys.stderr)
+    raise SystemExit(error.exit_code)
+
+
+def main() -> None:
+    """The `automodel` command."""
+    try:
+        app()
+    except UserError as error:
+        report(error)
+
+
+if __name__ == "__main__":
+    main()
