@@ -122,6 +122,13 @@ SETTINGS: dict[str, dict] = {
     "qwen2": _DECODER,
     "qwen3": _DECODER,
     "gemma": _DECODER,
+    "gemma3_text": {**_DECODER, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "glm4": _DECODER,
+    "granite": _DECODER,
+    "olmo2": _DECODER,
+    "phi3": {**_DECODER, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    "smollm3": _DECODER,
+    "starcoder2": {**_DECODER, "residual_dropout": 0.0, "embedding_dropout": 0.0},
     "t5": {
         "vocab_size": VOCAB,
         "d_model": 32,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from automodel.data.batch import IGNORE, PackedBatch
-from automodel.models.families import packing_support
+from automodel.models.families import FAMILIES, packing_support
 from automodel.models.forward import make_forward
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[1] / "tiny_models.py")
@@ -28,12 +28,15 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 ENCODERS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "albert")
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2")
+MORE_DECODERS = ("gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
 WINDOWED = {"sliding_window": 6}
-QWEN_WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
+QWEN_MORE_DECODERS = ("gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
+WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
 
 CASES = [
     *[(kind, "text-classification", {}) for kind in ENCODERS + DECODERS],
-    *[(kind, "causal-lm", {}) for kind in DECODERS],
+    *[(kind, "causal-lm", {}) for kind in DECODERS + MORE_DECODERS],
+    *[(kind, "text-classification", {}) for kind in MORE_DECODERS if kind != "granite"],  # granite has no such class
     *[(kind, "token-classification", {}) for kind in (*ENCODERS, "llama", "gpt2")],
     ("mistral", "text-classification", WINDOWED),
     ("mistral", "causal-lm", WINDOWED),
@@ -158,6 +161,10 @@ def test_packed_equals_each_document_alone(kind, task, overrides):
     assert last < first
     stock.load_state_dict(ours.state_dict())
     assert_same_logits_and_gradients(ours, stock, forward, task, documents(2))
+
+
+def test_every_family_of_the_table_is_tested_here():
+    assert {kind for kind, _, _ in CASES} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("kind", ["bert", "electra", "albert"])

@@ -126,6 +126,13 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _DECODER,
     "qwen3": _DECODER,
     "gemma": _DECODER,
+    "gemma3_text": _DECODER,
+    "glm4": _DECODER,
+    "granite": _DECODER,
+    "olmo2": _DECODER,
+    "phi3": _DECODER,
+    "smollm3": _DECODER,
+    "starcoder2": _DECODER,
 }
 
 _WHY_PADDED = {
@@ -138,6 +145,7 @@ _WHY_PADDED = {
     "xlnet": "has relative attention with a memory",
     "bloom": "adds ALiBi biases to attention",
     "mpt": "adds ALiBi biases to attention",
+    "gemma2": "caps its attention scores",
     "gpt_oss": "has attention sinks",
     "mamba": "carries a state from token to token",
     "mamba2": "carries a state from token to token",
@@ -178,6 +186,10 @@ def _obstacle(config: PreTrainedConfig, task: str) -> str | None:
         return "has cross-attention (`add_cross_attention`)"
     if family.decoder and not getattr(config, "is_causal", True):
         return "has its causal mask turned off (`is_causal: false`)"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "has its causal mask turned off (`use_bidirectional_attention`)"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "caps its attention scores (`attn_logit_softcapping`)"
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
         return f"has `position_embedding_type: {config.position_embedding_type}`"
     rope_type = _rope_depends_on_length(config)

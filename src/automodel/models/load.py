@@ -77,6 +77,11 @@ def load_hf_config(
     return config
 
 
+def read_hf_config(cfg: ModelConfig) -> PreTrainedConfig:
+    """The model's config as it lies there, for a run that does not say its task yet."""
+    return _read_config(find_model(cfg), {})[0]
+
+
 def _label_attributes(
     cfg: ModelConfig,
     task: str,

@@ -132,18 +132,17 @@ def test_importing_the_packages_imports_no_torch():
 
 def test_the_shim_is_made_of_aliases():
     import nemo_automodel
+    from automodel.adapters.config import PeftConfig as OurPeft
+    from automodel.distributed.config import DistributedConfig
+    from automodel.models.config import Fp8Config
     from nemo_automodel.components._peft.lora import PeftConfig
     from nemo_automodel.components._transformers.auto_model import HAS_LIGER_KERNEL
     from nemo_automodel.components.distributed.fsdp2 import FSDP2Manager
     from nemo_automodel.components.quantization.fp8 import FP8Config
 
-    from automodel.adapters.config import PeftConfig as OurPeft
-    from automodel.distributed.config import DistributedConfig
-    from automodel.models.config import Fp8Config
-
     assert nemo_automodel.NeMoAutoModelForCausalLM is automodel.AutoModelForCausalLM
     assert (FSDP2Manager, FP8Config, PeftConfig) == (DistributedConfig, Fp8Config, OurPeft)
-    assert HAS_LIGER_KERNEL == (importlib.util.find_spec("liger_kernel") is not None)
+    assert (importlib.util.find_spec("liger_kernel") is not None) == HAS_LIGER_KERNEL
     with pytest.raises(AttributeError, match="nemo_automodel.*has no attribute 'Nope'; it re-exports"):
         _ = nemo_automodel.Nope
     with pytest.raises(AttributeError, match="no attribute 'Nope'"):

@@ -58,6 +58,7 @@ def test_every_family_of_the_table_packs(kind):
         ("llama", TEXT, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
         ("llama", TEXT, {"is_causal": False}, "`is_causal: false`"),
         ("llama", "causal-lm", {"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "its own code"),
+        ("gemma3_text", TEXT, {"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping`"),
         ("gpt2", "causal-lm", {"add_cross_attention": True}, "`add_cross_attention`"),
         ("bert", TEXT, {"position_embedding_type": "relative_key"}, "`position_embedding_type: relative_key`"),
     ],
