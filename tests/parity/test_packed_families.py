@@ -30,8 +30,7 @@ ENCODERS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electr
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2")
 MORE_DECODERS = ("gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
 WINDOWED = {"sliding_window": 6}
-QWEN_MORE_DECODERS = ("gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
-WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
+QWEN_WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
 
 CASES = [
     *[(kind, "text-classification", {}) for kind in ENCODERS + DECODERS],
