@@ -33,7 +33,8 @@ def compile_kernel(kernel, arguments: dict, capability: int, warps: int):
             signature[name], constants[name] = "constexpr", kind[1]
         else:
             signature[name] = kind
-            if kind.startswith("*"):  # torch's allocations are aligned, and Triton specialises on it
+            # torch's allocations are aligned, and sizes mostly multiples of 16: Triton specialises on both.
+            if kind.startswith("*") or name in ("n_columns", "n_blocks"):
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
@@ -86,8 +87,58 @@ def add_norm_cases():
             yield f"{kernel.__name__} D={width}", kernel, kinds | sizes | slots, shape.warps
 
 
+def gelu_cases():
+    from automodel.kernels import bias_gelu_triton as kernels
+    from automodel.kernels.bias_gelu import launch_shape
+
+    kinds = types("*bf16", "X BIAS Y DY DX") | types("*fp32", "PARTIAL") | types("i32", "n_rows")
+    pairs = (
+        (kernels.bias_gelu_forward_kernel, 3072),
+        (kernels.bias_gelu_backward_kernel, 3072),
+        (kernels.geglu_forward_kernel, 1152),
+        (kernels.geglu_backward_kernel, 1152),
+    )
+    for kernel, width in pairs:
+        shape = launch_shape(width)
+        for tanh in (False, True):
+            sizes = constant(WIDTH=width, BLOCK=shape.block, ROWS=shape.rows, TANH=tanh)
+            yield f"{kernel.__name__} F={width} tanh={tanh}", kernel, kinds | sizes, shape.warps
+
+
+def adamw_cases():
+    import triton.language as tl
+
+    from automodel.kernels import adamw, adamw_triton
+    from automodel.kernels.flat_parameters import BLOCK
+
+    kinds = types("*fp32", "WEIGHT EXP_AVG EXP_AVG_SQ PARTIAL TABLE NORM") | types("*bf16", "COPY")
+    kinds |= (
+        types("*i64", "GRADIENTS STEP SKIPPED") | types("*i32", "BLOCKS") | types("*fp64", "HYPER POWERS LR_FACTORS")
+    )
+    kinds |= types("i32", "n_blocks n_partials n_groups n_factors") | types("fp32", "max_norm")
+    sizes = constant(BLOCK=BLOCK, PER_PROGRAM=adamw.NORM_BLOCKS_PER_PROGRAM)
+    for name, narrow, wide in (("fp32", None, True), ("bf16", tl.bfloat16, False), ("mixed", tl.bfloat16, True)):
+        flags = constant(NARROW=narrow, WIDE=wide, ZERO=True)
+        yield f"square_sums_kernel {name}", adamw_triton.square_sums_kernel, kinds | sizes | flags, adamw.NORM_WARPS
+        yield f"update_kernel {name}", adamw_triton.update_kernel, kinds | sizes | flags, adamw.UPDATE_WARPS
+    prepare = kinds | constant(LOSS_SCALE=None, GROUPS=2, BLOCK=1024, SKIP=True)
+    yield "prepare_kernel", adamw_triton.prepare_kernel, prepare, 8
+
+
+def column_sum_cases():
+    from automodel.kernels.column_sum import BLOCK_COLUMNS, BLOCK_ROWS
+    from automodel.kernels.column_sum_triton import column_sum_kernel
+
+    kinds = types("*fp32", "PARTIAL") | types("*bf16", "OUT") | types("i32", "n_rows n_columns")
+    sizes = constant(BLOCK_ROWS=BLOCK_ROWS, BLOCK_COLUMNS=BLOCK_COLUMNS)
+    yield "column_sum_kernel", column_sum_kernel, kinds | sizes, 4
+
+
 def every_case():
     yield from add_norm_cases()
+    yield from gelu_cases()
+    yield from column_sum_cases()
+    yield from adamw_cases()
 
 
 def main() -> None:

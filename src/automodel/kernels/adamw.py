@@ -1,0 +1,212 @@
+"""Clipping, AdamW and the bf16 copy of the weights, for a whole model in three launches.
+
+    norm  = ‖all gradients‖₂ / scale                    c = min(1, max_norm / (norm + 1e-6)) / scale
+    p    ← p · (1 − lr·wd)
+    m    ← m + (1 − β₁)(c·g − m)                        v ← β₂·v + (1 − β₂)(c·g)²
+    p    ← p − lr / (1 − β₁ᵗ) · m / (√v / √(1 − β₂ᵗ) + ε)
+    copy ← bf16(p)
+
+The semantics of `torch.nn.utils.clip_grad_norm_` followed by `torch.optim.AdamW`. Everything a step needs besides the
+gradients lies in device memory: learning rate (with an optional table of factors, one per step), β's, the step count,
+the clip coefficient. A captured CUDA graph therefore advances by itself on replay, and nothing waits for the host.
+
+1. `square_sums`: one partial sum of g² per program, fp32.
+2. `prepare`: one program adds them up in fp64, and turns hyper-parameters and step count into eight numbers per group.
+   1 − β₂ᵗ is formed in fp64 from a running product: in fp32 the first step's 0.001 would be wrong in the fifth digit.
+3. `update`: one pass over p, m, v and g.
+
+The floor is memory: 12 bytes read and 12 written for p, m, v, 2 for the gradient, 2 for the copy, and 2 more to read
+the gradient for the norm: 30 bytes a parameter. For the 66.4 M of DistilBERT 1.99 GB, 0.47 ms at 4.25 TB/s (0.03 of
+them the norm). Zeroing bf16 gradients in the same pass costs 2 bytes more, and saves a launch.
+
+With `skip_nonfinite`, a step whose norm is not finite changes nothing and is counted; without it NaN spreads as in
+torch. A dynamic loss scale (fp16) lives in the same place: halved after a non-finite step, doubled after
+`GROWTH_INTERVAL` good ones, read by the loss and undone in c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from automodel.kernels.dispatch import power_of_two_above, runs_triton
+from automodel.kernels.flat_parameters import BLOCK, FlatParameters
+
+HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
+"""Columns of the fp64 table the host fills, one row per group."""
+SETTINGS = ("shrink", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inv_sqrt_correction2", "eps", "clip")
+"""Columns of the fp32 table `prepare` derives from it; clip −1 means: skip this step."""
+
+NORM_EPS = 1e-6
+GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
+UPDATE_WARPS = 8
+NORM_BLOCKS_PER_PROGRAM, NORM_WARPS = 4, 8
+
+
+@dataclass
+class AdamWState:
+    """What a step reads and writes besides the parameters, all on their device."""
+
+    hyper: torch.Tensor
+    """(groups, 5) fp64, columns `HYPER`."""
+    powers: torch.Tensor
+    """(groups, 2) fp64: β₁ᵗ and β₂ᵗ."""
+    step: torch.Tensor
+    """(1,) int64: steps taken."""
+    skipped: torch.Tensor
+    """(1,) int64: steps skipped because the norm was not finite."""
+    settings: torch.Tensor
+    """(groups, 8) fp32, columns `SETTINGS`: this step's numbers."""
+    norm: torch.Tensor
+    """(1,) fp32: norm of the last step's gradients, before clipping."""
+    partial: torch.Tensor
+    """Scratch for the squared sums, fp32."""
+    lr_factors: torch.Tensor | None = None
+    """(steps,) fp64: the group's learning rate is multiplied by element `step`, the last one ever after."""
+    loss_scale: torch.Tensor | None = None
+    """(2,) fp32: the scale, and good steps since it last changed."""
+
+    @classmethod
+    def zeros(cls, flat: FlatParameters, groups: int) -> AdamWState:
+        def new(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=flat.device)
+
+        return cls(
+            hyper=new(groups, len(HYPER), dtype=torch.float64),
+            powers=new(groups, 2, dtype=torch.float64).fill_(1.0),
+            step=new(1, dtype=torch.int64),
+            skipped=new(1, dtype=torch.int64),
+            settings=new(groups, len(SETTINGS), dtype=torch.float32),
+            norm=new(1, dtype=torch.float32),
+            partial=new(-(-flat.n_blocks // NORM_BLOCKS_PER_PROGRAM), dtype=torch.float32),
+        )
+
+
+def prepare_reference(
+    state: AdamWState, gradients: list[torch.Tensor | None], max_norm: float | None, skip_nonfinite: bool
+) -> None:
+    """The norm, the clip coefficient, the step count and each group's settings."""
+    scale = 1.0 if state.loss_scale is None else float(state.loss_scale[0])
+    clip, go = 1.0, True
+    if max_norm is not None:
+        squares = [g.float().square().sum().double() for g in gradients if g is not None]
+        norm = sum(squares, torch.zeros((), dtype=torch.float64, device=state.norm.device)).sqrt() / scale
+        state.norm.copy_(norm)
+        ratio = max_norm / (float(norm) + NORM_EPS)
+        clip = 1.0 if ratio > 1.0 else ratio
+        go = not skip_nonfinite or float(norm) < float("inf")
+        state.skipped += 0 if go else 1
+    if state.loss_scale is not None:
+        good = float(state.loss_scale[1]) + 1.0 if go else 0.0
+        grows = good >= GROWTH_INTERVAL
+        state.loss_scale[0] = scale * ((GROWTH if grows else 1.0) if go else BACKOFF)
+        state.loss_scale[1] = 0.0 if grows else good
+    lr, beta1, beta2, eps, decay = state.hyper.unbind(1)
+    if state.lr_factors is not None:
+        lr = lr * state.lr_factors[min(int(state.step), len(state.lr_factors) - 1)]
+    if go:
+        state.step += 1
+        state.powers *= state.hyper[:, 1:3]
+    correction1, correction2 = (1.0 - state.powers).unbind(1)
+    columns = (1 - lr * decay, lr / correction1, 1 - beta1, beta2, 1 - beta2, correction2.rsqrt(), eps)
+    state.settings.copy_(torch.stack([*columns, torch.full_like(lr, clip / scale if go else -1.0)], dim=1))
+
+
+def update_reference(
+    weight: torch.Tensor, gradient: torch.Tensor, exp_avg: torch.Tensor, exp_avg_sq: torch.Tensor, settings: list[float]
+) -> None:
+    """AdamW of one parameter in place, in fp32 whatever the dtypes."""
+    shrink, step_size, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, clip = settings
+    p, m, v = weight.float(), exp_avg.float(), exp_avg_sq.float()
+    g = gradient.float() * clip
+    p.mul_(shrink)
+    m.lerp_(g, one_minus_beta1)
+    v.mul_(beta2).addcmul_(g, g, value=one_minus_beta2)
+    p.addcdiv_(m, v.sqrt().mul_(inv_sqrt_correction2).add_(eps), value=-step_size)
+    for stored, computed in ((weight, p), (exp_avg, m), (exp_avg_sq, v)):
+        if stored is not computed:
+            stored.copy_(computed)
+
+
+@torch.no_grad()
+def adamw_reference(
+    flat: FlatParameters,
+    state: AdamWState,
+    gradients: list[torch.Tensor | None],
+    *,
+    max_norm: float | None = None,
+    skip_nonfinite: bool = False,
+    zero_gradients: bool = False,
+) -> None:
+    """The whole step in torch. Reads numbers back to the host: not for a captured graph."""
+    prepare_reference(state, gradients, max_norm, skip_nonfinite)
+    settings = state.settings.tolist()
+    for place, gradient in zip(flat.places, gradients):
+        if gradient is None:
+            continue
+        mine = settings[place.group]
+        if mine[-1] != -1.0:
+            weight = place.view(flat.weight)
+            update_reference(weight, gradient, place.view(flat.exp_avg), place.view(flat.exp_avg_sq), mine)
+            if flat.copy is not None:
+                place.view(flat.copy).copy_(weight)
+        if zero_gradients:
+            gradient.zero_()
+
+
+_TRITON_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def _launch(
+    flat: FlatParameters,
+    state: AdamWState,
+    addresses: torch.Tensor,
+    max_norm: float | None,
+    skip_nonfinite: bool,
+    zero_gradients: bool,
+) -> None:
+    import triton.language as tl  # ty: ignore[import-not-found]
+
+    from automodel.kernels.adamw_triton import prepare_kernel, square_sums_kernel, update_kernel
+
+    dtypes = flat.gradient_dtypes
+    narrow = [getattr(tl, _TRITON_NAMES[dtype]) for dtype in dtypes if dtype != torch.float32]
+    kinds = {"BLOCK": BLOCK, "NARROW": narrow[0] if narrow else None, "WIDE": torch.float32 in dtypes}
+    partial = None if max_norm is None else state.partial
+    if partial is not None:
+        square_sums_kernel[(len(partial),)](
+            addresses, flat.blocks, partial, flat.n_blocks,
+            PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **kinds,
+        )  # fmt: skip
+    groups = len(state.hyper)
+    prepare_kernel[(1,)](
+        partial, state.hyper, state.powers, state.step, state.skipped, state.lr_factors, state.loss_scale,
+        state.settings, state.norm, 0 if partial is None else len(partial), groups,
+        0 if state.lr_factors is None else len(state.lr_factors), max_norm or 0.0,
+        GROUPS=power_of_two_above(groups), BLOCK=1024, SKIP=skip_nonfinite, num_warps=8,
+    )  # fmt: skip
+    update_kernel[(flat.n_blocks,)](
+        flat.weight, flat.exp_avg, flat.exp_avg_sq, flat.copy, addresses, flat.blocks, state.settings, flat.n_blocks,
+        ZERO=zero_gradients, num_warps=UPDATE_WARPS, **kinds,
+    )  # fmt: skip
+
+
+def adamw_step(
+    flat: FlatParameters,
+    state: AdamWState,
+    gradients: list[torch.Tensor | None],
+    addresses: torch.Tensor,
+    *,
+    max_norm: float | None = None,
+    skip_nonfinite: bool = False,
+    zero_gradients: bool = False,
+) -> None:
+    """One step for all parameters. `gradients` in the order of `flat.places`, None where there is none (left alone);
+    `addresses` their data pointers, int64 on the device, 16-byte aligned, 0 for None."""
+    if runs_triton(flat.weight):
+        _launch(flat, state, addresses, max_norm, skip_nonfinite, zero_gradients)
+    else:
+        adamw_reference(
+            flat, state, gradients, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_gradients=zero_gradients
+        )

@@ -1,0 +1,285 @@
+"""The optimizer around `adamw_step`: a `torch.optim.Optimizer` whose whole step is three launches and no host sync.
+
+    optimizer = FlatAdamW.flatten(model, lr=2e-5, weight_decay=0.01, max_norm=1.0, copy_dtype=torch.bfloat16)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+
+The model must be on its device before, and is not to be moved afterwards: its parameters become views of the flat
+buffers. Host values in `param_groups` (a torch scheduler's `lr`) are sent to the device when they change. A captured
+step cannot do that; there, the learning rate follows `lr_factors`, a table with one factor per step that the device
+indexes by itself.
+
+Capture. Autograd leaves gradients at new addresses in every captured graph, so each capture gets its own table of
+addresses; it can be written only when the capture is over:
+
+    with torch.cuda.graph(graph): loss.backward(); optimizer.step(); optimizer.zero_grad()
+    optimizer.finish_capture()
+
+Until then the table is zero, which means "no gradients": a forgotten call trains nothing rather than reading wild
+memory. With `flat_gradients=True` the gradients have fixed places, several graphs may accumulate into them, and `step`
+zeroes them in the same pass.
+
+Different from torch.optim.AdamW: all parameters share one step count (torch counts per parameter, which differs only
+for parameters without a gradient in some steps), and clipping happens inside, so `.grad` keeps its unclipped values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from automodel.kernels.adamw import AdamWState, adamw_step
+from automodel.kernels.flat_parameters import FlatParameters
+
+CAPTURES_AT_ONCE = 64
+"""Tables of gradient addresses made ahead: this many graphs may be captured before the next `finish_capture`."""
+ALIGNMENT = 16
+_TORCH_GROUP_DEFAULTS = {
+    "amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False, "fused": None,
+    "decoupled_weight_decay": True,
+}  # fmt: skip
+
+
+def decays(name: str, parameter: torch.nn.Parameter) -> bool:
+    """The usual rule: matrices and embeddings decay, biases and norms do not."""
+    return parameter.ndim >= 2
+
+
+class FlatAdamW(torch.optim.Optimizer):
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        max_norm: float | None = None,
+        copy_dtype: torch.dtype | None = None,
+        flat_gradients: bool = False,
+        lr_factors: torch.Tensor | None = None,
+        initial_loss_scale: float | None = None,
+        skip_nonfinite: bool = False,
+    ):
+        """max_norm: clip the global norm, None for no clipping (and no norm). copy_dtype: the dtype the model computes
+        in, while the weights here stay fp32. lr_factors: one factor per step. initial_loss_scale: dynamic loss scaling;
+        multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing."""
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **_TORCH_GROUP_DEFAULTS}
+        super().__init__(params, defaults)
+        self.flat = FlatParameters(self.param_groups, copy_dtype)
+        self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
+        self.skip_nonfinite = skip_nonfinite or initial_loss_scale is not None
+        # Whether a gradient is finite shows in the norm, so skipping needs one even without clipping.
+        self.max_norm = float("inf") if max_norm is None and self.skip_nonfinite else max_norm
+        if lr_factors is not None:
+            self.device_state.lr_factors = lr_factors.to(self.flat.device, torch.float64)
+        if initial_loss_scale is not None:
+            self.device_state.loss_scale = torch.tensor([initial_loss_scale, 0.0], device=self.flat.device)
+        self.gradient_buffers = self.flat.attach_gradients() if flat_gradients else []
+        self._flat_addresses = [p.grad.data_ptr() for g in self.param_groups for p in g["params"] if flat_gradients]
+        self._sent_hyper: list[list[float]] | None = None
+        self._send_hyper()
+        self._tables = self._new_tables()
+        self._sent_addresses: list[int] | None = None
+        self._captured: list[list[int]] = []
+        self._finished: list[torch.Tensor] = []
+        self._realigned: list[torch.Tensor] = []
+
+    @classmethod
+    def flatten(
+        cls,
+        model: torch.nn.Module,
+        *,
+        weight_decay: float = 1e-2,
+        decays: Callable[[str, torch.nn.Parameter], bool] = decays,
+        **options: Any,
+    ) -> FlatAdamW:
+        """Two groups from a model's trainable parameters: those that decay, and those that do not."""
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for name, p in named if decays(name, p)], "weight_decay": weight_decay},
+            {"params": [p for name, p in named if not decays(name, p)], "weight_decay": 0.0},
+        ]
+        return cls([group for group in groups if group["params"]], **options)
+
+    # The device tensors a training loop reads, late and without waiting.
+
+    @property
+    def grad_norm(self) -> torch.Tensor:
+        """Norm of the last step's gradients before clipping; (1,) on the device."""
+        return self.device_state.norm
+
+    @property
+    def step_count(self) -> torch.Tensor:
+        return self.device_state.step
+
+    @property
+    def loss_scale(self) -> torch.Tensor | None:
+        """What to multiply the loss by; () on the device, or None."""
+        return None if self.device_state.loss_scale is None else self.device_state.loss_scale[0]
+
+    def full_precision_weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """The fp32 weights by the model's parameter names, for saving."""
+        return self.flat.weights_by_name(model.named_parameters())
+
+    # Stepping.
+
+    def step(self, closure: None = None) -> None:  # ty: ignore[incompatible-method-override]
+        if closure is not None:
+            raise ValueError("FlatAdamW.step takes no closure: call loss.backward() first")
+        gradients = [place.parameter.grad for place in self.flat.places]
+        if self.flat.device.type == "cuda":
+            gradients, addresses = self._locate(gradients)
+        else:
+            gradients, addresses = self._locate_eagerly(gradients)
+        adamw_step(
+            self.flat,
+            self.device_state,
+            gradients,
+            addresses,
+            max_norm=self.max_norm,
+            skip_nonfinite=self.skip_nonfinite,
+            zero_gradients=bool(self.gradient_buffers),
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients; flat ones are already zero after a step and keep their place."""
+        if not self.gradient_buffers:
+            super().zero_grad(set_to_none)
+            return
+        for buffer in self.gradient_buffers:
+            buffer.zero_()
+
+    def finish_capture(self) -> None:
+        """Write the address tables of the graphs captured since the last call. Call it before the first replay."""
+        for row, addresses in enumerate(self._captured, start=1):
+            self._tables[row].copy_(torch.tensor(addresses, dtype=torch.int64))
+        if self._captured:
+            self._captured = []
+            self._finished.append(self._tables)  # the graphs read these rows by address as long as they live
+            self._tables = self._new_tables()
+            self._sent_addresses = None
+
+    def _new_tables(self) -> torch.Tensor:
+        """Row 0 is for steps that run at once, the others for captures."""
+        shape = (1 + CAPTURES_AT_ONCE, len(self.flat.places))
+        return torch.zeros(shape, dtype=torch.int64, device=self.flat.device)
+
+    def _locate(self, gradients: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], torch.Tensor]:
+        if not torch.cuda.is_current_stream_capturing():
+            return self._locate_eagerly(gradients)
+        if self._hyper_rows() != self._sent_hyper:
+            raise RuntimeError(
+                "hyper-parameters changed since the last step; call send_hyper_parameters() and recapture"
+            )
+        if len(self._captured) == CAPTURES_AT_ONCE:
+            raise RuntimeError(
+                f"{CAPTURES_AT_ONCE} steps captured without finish_capture(); call it after each capture"
+            )
+        gradients, addresses = self._aligned(gradients)
+        self._captured.append(addresses)
+        return gradients, self._tables[len(self._captured)]
+
+    def _locate_eagerly(self, gradients: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], torch.Tensor]:
+        self.flat.check_in_place()
+        self._send_hyper()
+        gradients, addresses = self._aligned(gradients)
+        if addresses != self._sent_addresses:
+            self._tables[0].copy_(torch.tensor(addresses, dtype=torch.int64))
+            self._sent_addresses = addresses
+        return gradients, self._tables[0]
+
+    def _aligned(self, gradients: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], list[int]]:
+        """Gradients as the kernels want them: dense, contiguous, 16-byte aligned. The rare others are copied."""
+        self._realigned, ready = [], []
+        for gradient in gradients:
+            if gradient is not None:
+                if gradient.layout != torch.strided:
+                    raise ValueError("FlatAdamW takes dense gradients only; set sparse=False on the embedding")
+                if not gradient.is_contiguous() or gradient.data_ptr() % ALIGNMENT:
+                    gradient = gradient.clone(memory_format=torch.contiguous_format)
+                    self._realigned.append(gradient)  # alive until the launch has been queued
+            ready.append(gradient)
+        addresses = [0 if gradient is None else gradient.data_ptr() for gradient in ready]
+        if self._flat_addresses and addresses != self._flat_addresses:
+            raise RuntimeError(
+                "with flat_gradients=True the gradients must stay in place: zero them, never replace .grad"
+            )
+        return ready, addresses
+
+    # Hyper-parameters.
+
+    def _hyper_rows(self) -> list[list[float]]:
+        return [
+            [float(g["lr"]), float(g["betas"][0]), float(g["betas"][1]), float(g["eps"]), float(g["weight_decay"])]
+            for g in self.param_groups
+        ]
+
+    def _send_hyper(self) -> None:
+        rows = self._hyper_rows()
+        if rows != self._sent_hyper:
+            self.device_state.hyper.copy_(torch.tensor(rows, dtype=torch.float64))
+            self._sent_hyper = rows
+
+    def send_hyper_parameters(self) -> None:
+        """Send changed `param_groups` to the device; captured graphs use them from the next replay on."""
+        self._send_hyper()
+
+    # Saving and loading, in the layout of torch.optim.AdamW.
+
+    def state_dict(self) -> dict[str, Any]:
+        """`{"state": {index: {step, exp_avg, exp_avg_sq[, weight]}}, "param_groups": …, "extra": …}`.
+
+        torch.optim.AdamW loads it; `weight` is the fp32 weight, present where the model holds a 16-bit copy.
+        """
+        step = self.device_state.step.to(torch.float32).reshape(()).cpu()
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for index, place in enumerate(self.flat.places):
+            entry = {"step": step.clone()}
+            entry["exp_avg"] = place.view(self.flat.exp_avg).clone()
+            entry["exp_avg_sq"] = place.view(self.flat.exp_avg_sq).clone()
+            if self.flat.copy is not None and not place.full_precision:
+                entry["weight"] = place.view(self.flat.weight).clone()
+            state[index] = entry
+        groups, first = [], 0
+        for group in self.param_groups:
+            indices = list(range(first, first + len(group["params"])))
+            groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
+            first += len(indices)
+        return {"state": state, "param_groups": groups, "extra": self._extra_state()}
+
+    def _extra_state(self) -> dict[str, Any]:
+        scale = self.device_state.loss_scale
+        skipped = int(self.device_state.skipped)
+        return {"skipped": skipped, "loss_scale": None if scale is None else scale.cpu()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From this class or from torch.optim.AdamW over the same parameters in the same groups."""
+        groups = state_dict["param_groups"]
+        sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in self.param_groups]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"saved optimizer has groups of {sizes[0]} parameters, this one of {sizes[1]}")
+        saved = [state_dict["state"].get(index) for group in groups for index in group["params"]]
+        steps = {int(entry["step"]) for entry in saved if entry}
+        if len(steps) > 1:
+            raise ValueError(f"saved parameters differ in step count ({sorted(steps)}); FlatAdamW keeps one for all")
+        for mine, loaded in zip(self.param_groups, groups):
+            mine.update({key: value for key, value in loaded.items() if key != "params"})
+        for place, entry in zip(self.flat.places, saved):
+            for name, buffer in (("exp_avg", self.flat.exp_avg), ("exp_avg_sq", self.flat.exp_avg_sq)):
+                view = place.view(buffer)
+                view.copy_(entry[name]) if entry else view.zero_()
+            if entry and "weight" in entry:
+                place.view(self.flat.weight).copy_(entry["weight"])
+                place.parameter.copy_(entry["weight"])
+        step = steps.pop() if steps else 0
+        self.device_state.step.fill_(step)
+        betas = torch.tensor([group["betas"] for group in self.param_groups], dtype=torch.float64)
+        self.device_state.powers.copy_(betas**step)
+        self._send_hyper()
+        extra = state_dict.get("extra", {})
+        self.device_state.skipped.fill_(extra.get("skipped", 0))
+        if self.device_state.loss_scale is not None and extra.get("loss_scale") is not None:
+            self.device_state.loss_scale.copy_(extra["loss_scale"])
