@@ -28,7 +28,7 @@ from automodel.engine.step import TrainStep
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.forward import make_forward
-from automodel.models.load import load_model
+from automodel.models.load import align_pad_token, load_model
 from automodel.optim.build import build_optimizer, load_state_tensors, state_tensors
 from automodel.optim.schedule import Schedule
 
@@ -58,6 +58,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
         torch.set_float32_matmul_precision("high")
     dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
     model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device)
+    align_pad_token(model, prepared.tokenizer)
     model.train()
     if cfg.training_optimizations.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -96,15 +96,18 @@ def start_fresh(folder: RunFolder) -> None:
     folder.run.mkdir(parents=True)
 
 
+def model_files(root: Path) -> list[str]:
+    """Names of the files in a folder that a saved model and tokenizer consist of."""
+    suffixes = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
+    return sorted(p.name for p in root.iterdir() if p.is_file() and p.suffix in suffixes)
+
+
 def _foreign_model_files(folder: RunFolder) -> list[str]:
     """Files in the root that an export would replace and no earlier run wrote."""
     if not folder.root.is_dir():
         return []
     ours = set(folder.exported())
-    model_like = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
-    return sorted(
-        p.name for p in folder.root.iterdir() if p.is_file() and p.suffix in model_like and p.name not in ours
-    )
+    return [name for name in model_files(folder.root) if name not in ours]
 
 
 def _check_writable(root: Path) -> None:

@@ -60,7 +60,7 @@ def train(run: Run) -> Outcome:
 
 
 def _log(run: Run, result, throughput: Throughput, memory: MemoryMeter) -> None:
-    loss = run.state.window.mean()
+    loss = run.state.close_window()
     values = {
         "loss": loss,
         "lr": result.lr,
@@ -69,7 +69,6 @@ def _log(run: Run, result, throughput: Throughput, memory: MemoryMeter) -> None:
         "memory_gib": memory.read(),
         "epoch": run.state.epoch,
     }
-    run.state.window = type(run.state.window)()
     run.progress.step(run.state.step, values)
     run.trackers.log(run.state.step, {**values, "time": now() - run.started}, "train")
     if not math.isfinite(loss):

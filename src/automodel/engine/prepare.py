@@ -16,7 +16,8 @@ from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.load import count_parameters, infer_task, load_hf_config, load_tokenizer, model_limits
+from automodel.models.load import count_parameters, load_hf_config, load_tokenizer, model_limits, read_hf_config
+from automodel.models.tasks import infer_task
 from automodel.plan.check import not_yet
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import DataFacts, ModelFacts, make_plan
@@ -49,8 +50,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
     if unbuilt:
         raise NotYetError("\n".join(str(p) for p in unbuilt))
     task, hf_config = _task(cfg)
-    tokenizer = load_tokenizer(cfg.model)
-    limits = model_limits(hf_config)
+    tokenizer = load_tokenizer(cfg.model, hf_config)
+    limits = model_limits(hf_config, task)
 
     def load(section: DatasetConfig, role: str, like: PreparedData | None = None) -> PreparedData:
         return prepare(
@@ -111,8 +112,7 @@ def _task(cfg: RunConfig) -> tuple[str, Any]:
     task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None)
     if task is None:
         # Only the model's own config can still tell; it is small and is needed anyway.
-        hf_config = load_hf_config(cfg.model, None, cfg.model.num_labels, None, cfg.model.problem_type)
-        task = infer_task(cfg.model, cfg.dataset.target, hf_config)
+        task = infer_task(cfg.model, cfg.dataset.target, read_hf_config(cfg.model))
     if task is None:
         raise UserError(
             "task: it cannot be told from the model or the dataset what to train. Add one line to the config:\n"

@@ -16,7 +16,7 @@ from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
 from automodel.engine.build import Run, build, load_weights
-from automodel.engine.folder import EXPORTED, RunFolder, open_folder, start_fresh
+from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folder, start_fresh
 from automodel.engine.loop import Outcome, train
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.metrics.progress import Progress
@@ -75,9 +75,7 @@ def finetune(
     with run.progress:
         for line in _opening_lines(run):
             run.progress.info(line)
-        outcome = train(run)
-        finished = _finish(run, outcome)
-    return finished
+        return _finish(run, train(run))
 
 
 def _opening_lines(run: Run) -> list[str]:
@@ -140,8 +138,12 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
             assert run.evaluator is not None
             metrics = run.evaluator()
             chosen |= {"validation": metrics.values, "confusion_matrix": metrics.confusion_matrix}
-    written = save_hf_folder(run.model, run.prepared.tokenizer, run.folder.root)
-    run.folder.write_json(EXPORTED, sorted(set(run.folder.exported()) | {str(name) for name in written}))
+    tokenizer = run.prepared.tokenizer
+    if run.prepared.train.chat_template and not tokenizer.chat_template:
+        tokenizer.chat_template = run.prepared.train.chat_template
+    save_hf_folder(run.model, tokenizer, run.folder.root)
+    # Files of other origin were refused when the run began, so what lies in the root now is this export.
+    run.folder.write_json(EXPORTED, model_files(run.folder.root))
     return chosen
 
 
@@ -160,7 +162,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "steps": state.step,
         "epochs": state.epoch,
         "train_s": state.train_seconds,
-        "train_loss": float(state.total_loss) / max(1, state.step),
+        "train_loss": state.mean_loss(),
         "best": {"step": best.step, "metric": best.metric, "value": best.value} if best.step is not None else None,
         "validation": outcome.validation.values if outcome.validation else None,
         "confusion_matrix": outcome.validation.confusion_matrix if outcome.validation else None,

@@ -35,19 +35,26 @@ class Best:
 
 @dataclass
 class Window:
-    """Sums since the last log line. Losses stay on the device until the line is due."""
+    """Losses since the last log line. They stay on the device, one small tensor a step, until the line is due."""
 
     steps: int = 0
-    loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    earlier: float = 0.0
+    """Sum of losses that were read already, by a checkpoint in the middle of the window."""
+    losses: list[Tensor] = field(default_factory=list)
 
     def add(self, result: StepResult) -> None:
-        if self.loss.device != result.loss.device:
-            self.loss = self.loss.to(result.loss.device)
-        self.loss += result.loss
+        self.losses.append(result.loss)
         self.steps += 1
 
+    def total(self) -> float:
+        """Waits for the device, once for the whole window. Summed step by step, so a restart changes no digit."""
+        for loss in torch.stack(self.losses).tolist() if self.losses else []:
+            self.earlier += loss
+        self.losses = []
+        return self.earlier
+
     def mean(self) -> float:
-        return float(self.loss) / max(1, self.steps)
+        return self.total() / max(1, self.steps)
 
 
 @dataclass
@@ -63,18 +70,26 @@ class TrainState:
     train_seconds: float = 0.0
     """Time spent in training steps, over all restarts."""
     window: Window = field(default_factory=Window)
-    total_loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
+    closed_loss: float = 0.0
+    """Sum of the losses of all windows before this one."""
     last_validation: dict[str, float] | None = None
 
     def add(self, result: StepResult, epoch: float) -> None:
         self.window.add(result)
-        if self.total_loss.device != result.loss.device:
-            self.total_loss = self.total_loss.to(result.loss.device)
-        self.total_loss += result.loss
         self.step += 1
         self.epoch = epoch
         self.tokens += result.tokens
         self.samples += result.samples
+
+    def close_window(self) -> float:
+        """The mean loss since the last call."""
+        mean = self.window.mean()
+        self.closed_loss += self.window.total()
+        self.window = Window()
+        return mean
+
+    def mean_loss(self) -> float:
+        return (self.closed_loss + self.window.total()) / max(1, self.step)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,8 +99,8 @@ class TrainState:
             "samples": self.samples,
             "train_seconds": self.train_seconds,
             "window_steps": self.window.steps,
-            "window_loss": float(self.window.loss),
-            "total_loss": float(self.total_loss),
+            "window_loss": self.window.total(),
+            "closed_loss": self.closed_loss,
             "last_validation": self.last_validation,
             "best": vars(self.best),
         }
@@ -99,7 +114,7 @@ class TrainState:
             tokens=value["tokens"],
             samples=value["samples"],
             train_seconds=value["train_seconds"],
-            window=Window(value["window_steps"], torch.tensor(value["window_loss"], dtype=torch.float64)),
-            total_loss=torch.tensor(value["total_loss"], dtype=torch.float64),
+            window=Window(value["window_steps"], value["window_loss"]),
+            closed_loss=value["closed_loss"],
             last_validation=value["last_validation"],
         )

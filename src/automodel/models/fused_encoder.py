@@ -8,8 +8,8 @@ launch is the cost. The fused block computes the same function with the same par
     h       = LayerNorm(x + dropout(a Woᵀ + bo))
     y       = LayerNorm(h + dropout(gelu(h W1ᵀ + b1) W2ᵀ + b2))
 
-and gradients of the weights go straight into the optimizer's flat buffer (`kernels/linear.py`). In the last block of a
-classifier only the pooled token of each document is read afterwards, so queries, attention output and MLP are computed
+with one product each way for query, key and value (`kernels/linear.py`). In the last block of a classifier only the
+pooled token of each document is read afterwards, so queries, attention output and MLP are computed
 for those rows alone, with keys and values of every token. Both are exact: `tests/gpu` holds them to the stock layer.
 
 The swap is made on the instances (`layer.forward`), from a table, and can be undone. Parameters keep their names.
@@ -21,20 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.bias_gelu import bias_gelu
-from automodel.kernels.linear import Sunk, sunk_linear
-
-
-class FlatParameters(Protocol):
-    """What the fused block needs of the flat parameter store: joined views of neighbours and their gradients."""
-
-    def joined(self, parameters: list[nn.Parameter]) -> Sunk: ...
+from automodel.kernels.linear import joined_linear
 
 
 @dataclass(frozen=True)
@@ -59,10 +53,9 @@ class Parts:
     """On the MLP's output, before the residual."""
     activation: str
 
-    def neighbours(self) -> list[list[nn.Parameter]]:
-        """Parameters that must lie next to each other in the flat buffer."""
-        linears = (self.query, self.key, self.value)
-        return [[m.weight for m in linears], [m.bias for m in linears]]
+    def neighbours(self) -> list[nn.Parameter]:
+        """Parameters that must lie next to each other in memory, in this order."""
+        return [self.query.weight, self.key.weight, self.value.weight]
 
 
 def _bert_parts(layer: Any, config: Any) -> Parts:
@@ -132,14 +125,24 @@ def fusable_layers(model: Any) -> list[tuple[Any, Parts]]:
     return found if all(p.activation == "gelu" for _, p in found) else []
 
 
+def joined_view(parameters: list[nn.Parameter]) -> Tensor | None:
+    """One (ΣO, I) tensor over weights that lie next to each other in one storage; None where they do not."""
+    first = parameters[0]
+    expected = first.data_ptr()
+    for parameter in parameters:
+        if parameter.data_ptr() != expected or not parameter.is_contiguous():
+            return None
+        expected += parameter.numel() * parameter.element_size()
+    rows = sum(p.shape[0] for p in parameters)
+    return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
+
+
 class FusedBlock:
     """Takes the place of one layer's `forward`. `seed` is the device tensor that every dropout of the step reads."""
 
-    def __init__(self, layer: nn.Module, parts: Parts, flat: FlatParameters, seed: Tensor, site: int, last: bool):
+    def __init__(self, layer: nn.Module, parts: Parts, qkv_weight: Tensor, seed: Tensor, site: int, last: bool):
         self.layer, self.parts, self.seed, self.site, self.last = layer, parts, seed, site, last
-        weights, biases = parts.neighbours()
-        self.qkv_weight, self.qkv_bias = flat.joined(weights), flat.joined(biases)
-        self.out, self.up, self.down = (flat.joined([m.weight]) for m in (parts.out, parts.up, parts.down))
+        self.qkv_weight = qkv_weight
 
     def __call__(
         self,
@@ -154,53 +157,49 @@ class FusedBlock:
         training = self.layer.training
         x_TN = hidden_states[0]
         if self.last and pooled_positions is not None:
-            attended, rest = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions, training)
+            attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions, training)
         else:
-            attended, rest = self._attend(x_TN, cu_seq_lens_q, max_length_q, training), x_TN
-        return self._after_attention(attended, rest, training).unsqueeze(0)
+            attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q, training), x_TN
+        return self._after_attention(attended, residual, training).unsqueeze(0)
 
     def _after_attention(self, attended: Tensor, residual: Tensor, training: bool) -> Tensor:
         p = self.parts
-        h = add_norm(
-            sunk_linear(attended, self.out),
-            residual,
-            p.attention_norm.weight,
-            p.attention_norm.bias,
-            eps=p.attention_norm.eps,
-            linear_bias=p.out.bias,
-            dropout_p=p.out_dropout if training else 0.0,
-            seed=self.seed,
-            site=2 * self.site,
-        )
-        inner = bias_gelu(sunk_linear(h, self.up), p.up.bias)
+        h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout if training else 0.0, 0)
+        inner = bias_gelu(joined_linear(h, p.up.weight.detach(), [p.up.weight]), p.up.bias)
+        return self._add_norm(inner, p.down, h, p.output_norm, p.down_dropout if training else 0.0, 1)
+
+    def _add_norm(
+        self, x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, dropout: float, which: int
+    ) -> Tensor:
+        """LayerNorm(residual + dropout(linear(x))): the bias, dropout, residual and norm are one kernel."""
         return add_norm(
-            sunk_linear(inner, self.down),
-            h,
-            p.output_norm.weight,
-            p.output_norm.bias,
-            eps=p.output_norm.eps,
-            linear_bias=p.down.bias,
-            dropout_p=p.down_dropout if training else 0.0,
+            joined_linear(x, linear.weight.detach(), [linear.weight]),
+            residual,
+            norm.weight,
+            norm.bias,
+            eps=norm.eps,
+            linear_bias=linear.bias,
+            dropout_p=dropout,
             seed=self.seed,
-            site=2 * self.site + 1,
+            site=2 * self.site + which,
         )
 
     def _attend(self, x_TN: Tensor, cu_seqlens: Tensor, longest: int, training: bool) -> Tensor:
-        qkv = sunk_linear(x_TN, self.qkv_weight, self.qkv_bias)
-        q, k, v = (t.unflatten(1, (self.parts.heads, -1)) for t in qkv.chunk(3, dim=1))
+        p = self.parts
+        linears = (p.query, p.key, p.value)
+        qkv = joined_linear(x_TN, self.qkv_weight, [m.weight for m in linears], [m.bias for m in linears])
+        q, k, v = (t.unflatten(1, (p.heads, -1)) for t in qkv.chunk(3, dim=1))
         return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest, training)
 
     def _attend_pooled(
         self, x_TN: Tensor, cu_seqlens: Tensor, longest: int, pooled_R: Tensor, training: bool
     ) -> tuple[Tensor, Tensor]:
         """Attention of one query a document: row r of `pooled_R` belongs to document r."""
-        n = x_TN.shape[1]
+        p, n = self.parts, self.parts.query.weight.shape[0]
         rows_RN = x_TN.index_select(0, pooled_R)
-        q_weight, kv_weight = _rows(self.qkv_weight, 0, n), _rows(self.qkv_weight, n, 3 * n)
-        q_bias, kv_bias = _rows(self.qkv_bias, 0, n), _rows(self.qkv_bias, n, 3 * n)
-        q = sunk_linear(rows_RN, q_weight, q_bias).unflatten(1, (self.parts.heads, -1))
-        kv = sunk_linear(x_TN, kv_weight, kv_bias)
-        k, v = (t.unflatten(1, (self.parts.heads, -1)) for t in kv.chunk(2, dim=1))
+        q = joined_linear(rows_RN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
+        kv = joined_linear(x_TN, self.qkv_weight[n:], [p.key.weight, p.value.weight], [p.key.bias, p.value.bias])
+        q, k, v = (t.unflatten(1, (p.heads, -1)) for t in (q, *kv.chunk(2, dim=1)))
         documents = pooled_R.shape[0]
         one_each = torch.arange(documents + 1, device=x_TN.device, dtype=cu_seqlens.dtype)
         return self._flash(q, k, v, one_each, cu_seqlens[: documents + 1], 1, longest, training), rows_RN
@@ -213,15 +212,16 @@ class FusedBlock:
         return out.flatten(1)
 
 
-def _rows(sunk: Sunk, start: int, end: int) -> Sunk:
-    return Sunk(sunk.value[start:end], sunk.sink[start:end])
-
-
-def fuse_encoder(model: Any, flat: FlatParameters, seed: Tensor) -> int:
-    """Swaps every fusable layer of the model and returns how many; `unfuse_encoder` undoes it."""
+def fuse_encoder(model: Any, seed: Tensor) -> int:
+    """Swaps every fusable layer of the model and returns how many; `unfuse_encoder` undoes it. Query, key and value
+    weights must be neighbours in memory by now."""
     layers = fusable_layers(model)
-    for index, (layer, parts) in enumerate(layers):
-        layer.forward = FusedBlock(layer, parts, flat, seed, index, last=index == len(layers) - 1)
+    joined = [joined_view(parts.neighbours()) for _, parts in layers]
+    if any(view is None for view in joined):
+        return 0
+    for index, ((layer, parts), qkv_weight) in enumerate(zip(layers, joined)):
+        assert qkv_weight is not None
+        layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, last=index == len(layers) - 1)
     return len(layers)
 
 

@@ -1,0 +1,70 @@
+"""Nothing a user made is lost: what may live in a run folder, and what is refused."""
+
+import json
+
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.engine.folder import EXPORTED, RunFolder, open_folder, start_fresh
+
+
+def finished_run(root):
+    (root / "run" / "steps" / "step-00000010").mkdir(parents=True)
+    (root / "run" / "config.yaml").write_text("model: x\n")
+    (root / "config.json").write_text("{}")
+    (root / "notes.md").write_text("mine")
+    (root / "run" / EXPORTED).write_text(json.dumps(["config.json"]))
+    return root
+
+
+def test_a_new_folder_is_fine(tmp_path):
+    folder = open_folder(str(tmp_path / "new"), resume=False, overwrite=False)
+    start_fresh(folder)
+    assert folder.run.is_dir()
+
+
+def test_another_run_is_not_overwritten(tmp_path):
+    root = finished_run(tmp_path)
+    with pytest.raises(UserError, match=r"already holds a run\. Continue it with --resume, replace it with --overwrite"):
+        open_folder(str(root), resume=False, overwrite=False)
+
+
+def test_overwrite_removes_only_what_the_run_wrote(tmp_path):
+    root = finished_run(tmp_path)
+    start_fresh(open_folder(str(root), resume=False, overwrite=True))
+    assert not (root / "config.json").exists()
+    assert (root / "notes.md").read_text() == "mine"
+    assert not any((root / "run").iterdir())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_somebody_elses_model_is_never_touched(tmp_path, overwrite):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(UserError, match="holds a model that no run of automodel wrote"):
+        open_folder(str(tmp_path), resume=False, overwrite=overwrite)
+
+
+def test_a_run_without_model_is_put_aside(tmp_path):
+    for number in (1, 2):
+        folder = open_folder(str(tmp_path), resume=False, overwrite=False)
+        start_fresh(folder)
+        (folder.run / "metrics.jsonl").write_text(str(number))
+    assert (tmp_path / "run.1" / "metrics.jsonl").read_text() == "1"
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == "2"
+
+
+def test_resume_needs_a_run(tmp_path):
+    with pytest.raises(UserError, match="there is no run in"):
+        open_folder(str(tmp_path / "nothing"), resume=True, overwrite=False)
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        open_folder(str(tmp_path / "file"), resume=False, overwrite=False)
+
+
+def test_exported_files_are_remembered(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json(EXPORTED, ["config.json"])
+    assert folder.exported() == ["config.json"]
