@@ -19,6 +19,7 @@ class DatasetConfig(Section):
         "path_or_dataset": "path",
         "limit_dataset_samples": "num_samples_limit",
         "subset": "name",
+        "dataset_path": "path",
     }
 
     path: str | None = None

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+Numbers = Sequence[int] | np.ndarray
+
 
 @dataclass(frozen=True)
 class BadRow:
@@ -57,23 +59,23 @@ class SampleWriter:
     """Collects the samples of one chunk; `finish` turns them into arrays."""
 
     rows: list[int] = field(default_factory=list)
-    input_ids: list[Sequence[int]] = field(default_factory=list)
-    token_labels: list[Sequence[int]] = field(default_factory=list)
-    token_types: list[Sequence[int]] = field(default_factory=list)
+    input_ids: list[Numbers] = field(default_factory=list)
+    token_labels: list[Numbers] = field(default_factory=list)
+    token_types: list[Numbers] = field(default_factory=list)
     labels: list[int | Sequence[float]] = field(default_factory=list)
-    target_ids: list[Sequence[int]] = field(default_factory=list)
+    target_ids: list[Numbers] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     truncated: int = 0
 
     def add(
         self,
         row: int,
-        input_ids: Sequence[int],
+        input_ids: Numbers,
         *,
-        token_labels: Sequence[int] | None = None,
-        token_types: Sequence[int] | None = None,
+        token_labels: Numbers | None = None,
+        token_types: Numbers | None = None,
         label: int | Sequence[float] | None = None,
-        target_ids: Sequence[int] | None = None,
+        target_ids: Numbers | None = None,
     ) -> None:
         """One finished sample. A chunk's samples all carry the same optional parts."""
         self.rows.append(row)
@@ -109,11 +111,11 @@ class SampleWriter:
         )
 
 
-def _lengths(parts: list[Sequence[int]]) -> np.ndarray:
+def _lengths(parts: list[Numbers]) -> np.ndarray:
     return np.fromiter((len(part) for part in parts), dtype=np.int64, count=len(parts))
 
 
-def _flat(parts: list[Sequence[int]], dtype: type) -> np.ndarray:
+def _flat(parts: list[Numbers], dtype: type) -> np.ndarray:
     if not parts:
         return np.zeros(0, dtype=dtype)
     return np.concatenate([np.asarray(part, dtype=dtype) for part in parts])

@@ -1,0 +1,160 @@
+"""Text classification and token classification: rows of text (or of words) with labels.
+
+Texts are tokenised as the tokenizer itself would for this model, special tokens included. A word's label sits on its
+first piece; further pieces and special tokens carry IGNORE, so a long word counts no more than a short one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from automodel.data.batch import IGNORE
+from automodel.data.labels import BadLabel, LabelMap
+from automodel.data.samples import SampleWriter
+
+
+def text_problem(text: Any, what: str = "text") -> str | None:
+    """Why a value is no usable text, or None."""
+    if text is None:
+        return f"the {what} is missing"
+    if not isinstance(text, str):
+        return f"the {what} is {type(text).__name__} and not text"
+    return None if text.strip() else f"the {what} is empty"
+
+
+def was_cut(encoded: Any, position: int) -> bool:
+    """Whether the tokenizer left something out of this text."""
+    if encoded.encodings is not None:
+        return bool(encoded.encodings[position].overflowing)
+    return False
+
+
+@dataclass(frozen=True)
+class TextClassifier:
+    """Texts, or pairs of them, each with one label (or a vector of them)."""
+
+    tokenizer: Any
+    text: str
+    pair: str | None
+    label: str | tuple[str, ...]
+    labels: LabelMap
+    max_length: int
+    token_types: bool
+    class_names: tuple[str, ...] | None = None
+    """Names behind this dataset's own ids, where they differ from the training data's."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        label = (self.label,) if isinstance(self.label, str) else self.label
+        return tuple(dict.fromkeys([self.text, *([self.pair] if self.pair else []), *label]))
+
+    def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
+        kept: list[tuple[int, Any]] = []
+        for i in range(len(rows[self.text])):
+            problem = text_problem(rows[self.text][i])
+            if problem is None and self.pair:
+                problem = text_problem(rows[self.pair][i], f"text in '{self.pair}'")
+            if problem is None:
+                try:
+                    kept.append((i, self.labels(self._label(rows, i))))
+                    continue
+                except BadLabel as error:
+                    problem = str(error)
+            out.reject(first + i, problem)
+        if not kept:
+            return
+        pairs = [rows[self.pair][i] for i, _ in kept] if self.pair else None
+        encoded = self.tokenizer(
+            [rows[self.text][i] for i, _ in kept],
+            pairs,
+            truncation=True,
+            max_length=self.max_length,
+            return_attention_mask=False,
+            return_token_type_ids=self.token_types,
+        )
+        for position, (i, label) in enumerate(kept):
+            types = encoded["token_type_ids"][position] if self.token_types else None
+            out.add(first + i, encoded["input_ids"][position], label=label, token_types=types)
+            out.truncated += was_cut(encoded, position)
+
+    def _label(self, rows: dict[str, list], i: int) -> Any:
+        if not isinstance(self.label, str):
+            values = [rows[name][i] for name in self.label]
+            return None if any(v is None for v in values) else values
+        value = rows[self.label][i]
+        return named(value, self.class_names)
+
+
+def named(value: Any, class_names: tuple[str, ...] | None) -> Any:
+    """A class id (or a list of them) under its name, where the dataset has names of its own."""
+    if class_names is None:
+        return value
+    if isinstance(value, list):
+        return [named(v, class_names) for v in value]
+    if isinstance(value, int) and 0 <= value < len(class_names):
+        return class_names[value]
+    return value
+
+
+@dataclass(frozen=True)
+class TokenClassifier:
+    """Lists of words, each word with a tag."""
+
+    tokenizer: Any
+    tokens: str
+    tags: str
+    labels: LabelMap
+    max_length: int
+    token_types: bool
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.tokens, self.tags)
+
+    def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
+        kept: list[tuple[int, list[int]]] = []
+        for i, (words, tags) in enumerate(zip(rows[self.tokens], rows[self.tags])):
+            try:
+                kept.append((i, self._tags(words, tags)))
+            except BadLabel as error:
+                out.reject(first + i, str(error))
+        if not kept:
+            return
+        encoded = self.tokenizer(
+            [rows[self.tokens][i] for i, _ in kept],
+            is_split_into_words=True,
+            truncation=True,
+            max_length=self.max_length,
+            return_attention_mask=False,
+            return_token_type_ids=self.token_types,
+        )
+        for position, (i, tags) in enumerate(kept):
+            labels = first_pieces(encoded.word_ids(position), tags)
+            if all(label == IGNORE for label in labels):
+                out.reject(first + i, f"no labelled word is left within max_length {self.max_length}")
+                continue
+            types = encoded["token_type_ids"][position] if self.token_types else None
+            out.add(first + i, encoded["input_ids"][position], token_labels=labels, token_types=types)
+            out.truncated += was_cut(encoded, position)
+
+    def _tags(self, words: Any, tags: Any) -> list[int]:
+        if not words:
+            raise BadLabel("the row has no words")
+        if tags is None:
+            raise BadLabel("the tags are missing")
+        if len(words) != len(tags):
+            raise BadLabel(f"the row has {len(words)} words but {len(tags)} tags")
+        if any(not isinstance(word, str) for word in words):
+            raise BadLabel("a word is missing")
+        return [IGNORE if tag == IGNORE else self.labels.class_id(named(tag, self.class_names)) for tag in tags]
+
+
+def first_pieces(word_ids: list[int | None], tags: list[int]) -> list[int]:
+    """Each word's tag on its first piece, IGNORE elsewhere."""
+    labels, previous = [], None
+    for word in word_ids:
+        labels.append(tags[word] if word is not None and word != previous else IGNORE)
+        previous = word
+    return labels

@@ -1,0 +1,150 @@
+"""Finding the columns a task needs.
+
+A column named in the config must exist; one left out is found by the names that public datasets use. Whatever cannot
+be found is an error that lists the columns there are, with the nearest name: most such errors are typing mistakes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from automodel.config.errors import UserError
+
+TEXT = (
+    "text",
+    "sentence",
+    "review",
+    "content",
+    "comment",
+    "tweet",
+    "body",
+    "document",
+    "article",
+    "utterance",
+    "query",
+)
+TEXT_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("text1", "text2"),
+    ("question", "sentence"),
+    ("query", "passage"),
+)
+LABEL = ("label", "labels", "target", "class", "category", "sentiment", "intent", "topic", "score", "stars", "rating")
+TOKENS = ("tokens", "words")
+TAGS = ("ner_tags", "tags", "labels", "pos_tags", "chunk_tags", "label")
+MESSAGES = ("messages", "conversations", "conversation", "chat", "dialogue")
+SOURCE_TARGET = (
+    ("document", "summary"),
+    ("article", "highlights"),
+    ("article", "summary"),
+    ("text", "summary"),
+    ("dialogue", "summary"),
+    ("source", "target"),
+    ("src", "tgt"),
+    ("input", "output"),
+    ("input_text", "target_text"),
+    ("question", "answer"),
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a dataset, asked for by one section of the config (`dataset` or `validation_dataset`)."""
+
+    features: Any
+    """`datasets.Features`."""
+    section: str = "dataset"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.features
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.features)
+
+    def listed(self) -> str:
+        return ", ".join(f"{name} ({kind_of(feature)})" for name, feature in self.features.items())
+
+    def required(self, name: str, key: str) -> str:
+        """A column the config names under `key`."""
+        if name in self.features:
+            return name
+        raise UserError(
+            f"{self.section}.{key}: the data has no column '{name}'. It has: {self.listed()}."
+            + did_you_mean(name, self.names)
+        )
+
+    def first_of(self, names: Iterable[str], key: str, what: str) -> str:
+        """The first known name that the data has."""
+        for name in names:
+            if name in self.features:
+                return name
+        raise UserError(
+            f"{self.section}.{key}: no column of the data is known to hold {what}. It has: {self.listed()}. "
+            f"Name the right one: {self.section}.{key}: <column>."
+        )
+
+    def text(
+        self, configured: str | None, key: str, names: Sequence[str], what: str, besides: Sequence[str] = ()
+    ) -> str:
+        """A column of strings: the configured one, a known name, or the only column of strings there is."""
+        if configured is not None:
+            return self.of_strings(self.required(configured, key), key)
+        known = [n for n in names if n in self.features and is_string(self.features[n]) and n not in besides]
+        if known:
+            return known[0]
+        strings = [n for n, f in self.features.items() if is_string(f) and n not in besides]
+        if len(strings) == 1:
+            return strings[0]
+        return self.first_of((), key, what)
+
+    def of_strings(self, name: str, key: str) -> str:
+        if not is_string(self.features[name]):
+            strings = [n for n, f in self.features.items() if is_string(f)]
+            hint = f" Columns of text here: {', '.join(strings)}." if strings else " No column here holds text."
+            raise UserError(
+                f"{self.section}.{key}: column '{name}' holds {kind_of(self.features[name])}, not text.{hint}"
+            )
+        return name
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def is_string(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string") and type(feature).__name__ == "Value"
+
+
+def is_list(feature: Any) -> bool:
+    return isinstance(feature, list) or type(feature).__name__ in ("List", "LargeList", "Sequence")
+
+
+def item_of(feature: Any) -> Any:
+    """Feature of a list's items."""
+    return feature[0] if isinstance(feature, list) else feature.feature
+
+
+def kind_of(feature: Any) -> str:
+    """A feature in words a person knows."""
+    if isinstance(feature, dict):
+        return "a record of " + "/".join(feature)
+    if is_list(feature):
+        inner = item_of(feature)
+        return "lists of records" if isinstance(inner, dict) else f"lists of {kind_of(inner)}"
+    if type(feature).__name__ == "ClassLabel":
+        return "class label"
+    dtype = str(getattr(feature, "dtype", type(feature).__name__))
+    if dtype in ("string", "large_string"):
+        return "text"
+    if dtype == "null":
+        return "empty"
+    if dtype.startswith(("int", "uint")):
+        return "integers"
+    return "numbers" if dtype.startswith("float") else dtype

@@ -1,0 +1,307 @@
+"""Local data: which files a path means, which split each belongs to, and how they are read.
+
+Parsing is left to `datasets` (its builders are what hub datasets are read with), with three things decided here:
+
+- its table cache is kept under the hash of the files' *content*; `datasets` itself goes by modification times;
+- in CSV files only an empty cell is a missing value (`NA`, `null` and `None` are words), and a TSV file with stray
+  quotes is read without quoting;
+- text files: a folder of classes (`train/pos/1.txt`) gives a labelled document for each file; a folder of other text
+  files gives a document for each file; one text file gives a document for each paragraph (blank lines between), or for
+  each line where it has no blank lines.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from automodel.config.errors import UserError
+from automodel.data.columns import did_you_mean
+
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+}
+READABLE = "CSV, TSV, JSON, JSONL, Parquet, Arrow and text (.txt) files, each also as .gz"
+SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "eval": "validation",
+    "test": "test",
+    "testing": "test",
+}
+NOT_DATA = {"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "package.json", "SOURCE.txt"}
+NOT_DATA_WORDS = ("readme", "license", "licence", "requirements")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A file's format and whether it is compressed."""
+
+    format: str
+    gz: bool
+
+
+def shape_of(path: Path) -> Shape | None:
+    suffixes = [s.lower() for s in path.suffixes]
+    gz = bool(suffixes) and suffixes[-1] == ".gz"
+    if gz:
+        suffixes = suffixes[:-1]
+    found = FORMATS.get(suffixes[-1]) if suffixes else None
+    return Shape(found, gz) if found else None
+
+
+def split_of(path: Path, root: Path) -> str | None:
+    """The split a file belongs to, by its own name or by the folders above it up to the root."""
+    parts = [path.name.split(".")[0], *reversed(path.relative_to(root).parts[:-1])]
+    for part in parts:
+        words = "".join(c if c.isalnum() else " " for c in part.lower()).split()
+        for word in words:
+            if word in SPLIT_WORDS:
+                return SPLIT_WORDS[word]
+    return None
+
+
+def data_files(root: Path) -> list[Path]:
+    """The readable files below a folder, in a stable order."""
+    found = []
+    for path in sorted(root.rglob("*")):
+        hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
+        ours = path.name in NOT_DATA or path.name.lower().startswith(NOT_DATA_WORDS)
+        if path.is_file() and not hidden and not ours and shape_of(path):
+            found.append(path)
+    return found
+
+
+def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
+    """Files of each split; files that name none are the training data."""
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        splits.setdefault(split_of(file, root) or "train", []).append(file)
+    return splits
+
+
+def one_format(files: list[Path], root: Path, section: str) -> Shape:
+    """The format all files share. A mixture is never guessed at."""
+    shapes = {(shape_of(file) or Shape("?", False)).format: file for file in files}
+    if len(shapes) > 1:
+        examples = ", ".join(f"{os.path.relpath(file, root)}" for file in shapes.values())
+        raise UserError(
+            f"{section}.path: '{root}' holds files of several formats ({examples}). "
+            f'Say which are meant with {section}.data_files, e.g. data_files: "*.{next(iter(shapes))}".'
+        )
+    shape = shape_of(files[0])
+    assert shape is not None
+    return shape
+
+
+def class_folders(files: list[Path], root: Path) -> bool:
+    """Text files sorted into one folder for each class, below an optional folder for each split."""
+    parents = {file.parent for file in files}
+    names = {parent.name for parent in parents if parent != root and parent.name.lower() not in SPLIT_WORDS}
+    return len(names) > 1 and all(p != root and p.name.lower() not in SPLIT_WORDS for p in parents)
+
+
+def read_split(files: list[Path], root: Path, format: str, cache: Path, section: str) -> Any:
+    """One split as a `datasets.Dataset`."""
+    if format == "text":
+        return _read_texts(files, root)
+    import datasets
+
+    if format == "json":
+        nested = _nested_json(files, section)
+        if nested is not None:
+            return datasets.Dataset.from_list(nested)
+    options: dict[str, Any] = {}
+    if format in ("csv", "tsv"):
+        options = {"keep_default_na": False, "na_values": [""]}
+    if format == "tsv":
+        options["sep"] = "\t"
+        if _has_stray_quotes(files[0]):
+            options["quoting"] = 3  # csv.QUOTE_NONE
+    try:
+        with quiet(datasets):
+            return datasets.load_dataset(
+                "csv" if format == "tsv" else format,
+                data_files={"train": [str(file) for file in files]},
+                split="train",
+                cache_dir=str(cache),
+                **options,
+            )
+    except Exception as error:
+        raise UserError(_unreadable(files, format, error, section)) from error
+
+
+class quiet:
+    """No progress bars of `datasets` while reading: our own output says what happens."""
+
+    def __init__(self, datasets: Any):
+        self.datasets = datasets
+
+    def __enter__(self) -> None:
+        self.were_on = self.datasets.utils.are_progress_bars_disabled() is False
+        self.datasets.utils.disable_progress_bars()
+
+    def __exit__(self, *_: Any) -> None:
+        if self.were_on:
+            self.datasets.utils.enable_progress_bars()
+
+
+def _open_text(path: Path):
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", errors="replace")
+
+
+def _read_texts(files: list[Path], root: Path) -> Any:
+    import datasets
+
+    if class_folders(files, root):
+        names = sorted({file.parent.name for file in files})
+        texts = {"text": [_whole(file) for file in files], "label": [names.index(f.parent.name) for f in files]}
+        features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
+        return datasets.Dataset.from_dict(texts, features=features)
+    if len(files) > 1 and not all(split_of(Path(file.name), Path()) for file in files):
+        return datasets.Dataset.from_dict({"text": [_whole(file) for file in files]})
+    documents = [document for file in files for document in _documents(_whole(file))]
+    features = datasets.Features({"text": datasets.Value("string")})
+    return datasets.Dataset.from_dict({"text": documents}, features=features)
+
+
+def _whole(path: Path) -> str:
+    with _open_text(path) as file:
+        return file.read()
+
+
+def _documents(text: str) -> list[str]:
+    lines = text.splitlines()
+    while lines and not lines[-1].strip():
+        lines.pop()
+    if all(line.strip() for line in lines):
+        return lines
+    paragraphs: list[list[str]] = [[]]
+    for line in lines:
+        if line.strip():
+            paragraphs[-1].append(line)
+        elif paragraphs[-1]:
+            paragraphs.append([])
+    return ["\n".join(paragraph) for paragraph in paragraphs if paragraph]
+
+
+def _nested_json(files: list[Path], section: str) -> list[dict] | None:
+    """Rows of JSON files that are one object and not an array or lines: SQuAD's official layout, or an object that
+    keeps its rows under some key. None where `datasets` can read the files itself."""
+    rows: list[dict] = []
+    for path in files:
+        with _open_text(path) as file:
+            head = file.read(65536).lstrip()
+            if not head.startswith("{"):
+                return None
+            try:
+                first_line = head.split("\n", 1)[0]
+                json.loads(first_line)
+                if "\n" in head.strip():
+                    return None  # JSON lines
+            except ValueError:
+                pass
+            file.seek(0)
+            try:
+                content = json.load(file)
+            except ValueError:
+                return None  # datasets will say what is wrong with it
+        lists = [v for v in content.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
+        if len(lists) != 1:
+            return None
+        rows.extend(_squad_rows(lists[0]) if "paragraphs" in lists[0][0] else lists[0])
+    return rows
+
+
+def _squad_rows(articles: list[dict]) -> list[dict]:
+    """`data/paragraphs/qas` flattened to one row for each question, as on the hub."""
+    return [
+        {
+            "id": str(question.get("id", "")),
+            "title": article.get("title", ""),
+            "context": paragraph["context"],
+            "question": question["question"],
+            "answers": {
+                "text": [answer["text"] for answer in question.get("answers", ())],
+                "answer_start": [int(answer.get("answer_start", -1)) for answer in question.get("answers", ())],
+            },
+        }
+        for article in articles
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+
+
+def _has_stray_quotes(path: Path) -> bool:
+    """Tab-separated text usually has no quoting at all; a lone quote would swallow the lines after it."""
+    with _open_text(path) as file:
+        header = file.readline().count("\t")
+        odd = False
+        for line in file:
+            odd = odd or line.count('"') % 2 == 1
+            if line.strip() and line.count("\t") != header:
+                return False  # tabs or line ends inside quoted cells: quoting is meant
+    return odd
+
+
+def _unreadable(files: list[Path], format: str, error: Exception, section: str) -> str:
+    named = f"'{files[0]}'" if len(files) == 1 else f"{len(files)} files, the first of them '{files[0]}',"
+    cause: BaseException = error
+    while cause.__cause__ is not None and cause.__cause__ is not cause:
+        cause = cause.__cause__
+    message = f"{section}.path: {named} cannot be read as {format.upper()}: {_first_line(cause)}."
+    if format == "json":
+        for path in files:
+            place = _bad_json_line(path)
+            if place:
+                return f"{section}.path: '{path}' is not valid JSON lines: {place}"
+    return message
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")
+
+
+def _bad_json_line(path: Path) -> str | None:
+    with _open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1 and line.lstrip().startswith("["):
+                return None
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except ValueError as error:
+                return f"line {number}: {error}."
+            if not isinstance(value, dict):
+                return f"line {number} is {type(value).__name__} and not an object of columns."
+    return None
+
+
+def missing_path(path: str, section: str) -> UserError:
+    """A path that does not exist, with the nearest name beside it."""
+    expanded = Path(path).expanduser()
+    parent = expanded.parent
+    near = ""
+    if parent.is_dir():
+        near = did_you_mean(expanded.name, [p.name for p in parent.iterdir()])
+    where = "" if parent.is_dir() else f" The folder '{parent}' does not exist either."
+    return UserError(f"{section}.path: there is no file or folder '{path}'.{where}{near}")

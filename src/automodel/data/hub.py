@@ -1,0 +1,172 @@
+"""Datasets by their hub name, through `datasets.load_dataset` and every cache it and the hub client keep.
+
+When the hub cannot be reached, three places are tried in turn: the table cache of `datasets` (it does that itself), a
+snapshot of the repository in the hub cache, and, for an old short name such as `imdb`, a snapshot or table under its
+full name (`stanfordnlp/imdb`).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from automodel.config.errors import UserError
+from automodel.data.config import DatasetConfig
+from automodel.data.files import quiet
+from automodel.data.splits import PREFERRED, bad_slice, split_names, unknown_split
+
+UNREACHABLE = ("ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout", "ConnectError", "LocalEntryNotFoundError")
+
+
+class _NoSuchSplit(Exception):
+    def __init__(self, name: str, available: list[str]):
+        super().__init__(name)
+        self.name, self.available = name, available
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A dataset of the hub."""
+
+    cfg: DatasetConfig
+    role: str
+    section: str
+
+    def content_key(self) -> None:
+        return None
+
+    def load(self) -> Any:
+        rows = self._first_that_exists(self._candidates())
+        limit = self.cfg.num_samples_limit
+        return rows if limit is None or limit >= len(rows) else rows.select(range(limit))
+
+    def _candidates(self) -> tuple[str, ...]:
+        return (self.cfg.split,) if self.cfg.split is not None else PREFERRED[self.role]
+
+    def _first_that_exists(self, specs: tuple[str, ...]) -> Any:
+        missing: _NoSuchSplit | None = None
+        for spec in specs:
+            try:
+                return self._load(spec)
+            except _NoSuchSplit as error:
+                missing = error
+        assert missing is not None
+        if self.cfg.split is None and self.role == "train" and len(missing.available) == 1:
+            return self._load(missing.available[0])
+        if self.cfg.split is None:
+            raise UserError(
+                f"{self.section}.split: '{self.cfg.path}' has no {self.role} split. "
+                f"It has: {', '.join(missing.available)}. Say which one to use."
+            )
+        raise unknown_split(missing.name, missing.available, self.section)
+
+    def _load(self, spec: str) -> Any:
+        path = self.cfg.path
+        assert path is not None
+        try:
+            return self._load_from(path, spec)
+        except (UserError, _NoSuchSplit):
+            raise
+        except Exception as error:
+            for place in cached_places(path, self.cfg.revision):
+                try:
+                    return self._load_from(place, spec)
+                except (UserError, _NoSuchSplit):
+                    raise
+                except Exception:  # the first failure is the one worth reporting
+                    continue
+            raise self._explained(error) from error
+
+    def _load_from(self, place: str, spec: str) -> Any:
+        import datasets
+
+        options = {k: v for k, v in self.cfg.extra.items() if k in ("data_dir", "token", "storage_options")}
+        files = self.cfg.data_files
+        with quiet(datasets), _hushed("datasets"):
+            try:
+                return datasets.load_dataset(
+                    place,
+                    self.cfg.name,
+                    split=spec,
+                    data_files=list(files) if isinstance(files, tuple) else files,
+                    revision=None if Path(place).is_dir() else self.cfg.revision,
+                    **options,
+                )
+            except ValueError as error:
+                unknown = re.search(r'Unknown split "(.+?)"\. Should be one of \[(.*)\]', str(error))
+                if unknown:
+                    available = [name.strip(" '\"") for name in unknown[2].split(",")]
+                    raise _NoSuchSplit(unknown[1], available) from error
+                if "Unrecognized instruction format" in str(error) or not all(split_names(spec)):
+                    raise bad_slice(spec, self.section) from error
+                raise
+
+    def _explained(self, error: Exception) -> UserError:
+        name, text = self.cfg.path, str(error)
+        chain, cause = [], error
+        while cause is not None and len(chain) < 8:
+            chain.append(type(cause).__name__)
+            cause = cause.__cause__ or cause.__context__
+        if "Config name is missing" in text or "BuilderConfig" in text or "multiple" in text:
+            configs = re.search(r"\[(.*?)\]", text, re.DOTALL) or re.search(r"cache: ([\w, -]+)", text)
+            listed = f" It has: {configs[1].replace(chr(39), '')}." if configs else ""
+            asked = (
+                f"there is no configuration '{self.cfg.name}'" if self.cfg.name else "a configuration must be chosen"
+            )
+            return UserError(f"{self.section}.name: for the hub dataset '{name}' {asked}.{listed}")
+        if any(kind in UNREACHABLE for kind in chain):
+            import huggingface_hub
+
+            return UserError(
+                f"{self.section}.path: the dataset '{name}' cannot be loaded: the Hugging Face hub cannot be reached, "
+                f"and it is not in the local cache ({huggingface_hub.constants.HF_HUB_CACHE}). Check the connection, "
+                "set HF_HOME to a cache that has it, or give the path of a local file or folder instead."
+            )
+        if "DatasetNotFoundError" in chain:
+            return UserError(
+                f"{self.section}.path: '{name}' is neither a local file or folder nor a dataset on the hub that you "
+                f"may read. {text.splitlines()[0]}"
+            )
+        return UserError(f"{self.section}.path: the dataset '{name}' cannot be loaded: {text.splitlines()[0]}")
+
+
+def cached_places(name: str, revision: str | None) -> Iterator[str]:
+    """Other names and places under which a dataset may lie in the local caches."""
+    import datasets.config
+    import huggingface_hub
+
+    hub = Path(huggingface_hub.constants.HF_HUB_CACHE)
+    names = [name]
+    if "/" not in name:
+        short = name.lower()
+        found = {p.name.removeprefix("datasets--") for p in hub.glob("datasets--*") if p.is_dir()}
+        tables = {p.name for p in Path(datasets.config.HF_DATASETS_CACHE).glob("*___*") if p.is_dir()}
+        full = {f.replace("--", "/", 1) for f in found} | {t.replace("___", "/", 1) for t in tables}
+        matches = sorted(f for f in full if f.lower().endswith(f"/{short}"))
+        if len(matches) == 1:  # several of the same short name: never guess
+            yield matches[0]
+            names += matches
+    for candidate in names:
+        try:
+            yield huggingface_hub.snapshot_download(
+                candidate, repo_type="dataset", revision=revision, local_files_only=True
+            )
+        except Exception:  # not there
+            continue
+
+
+@contextmanager
+def _hushed(name: str) -> Generator[None]:
+    """Without the library's own warnings about caches; what matters of them is in our messages."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

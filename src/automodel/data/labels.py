@@ -1,0 +1,225 @@
+"""From whatever a dataset calls its labels to what a loss wants.
+
+`LabelMap` is inferred once, from the training data, and then used for every row and for the validation data too, so
+both agree on which class is number 3. What the labels look like decides the problem, under Hugging Face's names:
+
+- class ids, class names (sorted, or in the order of `dataset.labels`), booleans: `single_label_classification`;
+- lists of ids or names, 0/1 vectors, several 0/1 columns: `multi_label_classification`;
+- real numbers, or lists of them: `regression`.
+
+Integers that are not 0, 1, 2, … (1 to 5 stars; 0 and 4) are names of classes like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from automodel.config.errors import UserError
+from automodel.data.columns import Columns, is_list, is_string, item_of
+from automodel.data.config import DatasetConfig
+
+SINGLE = "single_label_classification"
+MULTI = "multi_label_classification"
+REGRESSION = "regression"
+
+
+class BadLabel(Exception):
+    """A row's label cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """How a row's label becomes a number (single label) or a vector of numbers."""
+
+    problem_type: str
+    num_labels: int
+    names: tuple[str, ...] | None = None
+    """Class names in the order of their ids."""
+    ids_allowed: bool = True
+    """Integers in the data are class ids; otherwise they are names."""
+    vectors: bool = False
+    """Multi-label rows are 0/1 vectors and not lists of classes."""
+    origin: str = "the training data"
+    """Where the classes are known from, for error messages."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LabelMap:
+        names: Any = None if data["names"] is None else tuple(data["names"])
+        return cls(**(data | {"names": names}))
+
+    def __call__(self, value: Any) -> int | list[float]:
+        if value is None:
+            raise BadLabel("the label is missing")
+        if self.problem_type == REGRESSION:
+            return self._numbers(value)
+        if self.problem_type == MULTI:
+            return self._classes(value)
+        return self.class_id(value)
+
+    def class_id(self, value: Any) -> int:
+        if isinstance(value, float):
+            if math.isnan(value):
+                raise BadLabel("the label is missing")
+            value = int(value) if value.is_integer() else value
+        if isinstance(value, int) and (self.ids_allowed or not self.names):
+            if 0 <= int(value) < self.num_labels:
+                return int(value)
+            if value == -1:
+                raise BadLabel("the label is -1, which public datasets use for 'no label'")
+            raise BadLabel(f"label {value} is outside 0..{self.num_labels - 1}")
+        name = str(value)
+        if self.names and name in self.names:
+            return self.names.index(name)
+        raise BadLabel(f"label '{name}' does not occur in {self.origin}")
+
+    def _numbers(self, value: Any) -> list[float]:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        try:
+            numbers = [float(v) for v in values]
+        except (TypeError, ValueError):
+            raise BadLabel(f"the target {value!r} is not a number") from None
+        if not all(math.isfinite(number) for number in numbers):
+            raise BadLabel("the target is not a finite number")
+        if len(numbers) != self.num_labels:
+            raise BadLabel(f"the row has {len(numbers)} targets, not {self.num_labels}")
+        return numbers
+
+    def _classes(self, value: Any) -> list[float]:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        if not self.vectors:
+            vector = [0.0] * self.num_labels
+            for item in values:
+                vector[self.class_id(item)] = 1.0
+            return vector
+        if len(values) != self.num_labels:
+            raise BadLabel(f"the row has {len(values)} label values, not {self.num_labels}")
+        if any(v is None or not 0 <= float(v) <= 1 for v in values):
+            raise BadLabel(f"multi-label values must be 0 or 1; got {list(values)}")
+        return [float(v) for v in values]
+
+
+def infer_labels(
+    rows: Any,
+    columns: Columns,
+    label: str | Sequence[str],
+    cfg: DatasetConfig,
+    num_labels: int | None = None,
+    problem_type: str | None = None,
+) -> LabelMap:
+    """The map of a training set: `label` is one column, or several 0/1 columns."""
+    if not isinstance(label, str):
+        return _checked(LabelMap(MULTI, len(label), tuple(label), vectors=True), num_labels, columns)
+    feature = columns.features[label]
+    if is_list(feature):
+        return _checked(_of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type), num_labels, columns)
+    kind = _kind(rows, label, feature)
+    if problem_type == REGRESSION or (
+        problem_type is None and (kind == "float" or (num_labels == 1 and kind == "int"))
+    ):
+        if kind == "string":
+            raise UserError(
+                f"{columns.section}.label_column: regression needs numbers, but column '{label}' holds text."
+            )
+        return LabelMap(REGRESSION, num_labels or 1)
+    found = _of_classes(rows, label, feature, kind, cfg, num_labels, columns)
+    if problem_type == MULTI:
+        found = LabelMap(MULTI, found.num_labels, found.names, found.ids_allowed, origin=found.origin)
+    return _checked(found, num_labels, columns)
+
+
+def _kind(rows: Any, label: str, feature: Any) -> str:
+    """`string`, `int` or `float`. A CSV file turns integers into floats as soon as one of them is missing."""
+    if is_string(feature):
+        return "string"
+    dtype = str(getattr(feature, "dtype", ""))
+    if not dtype.startswith(("float", "double", "decimal")):
+        return "int"
+    values = unique_values(rows, label)
+    has_gaps = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in values)
+    whole = all(float(v).is_integer() for v in values if v is not None and not math.isnan(v))
+    return "int" if has_gaps and whole else "float"
+
+
+def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -> LabelMap:
+    if cfg.labels:
+        return LabelMap(SINGLE, len(cfg.labels), tuple(cfg.labels), origin="dataset.labels")
+    names = getattr(feature, "names", None)
+    if names:
+        return LabelMap(SINGLE, len(names), tuple(names), origin="the dataset's class names")
+    values = [v for v in unique_values(rows, label) if v is not None and not (isinstance(v, float) and math.isnan(v))]
+    if not values:
+        raise UserError(f"{columns.section}.label_column: every label in column '{label}' is missing.")
+    if len(values) > 20 and len(values) > len(rows) / 2:
+        raise UserError(
+            f"{columns.section}.label_column: column '{label}' has {len(values):,} different values in {len(rows):,} "
+            f"rows, so it looks like an identifier and not like a class. Columns: {columns.listed()}."
+        )
+    if kind == "string":
+        return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
+    whole = sorted({int(v) for v in values})
+    if num_labels is not None or whole == list(range(len(whole))) or whole[0] < 0:
+        highest = max(whole[-1] + 1, 1)
+        return LabelMap(SINGLE, num_labels or highest)
+    return LabelMap(SINGLE, len(whole), tuple(str(v) for v in whole), ids_allowed=False)
+
+
+def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type) -> LabelMap:
+    dtype = str(getattr(item, "dtype", ""))
+    names = tuple(cfg.labels) if cfg.labels else (tuple(getattr(item, "names", None) or ()) or None)
+    lists = [v for v in rows[label] if v is not None]
+    sizes = {len(v) for v in lists}
+    values = {x for v in lists for x in v if x is not None}
+    if dtype.startswith("float"):
+        if problem_type == REGRESSION or not values <= {0.0, 1.0}:
+            return LabelMap(REGRESSION, num_labels or max(sizes, default=1))
+        return LabelMap(MULTI, num_labels or max(sizes, default=1), names, vectors=True)
+    if _are_vectors(lists, sizes, values) and (names is None or len(names) in sizes):
+        return LabelMap(MULTI, max(sizes), names, vectors=True)
+    if names:
+        return LabelMap(
+            MULTI, len(names), names, origin="dataset.labels" if cfg.labels else "the dataset's class names"
+        )
+    if is_string(item):
+        return LabelMap(MULTI, len(values), tuple(sorted(values)), ids_allowed=False)
+    return LabelMap(MULTI, num_labels or max(values, default=0) + 1)
+
+
+def _are_vectors(lists: list, sizes: set[int], values: set) -> bool:
+    """0/1 vectors are all equally long and repeat a value somewhere; lists of class ids never repeat one."""
+    return len(sizes) == 1 and values <= {0, 1} and any(len(set(v)) < len(v) for v in lists)
+
+
+def _checked(found: LabelMap, num_labels: int | None, columns: Columns) -> LabelMap:
+    """Agreement with the number of classes the model was asked to have."""
+    if num_labels is not None and found.names is not None and len(found.names) != num_labels:
+        if len(found.names) > num_labels:
+            raise UserError(
+                f"model.num_labels is {num_labels}, but the labels of {columns.section} have {len(found.names)} "
+                f"classes: {_listed(found.names)}. Remove model.num_labels or set it to {len(found.names)}."
+            )
+        filled = found.names + tuple(f"LABEL_{i}" for i in range(len(found.names), num_labels))
+        return LabelMap(found.problem_type, num_labels, filled, found.ids_allowed, found.vectors, found.origin)
+    if found.problem_type == SINGLE and found.num_labels < 2:
+        only = f"'{found.names[0]}'" if found.names else "0"
+        raise UserError(
+            f"{columns.section}.label_column: every row has the same label {only}, so there is nothing to tell apart. "
+            "Data sorted by label and then cut (split: train[:1000], num_samples_limit) looks like this: take more "
+            "rows, or shuffle the file."
+        )
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8])
+    return shown + (", …" if len(names) > 8 else "")
+
+
+def unique_values(rows: Any, column: str) -> list[Any]:
+    """Distinct values of a column, without turning all of it into Python objects."""
+    return rows.unique(column)

@@ -1,0 +1,255 @@
+"""Causal language modelling: instructions with answers, chats, and plain text.
+
+Every layout ends in the same form: a text and the character ranges in it that are to be learned. The text is tokenised
+once and a token carries a label where it reaches into such a range, so prompt and answer meet exactly as they will when
+the model is asked. An answer ends with the end-of-sequence token, supervised: that is how a model learns to stop.
+A row whose answer is cut away entirely by `max_length` is a bad row.
+
+Plain text is not cut: a document longer than `max_length` continues in further samples, each starting with the last
+token of the one before, so every token is predicted exactly once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from automodel.data.batch import IGNORE
+from automodel.data.chat import BadChat, ChatTemplate, normalised, parsed_tools
+from automodel.data.classify import text_problem
+from automodel.data.samples import SampleWriter
+
+ANSWER_ROLES = ("answer", "answers", "completion", "output", "response", "target")
+
+# Layouts found by their column names: prompt columns, then the answer's.
+KNOWN_LAYOUTS = (
+    (("context", "question"), ("answers", "answer")),
+    (("instruction", "input"), ("output", "response")),
+    (("instruction", "context"), ("response", "output")),
+    (("instruction",), ("output", "response", "completion")),
+    (("prompt",), ("completion", "response", "answer", "output")),
+    (("question",), ("answer", "answers", "response")),
+    (("query",), ("response", "answer")),
+)
+
+
+@dataclass(frozen=True)
+class Spanned:
+    """A text and what is to be learned of it."""
+
+    row: int
+    text: str
+    spans: list[tuple[int, int]]
+
+
+def add_spanned(
+    tokenizer: Any, texts: list[Spanned], max_length: int, everything: bool, special: bool, out: SampleWriter
+) -> None:
+    """Tokenise texts and label the tokens that reach into their spans. `special` adds the tokenizer's own special
+    tokens (chat templates write them themselves)."""
+    if not texts:
+        return
+    encoded = tokenizer(
+        [t.text for t in texts],
+        add_special_tokens=special,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        verbose=False,
+    )
+    for position, text in enumerate(texts):
+        ids = np.asarray(encoded["input_ids"][position], dtype=np.int64)
+        offsets = np.asarray(encoded["offset_mapping"][position], dtype=np.int64).reshape(-1, 2)
+        learned = np.zeros(len(ids), dtype=bool)
+        for start, end in text.spans:
+            learned |= (offsets[:, 1] > start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
+        if text.spans[-1][1] >= len(text.text.rstrip()):
+            ids, learned = _stopped(ids, learned, tokenizer)
+        if everything:
+            learned[:] = True
+        labels = np.where(learned, ids, IGNORE)
+        if not learned[1:max_length].any():
+            prompt = int(np.argmax(learned)) if learned.any() else len(ids)
+            out.reject(
+                text.row,
+                f"nothing of the answer is left: the prompt has {prompt:,} tokens and max_length is {max_length:,}",
+            )
+            continue
+        out.truncated += len(ids) > max_length
+        out.add(text.row, ids[:max_length], token_labels=labels[:max_length])
+
+
+def _stopped(ids: np.ndarray, learned: np.ndarray, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The same tokens with a supervised end: the one that is there, or the end-of-sequence token."""
+    last = np.flatnonzero(learned)
+    if len(ids) and ids[-1] == tokenizer.eos_token_id:
+        learned[-1] = True
+    elif not (len(last) and int(ids[last[-1]]) in tokenizer.all_special_ids):
+        end = len(ids) if not len(last) else last[-1] + 1  # what follows the last learned token is at most whitespace
+        ids, learned = ids[:end], learned[:end]
+        return np.append(ids, tokenizer.eos_token_id), np.append(learned, True)
+    return ids, learned
+
+
+def answer_text(value: Any) -> Any:
+    """The answer of a row: text, the first of several, or SQuAD's record of texts and offsets."""
+    if isinstance(value, dict):
+        value = value.get("text")
+    if isinstance(value, (list, tuple)):
+        value = value[0] if value else None
+        return answer_text(value) if isinstance(value, dict) else value
+    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """A prompt made of columns, and an answer."""
+
+    tokenizer: Any
+    prompt: dict[str, str]
+    """Role to column, e.g. `{"context": "context", "question": "q"}`."""
+    answer: str
+    """Column of the answer."""
+    max_length: int
+    answer_only: bool
+    template: str | None = None
+    """The user's own `prompt_template`, with `{column}` or `{role}` places."""
+    chat: ChatTemplate | None = None
+    """Where the model has a chat template, prompt and answer become a user and an assistant message."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([*self.prompt.values(), self.answer]))
+
+    def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
+        texts = []
+        for i in range(len(rows[self.answer])):
+            answer = answer_text(rows[self.answer][i])
+            fields = {role: rows[column][i] for role, column in self.prompt.items()}
+            problem = text_problem(answer, "answer") or self._prompt_problem(fields)
+            if problem:
+                out.reject(first + i, problem)
+                continue
+            try:
+                texts.append(self._text(first + i, fields, answer))
+            except BadChat as error:
+                out.reject(first + i, str(error))
+        special = self.chat is None
+        add_spanned(self.tokenizer, texts, self.max_length, not self.answer_only, special, out)
+
+    def _prompt_problem(self, fields: dict[str, Any]) -> str | None:
+        """The last column of a prompt (the question, the prompt itself) must say something; Alpaca's `input` and a
+        context may be empty."""
+        leading = [role for role in fields if role not in ("input", "context", "system")] or list(fields)
+        for role in leading:
+            problem = text_problem(fields[role], role)
+            if problem:
+                return problem
+        return None
+
+    def _text(self, row: int, fields: dict[str, Any], answer: str) -> Spanned:
+        words = {role: "" if value is None else str(value) for role, value in fields.items()}
+        if self.chat is not None:
+            system = [{"role": "system", "content": words["system"]}] if words.get("system") else []
+            asked = {"role": "user", "content": chat_prompt(words)}
+            text, spans = self.chat.spans([*system, asked, {"role": "assistant", "content": answer}])
+            return Spanned(row, text, spans)
+        if self.template is not None:
+            by_column = {column: words[role] for role, column in self.prompt.items()}
+            before = self.template.format(**{**by_column, **words})
+        else:
+            before = plain_prompt(words)
+        # One space between "Answer:" and the answer; a raw prompt and its completion are joined as they are.
+        joint = "" if before[-1:].isspace() or answer[:1].isspace() or set(words) == {"prompt"} else " "
+        return Spanned(row, before + joint + answer, [(len(before), len(before + joint + answer))])
+
+
+def chat_prompt(words: dict[str, str]) -> str:
+    """The user's message for a chat model."""
+    if "instruction" in words:
+        parts = [words["instruction"], words.get("input", ""), words.get("context", "")]
+    elif len([w for role, w in words.items() if role != "system"]) == 1:
+        parts = [w for role, w in words.items() if role != "system"]
+    else:
+        parts = [f"{role.capitalize()}: {w}" for role, w in words.items() if w and role != "system"]
+    return "\n\n".join(part for part in parts if part)
+
+
+def plain_prompt(words: dict[str, str]) -> str:
+    """The prompt for a model without a chat template."""
+    if set(words) == {"prompt"}:
+        return words["prompt"]
+    if "instruction" in words:
+        extra = words.get("input") or words.get("context")
+        given = f"\n\n### Input:\n{extra}" if extra else ""
+        return f"### Instruction:\n{words['instruction']}{given}\n\n### Response:\n"
+    lines = [f"{role.capitalize()}: {w}" for role, w in words.items() if w]
+    return "\n\n".join([*lines, "Answer:"])
+
+
+@dataclass(frozen=True)
+class Chats:
+    """Conversations, written by the chat template; only the assistant's turns are learned."""
+
+    tokenizer: Any
+    messages: str
+    max_length: int
+    answer_only: bool
+    chat: ChatTemplate
+    tools: str | None = None
+    system: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.messages, self.tools, self.system) if name)
+
+    def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
+        texts = []
+        for i, messages in enumerate(rows[self.messages]):
+            try:
+                system = rows[self.system][i] if self.system else None
+                tools = parsed_tools(rows[self.tools][i]) if self.tools else None
+                text, spans = self.chat.spans(normalised(messages, system), tools)
+                texts.append(Spanned(first + i, text, spans))
+            except BadChat as error:
+                out.reject(first + i, str(error))
+        add_spanned(self.tokenizer, texts, self.max_length, not self.answer_only, False, out)
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Documents to continue pretraining on; every token is learned."""
+
+    tokenizer: Any
+    text: str
+    max_length: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.text,)
+
+    def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
+        kept = []
+        for i, text in enumerate(rows[self.text]):
+            problem = text_problem(text)
+            if problem:
+                out.reject(first + i, problem)
+            else:
+                kept.append(i)
+        if not kept:
+            return
+        encoded = self.tokenizer([rows[self.text][i] for i in kept], return_attention_mask=False, verbose=False)
+        for position, i in enumerate(kept):
+            ids = encoded["input_ids"][position]
+            if not ids or ids[-1] != self.tokenizer.eos_token_id:
+                ids = [*ids, self.tokenizer.eos_token_id]
+            if len(ids) < 2:
+                out.reject(first + i, "the text has no tokens")
+                continue
+            for start in range(0, len(ids) - 1, self.max_length - 1):
+                piece = ids[start : start + self.max_length]
+                out.add(first + i, piece, token_labels=piece)

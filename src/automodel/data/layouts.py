@@ -1,0 +1,344 @@
+"""Which encoder fits a dataset: the task, the config's columns and the data's own columns decide.
+
+Everything that can be wrong with columns and labels as a whole is found here, before a single row is tokenised.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass, replace
+from typing import Any
+
+from automodel.config.errors import UserError
+from automodel.data import columns as known
+from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
+from automodel.data.classify import TextClassifier, TokenClassifier
+from automodel.data.columns import Columns, is_list, is_string, item_of
+from automodel.data.config import DatasetConfig
+from automodel.data.encode import Encoder
+from automodel.data.labels import SINGLE, LabelMap, infer_labels
+from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText
+from automodel.data.ready import ReadyRows
+from automodel.data.sequences import SourceTarget
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that decides how rows become samples, apart from the rows."""
+
+    cfg: DatasetConfig
+    task: str
+    tokenizer: Any
+    max_length: int
+    token_types: bool
+    section: str
+    """`dataset` or `validation_dataset`, for error messages."""
+    num_labels: int | None = None
+    problem_type: str | None = None
+    labels: LabelMap | None = None
+    """The training data's, when this is validation data."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The encoder that was chosen, and what it found out about the data."""
+
+    encoder: Encoder
+    description: str
+    """What the rows are, in a few words: `text classification of text → label`."""
+    labels: LabelMap | None = None
+    notes: tuple[str, ...] = ()
+    """Things a person should know, for the plan."""
+    chat_template: str | None = None
+    """Template to save with the tokenizer, where it had none."""
+
+
+def is_ready(cfg: DatasetConfig, features: Any) -> bool:
+    """Rows are tokenised already, and the config does not ask for a text column."""
+    asked = (cfg.text_column, cfg.tokens_column, cfg.messages_column, cfg.source_column, cfg.prompt_template)
+    return "input_ids" in features and not any(asked)
+
+
+def choose_layout(rows: Any, request: Request) -> Layout:
+    columns = Columns(rows.features, request.section)
+    request = replace(request, cfg=_with_roles(request.cfg, request.task))
+    if is_ready(request.cfg, rows.features):
+        return _ready(rows, columns, request)
+    chosen = {
+        "text-classification": _text_classification,
+        "token-classification": _token_classification,
+        "causal-lm": _causal_lm,
+        "seq2seq": _seq2seq,
+    }[request.task]
+    return chosen(rows, columns, request)
+
+
+def _with_roles(cfg: DatasetConfig, task: str) -> DatasetConfig:
+    """`column_mapping` of the tasks that have keys of their own for each column."""
+    roles = {
+        "text-classification": {"text": "text_column", "text_pair": "text_pair_column", "label": "label_column"},
+        "token-classification": {"tokens": "tokens_column", "tags": "label_column", "labels": "label_column"},
+        "seq2seq": {"source": "source_column", "target": "target_column"},
+    }.get(task)
+    if roles is None or not cfg.column_mapping:
+        return cfg
+    unknown = [role for role in cfg.column_mapping if role not in roles]
+    if unknown:
+        raise UserError(
+            f"dataset.column_mapping: '{unknown[0]}' is no column of {task}; its columns are {', '.join(roles)}."
+            + known.did_you_mean(unknown[0], roles)
+        )
+    return replace(cfg, **{roles[role]: column for role, column in cfg.column_mapping.items()})
+
+
+def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple[str, ...]) -> LabelMap:
+    if request.labels is not None:
+        return request.labels
+    return infer_labels(rows, columns, label, request.cfg, request.num_labels, request.problem_type)
+
+
+def _own_names(columns: Columns, label: str | tuple[str, ...], labels: LabelMap) -> tuple[str, ...] | None:
+    """Names behind this dataset's class ids, where ids alone would mean another class than in training."""
+    if not isinstance(label, str):
+        return None
+    feature = columns.features[label]
+    names = getattr(item_of(feature) if is_list(feature) else feature, "names", None)
+    return tuple(names) if names and labels.names and tuple(names) != labels.names else None
+
+
+def _label_columns(columns: Columns, cfg: DatasetConfig, known_names: tuple[str, ...]) -> str | tuple[str, ...]:
+    if cfg.label_columns:
+        return tuple(columns.required(name, "label_columns") for name in cfg.label_columns)
+    if cfg.label_column:
+        return columns.required(cfg.label_column, "label_column")
+    return columns.first_of(known_names, "label_column", "the label")
+
+
+def _text_classification(rows: Any, columns: Columns, request: Request) -> Layout:
+    cfg = request.cfg
+    label = _label_columns(columns, cfg, known.LABEL)
+    text, pair = _text_and_pair(columns, cfg, (label,) if isinstance(label, str) else label)
+    labels = _label_map(rows, columns, request, label)
+    encoder = TextClassifier(
+        request.tokenizer, text, pair, label, labels, request.max_length, request.token_types,
+        _own_names(columns, label, labels),
+    )  # fmt: skip
+    shown = label if isinstance(label, str) else f"{len(label)} label columns"
+    return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels)
+
+
+def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]) -> tuple[str, str | None]:
+    if cfg.text_column is None and cfg.text_pair_column is None:
+        for first, second in known.TEXT_PAIRS:
+            if all(n in columns and is_string(columns.features[n]) and n not in labels for n in (first, second)):
+                return first, second
+    pair = cfg.text_pair_column
+    if pair is not None:
+        columns.of_strings(columns.required(pair, "text_pair_column"), "text_pair_column")
+    besides = (*labels, *([pair] if pair else ()))
+    return columns.text(cfg.text_column, "text_column", known.TEXT, "the text", besides), pair
+
+
+def _token_classification(rows: Any, columns: Columns, request: Request) -> Layout:
+    cfg = request.cfg
+    tokens = cfg.tokens_column and columns.required(cfg.tokens_column, "tokens_column")
+    tokens = tokens or columns.first_of(known.TOKENS, "tokens_column", "lists of words")
+    if not (is_list(columns.features[tokens]) and is_string(item_of(columns.features[tokens]))):
+        raise UserError(
+            f"{columns.section}.tokens_column: column '{tokens}' holds {known.kind_of(columns.features[tokens])}, but "
+            "token classification needs lists of words (one tag for each word). Split the text into words first."
+        )
+    tags = _label_columns(columns, cfg, known.TAGS)
+    if not isinstance(tags, str) or not is_list(columns.features[tags]):
+        raise UserError(
+            f"{columns.section}.label_column: column '{tags}' does not hold lists of tags, one for each word. "
+            f"Columns: {columns.listed()}."
+        )
+    labels = request.labels or _tag_map(rows, tags, columns, request)
+    encoder = TokenClassifier(
+        _for_words(request.tokenizer), tokens, tags, labels, request.max_length, request.token_types,
+        _own_names(columns, tags, labels),
+    )  # fmt: skip
+    return Layout(encoder, f"{tokens} → {tags}", labels)
+
+
+def _tag_map(rows: Any, tags: str, columns: Columns, request: Request) -> LabelMap:
+    item = item_of(columns.features[tags])
+    names = tuple(request.cfg.labels or getattr(item, "names", None) or ())
+    if names:
+        return LabelMap(SINGLE, request.num_labels or len(names), names, origin="the dataset's tag names")
+    values = {tag for row in rows[tags] if row is not None for tag in row if tag is not None and tag != -100}
+    if not values:
+        raise UserError(f"{columns.section}.label_column: no word in column '{tags}' has a tag.")
+    if is_string(item):
+        return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
+    return LabelMap(SINGLE, request.num_labels or max(values) + 1)
+
+
+def _for_words(tokenizer: Any) -> Any:
+    """Byte-level BPE treats a word at the start of a text differently from one after a space; tokenizers of that kind
+    take lists of words only when every word is given its space."""
+    if getattr(tokenizer, "add_prefix_space", True):
+        return tokenizer
+    return type(tokenizer).from_pretrained(tokenizer.name_or_path, add_prefix_space=True)
+
+
+def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
+    cfg, tokenizer = request.cfg, request.tokenizer
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            f"The tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token, so a language model cannot "
+            "learn where an answer ends. Use a tokenizer of a causal language model."
+        )
+    messages = cfg.messages_column and columns.required(cfg.messages_column, "messages_column")
+    messages = messages or next((n for n in known.MESSAGES if n in columns and is_list(columns.features[n])), None)
+    if messages and not cfg.column_mapping:
+        return _chats(columns, request, messages)
+    mapping = _instruction_columns(columns, cfg)
+    if mapping is not None:
+        return _instructions(columns, request, *mapping)
+    text = columns.text(cfg.text_column, "text_column", known.TEXT, "plain text, chat messages, or prompts and answers")
+    return Layout(PlainText(tokenizer, text, request.max_length), f"plain text in '{text}'")
+
+
+def _chats(columns: Columns, request: Request, messages: str) -> Layout:
+    tokenizer, notes, template = request.tokenizer, [], None
+    if not tokenizer.chat_template:
+        template = PLAIN_TEMPLATE
+        notes.append("the tokenizer has no chat template; turns are written as '### User:' and '### Assistant:'")
+    chat = ChatTemplate(tokenizer, template)
+    tools = "tools" if "tools" in columns else None
+    if tools and not chat.takes_tools:
+        tools = None
+        notes.append("the column 'tools' is not used: the chat template has no place for tools")
+    system = "system" if "system" in columns and is_string(columns.features["system"]) else None
+    encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answer_only_loss, chat, tools, system)
+    return Layout(encoder, f"chat messages in '{messages}'", notes=tuple(notes), chat_template=template)
+
+
+def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str] | None:
+    """Prompt columns by role, and the answer's column; None where the data is not of that kind."""
+    if cfg.column_mapping:
+        for column in cfg.column_mapping.values():
+            columns.required(column, "column_mapping")
+        answers = [role for role in cfg.column_mapping if role in ANSWER_ROLES]
+        if len(answers) != 1:
+            raise UserError(
+                f"{columns.section}.column_mapping must name one column to learn, as {' or '.join(ANSWER_ROLES[:3])}; "
+                f"got {', '.join(cfg.column_mapping)}."
+            )
+        prompt = {role: column for role, column in cfg.column_mapping.items() if role not in answers}
+        if not prompt:
+            raise UserError(f"{columns.section}.column_mapping names an answer but no prompt, e.g. question: <column>.")
+        return prompt, cfg.column_mapping[answers[0]]
+    if cfg.prompt_template is not None:
+        return _template_columns(columns, cfg)
+    if cfg.text_column is not None:
+        return None
+    for prompt, answers in KNOWN_LAYOUTS:
+        answer = next((name for name in answers if name in columns), None)
+        if answer and all(name in columns for name in prompt):
+            system = {"system": "system"} if "system" in columns else {}
+            return {**system, **{name: name for name in prompt}}, answer
+    return None
+
+
+def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str]:
+    assert cfg.prompt_template is not None
+    try:
+        places = [name for _, name, _, _ in string.Formatter().parse(cfg.prompt_template) if name is not None]
+    except ValueError as error:
+        raise UserError(f"{columns.section}.prompt_template is no valid template: {error}.") from error
+    for name in places:
+        columns.required(name, "prompt_template")
+    if not places:
+        raise UserError(f"{columns.section}.prompt_template has no place for a column, such as {{question}}.")
+    answers = [name for name in (cfg.target_column, *ANSWER_ROLES) if name and name in columns and name not in places]
+    if not answers:
+        raise UserError(
+            f"{columns.section}.prompt_template needs an answer to learn: name its column as {columns.section}."
+            f"column_mapping: {{answer: <column>}}. Columns: {columns.listed()}."
+        )
+    return {name: name for name in places}, answers[0]
+
+
+def _instructions(columns: Columns, request: Request, prompt: dict[str, str], answer: str) -> Layout:
+    cfg, tokenizer = request.cfg, request.tokenizer
+    if cfg.prompt_template is not None:
+        places = [name for _, name, _, _ in string.Formatter().parse(cfg.prompt_template) if name is not None]
+        for name in places:
+            if name not in prompt and name not in prompt.values():
+                columns.required(name, "prompt_template")
+                prompt = {**prompt, name: name}
+    chat = ChatTemplate(tokenizer) if tokenizer.chat_template and cfg.prompt_template is None else None
+    encoder = Instructions(
+        tokenizer, prompt, answer, request.max_length, cfg.answer_only_loss, cfg.prompt_template, chat
+    )
+    how = "chat template" if chat else "plain prompt"
+    return Layout(encoder, f"{' + '.join(prompt.values())} → {answer} ({how})")
+
+
+def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
+    source, target, record = _source_and_target(columns, request.cfg)
+    encoder = SourceTarget(
+        request.tokenizer, source, target, record, request.cfg.source_prefix, request.max_length,
+        request.cfg.max_target_length,
+    )  # fmt: skip
+    return Layout(encoder, f"{source} → {target}")
+
+
+def _source_and_target(columns: Columns, cfg: DatasetConfig) -> tuple[str, str, str | None]:
+    source, target = cfg.source_column, cfg.target_column
+    records = [n for n, f in columns.features.items() if isinstance(f, dict) and len(f) >= 2 and n == "translation"]
+    if records and (source is None or source not in columns):
+        languages = list(columns.features[records[0]])
+        for name, key in ((source, "source_column"), (target, "target_column")):
+            if name is not None and name not in languages:
+                raise UserError(
+                    f"{columns.section}.{key}: the column 'translation' has no '{name}'. "
+                    f"It has: {', '.join(languages)}."
+                )
+        source = source or next(name for name in languages if name != target)
+        target = target or next(name for name in languages if name != source)
+        return source, target, records[0]
+    if source is None and target is None:
+        for first, second in known.SOURCE_TARGET:
+            if first in columns and second in columns:
+                return first, second, None
+    names = [first for first, _ in known.SOURCE_TARGET]
+    source = source or columns.first_of((n for n in names if n != target), "source_column", "the source text")
+    targets = [second for _, second in known.SOURCE_TARGET]
+    target = target or columns.first_of((n for n in targets if n != source), "target_column", "the target text")
+    for name, key in ((source, "source_column"), (target, "target_column")):
+        columns.of_strings(columns.required(name, key), key)
+    return source, target, None
+
+
+def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
+    task, cfg = request.task, request.cfg
+    label: str | None = None
+    labels: LabelMap | None = None
+    if task == "text-classification":
+        found = _label_columns(columns, replace(cfg, label_columns=None), ("labels", *known.LABEL))
+        assert isinstance(found, str)
+        label, labels = found, _label_map(rows, columns, request, found)
+    elif task == "token-classification":
+        found = _label_columns(columns, replace(cfg, label_columns=None), ("labels", *known.TAGS))
+        assert isinstance(found, str)
+        label, labels = found, request.labels or _tag_map(rows, found, columns, request)
+    elif "labels" in columns:
+        label = "labels"
+    elif task == "seq2seq":
+        columns.first_of(("labels",), "target_column", "the tokenised target ('labels')")
+    encoder = ReadyRows(
+        task=task,
+        vocabulary=len(request.tokenizer),
+        max_length=request.max_length,
+        max_target_length=cfg.max_target_length,
+        token_types=request.token_types and "token_type_ids" in columns,
+        label=label,
+        labels=labels,
+        mask="attention_mask" in columns,
+        class_names=_own_names(columns, label, labels) if label and labels else None,
+    )
+    return Layout(encoder, "already tokenised rows", labels)

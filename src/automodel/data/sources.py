@@ -1,0 +1,284 @@
+"""Where rows come from: `find_source` decides from the config, a `Source` loads.
+
+A path that exists is local (a file, a folder, a `save_to_disk` folder); anything else that could be a hub name goes to
+`datasets.load_dataset`, with its caches; what cannot be reached or found is an error that says what was tried. A
+`_target_` of the user's is called with the arguments it asks for. A source of local files also knows its content
+without loading it, so a second start reads no rows at all.
+"""
+
+from __future__ import annotations
+
+import glob
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from automodel.config.errors import UserError
+from automodel.data import files as local
+from automodel.data.config import DatasetConfig
+from automodel.data.fingerprint import digest, files_digest
+from automodel.data.splits import chosen_split, split_names, take
+
+DEFAULT_MEMORY = "~/.cache/automodel/tokens"
+BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
+BUILDERS = {"csv", "json", "parquet", "arrow", "text"}  # names under which `datasets` reads files
+
+
+class Source(Protocol):
+    """Something that rows come from."""
+
+    def content_key(self) -> str | None:
+        """A hash of the content that can be had without loading it; None where it cannot."""
+        ...
+
+    def load(self) -> Any:
+        """A map-style `datasets.Dataset`, with split and limit applied."""
+        ...
+
+
+def load_rows(
+    cfg: DatasetConfig,
+    *,
+    role: str = "train",
+    resolved_target: Callable[..., Any] | None = None,
+    tokenizer: Any = None,
+) -> Any:
+    """The rows of a section as a map-style `datasets.Dataset`."""
+    section = "dataset" if role == "train" else "validation_dataset"
+    memory = Path(cfg.cache_dir or DEFAULT_MEMORY).expanduser()
+    source = find_source(
+        cfg, role=role, section=section, resolved_target=resolved_target, memory=memory, tokenizer=tokenizer
+    )
+    return source.load()
+
+
+def find_source(
+    cfg: DatasetConfig,
+    *,
+    role: str,
+    section: str,
+    resolved_target: Callable[..., Any] | None,
+    memory: Path,
+    tokenizer: Any = None,
+) -> Source:
+    """The source a section means. Raises `UserError` where it means nothing that exists."""
+    if resolved_target is not None and getattr(resolved_target, "__name__", "") not in BUILT_IN_TARGETS:
+        return CallableSource(cfg, role, section, resolved_target, tokenizer)
+    if not cfg.path:
+        raise UserError(
+            f"{section}.path is missing. Give a hub name (path: imdb), a file (path: reviews.csv) or a folder of files."
+        )
+    if cfg.path in BUILDERS and cfg.data_files:
+        return _file_source(cfg, role, section, memory, Path.cwd(), _matching(Path.cwd(), cfg, section), cfg.path)
+    path = Path(cfg.path).expanduser()
+    if path.is_dir():
+        if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            return SavedSource(cfg, role, section, memory, path)
+        found = _matching(path, cfg, section) if cfg.data_files else local.data_files(path)
+        if not found:
+            raise UserError(
+                f"{section}.path: the folder '{cfg.path}' holds no data files. Readable are {local.READABLE}, and "
+                "folders written by save_to_disk."
+            )
+        return _file_source(cfg, role, section, memory, path, found)
+    if path.is_file():
+        return _file_source(cfg, role, section, memory, path.parent, [path])
+    if any(c in cfg.path for c in "*?["):
+        found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if os.path.isfile(p))
+        if not found:
+            raise UserError(f"{section}.path: no file matches '{cfg.path}'.")
+        return _file_source(cfg, role, section, memory, Path(os.path.commonpath([p.parent for p in found])), found)
+    if _looks_local(cfg.path):
+        raise local.missing_path(cfg.path, section)
+    from automodel.data.hub import HubSource
+
+    return HubSource(cfg, role, section)
+
+
+def _looks_local(path: str) -> bool:
+    """Whether a path that does not exist was meant as a file: hub names have at most one slash and no extension."""
+    return (
+        path.startswith((".", "/", "~"))
+        or path.count("/") > 1
+        or "\\" in path
+        or local.shape_of(Path(path)) is not None
+    )
+
+
+def _matching(root: Path, cfg: DatasetConfig, section: str) -> list[Path]:
+    patterns = (cfg.data_files,) if isinstance(cfg.data_files, str) else tuple(cfg.data_files or ())
+    found: list[Path] = []
+    for pattern in patterns:
+        matches = sorted(glob.glob(str(root / Path(pattern).expanduser()), recursive=True))
+        if not matches:
+            raise UserError(f"{section}.data_files: nothing in '{root}' matches '{pattern}'.")
+        found += [Path(match) for match in matches if os.path.isfile(match)]
+    return found
+
+
+def _file_source(cfg, role, section, memory, root: Path, found: list[Path], format: str | None = None) -> FileSource:
+    unknown = [path for path in found if local.shape_of(path) is None]
+    if unknown and format is None:
+        raise UserError(
+            f"{section}.path: '{unknown[0]}' is of a format that cannot be read. Readable are {local.READABLE}."
+        )
+    format = format or local.one_format(found, root, section).format
+    if len(found) == 1:
+        own = local.split_of(found[0], root)
+        splits = {"train": found} if own is None else {own: found, "train": found}
+        return FileSource(cfg, role, section, memory, root, splits, format, whole=True)
+    return FileSource(cfg, role, section, memory, root, local.by_split(found, root), format)
+
+
+def limited(rows: Any, cfg: DatasetConfig) -> Any:
+    limit = cfg.num_samples_limit
+    return rows if limit is None or limit >= len(rows) else rows.select(range(limit))
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Files of one format, by split."""
+
+    cfg: DatasetConfig
+    role: str
+    section: str
+    memory: Path
+    root: Path
+    splits: Mapping[str, list[Path]]
+    format: str
+    whole: bool = False
+    """A single file: it is the data, whatever its split is called."""
+
+    def _spec(self) -> str:
+        if self.whole and self.cfg.split is None:
+            return next(iter(self.splits))
+        return chosen_split(self.cfg.split, list(self.splits), self.role, self.section)
+
+    def content_key(self) -> str:
+        return digest(self._spec(), [self._content(name) for name in split_names(self._spec())])
+
+    def _content(self, split: str) -> str:
+        return digest(
+            self.format, files_digest(self.splits[split], self.root, self.memory, named=self.format == "text")
+        )
+
+    def load(self) -> Any:
+        def whole(split: str) -> Any:
+            tables = self.memory / "tables" / self._content(split)
+            return local.read_split(self.splits[split], self.root, self.format, tables, self.section)
+
+        return limited(take(self._spec(), whole, self.section), self.cfg)
+
+
+@dataclass(frozen=True)
+class SavedSource:
+    """A folder written by `save_to_disk`, of one split or of several."""
+
+    cfg: DatasetConfig
+    role: str
+    section: str
+    memory: Path
+    path: Path
+
+    def _splits(self) -> dict[str, Path]:
+        import json
+
+        if (self.path / "state.json").is_file():
+            return {"train": self.path}
+        try:
+            names = json.loads((self.path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        except (ValueError, KeyError) as error:
+            raise UserError(f"{self.section}.path: '{self.path}/dataset_dict.json' cannot be read: {error}.") from error
+        return {name: self.path / name for name in names}
+
+    def _spec(self) -> str:
+        splits = list(self._splits())
+        if self.cfg.split is None and len(splits) == 1:
+            return splits[0]
+        return chosen_split(self.cfg.split, splits, self.role, self.section)
+
+    def content_key(self) -> str:
+        folders, spec = self._splits(), self._spec()
+        parts = []
+        for name in split_names(spec):
+            content = [*sorted(folders[name].glob("*.arrow")), folders[name] / "dataset_info.json"]
+            parts.append(
+                files_digest([path for path in content if path.is_file()], folders[name], self.memory, named=True)
+            )
+        return digest("save_to_disk", spec, parts)
+
+    def load(self) -> Any:
+        import datasets
+
+        def whole(split: str) -> Any:
+            try:
+                return datasets.load_from_disk(str(self._splits()[split]))
+            except Exception as error:
+                raise UserError(
+                    f"{self.section}.path: '{self._splits()[split]}' was written by save_to_disk but cannot be read: "
+                    f"{str(error).splitlines()[0]}. Write it again."
+                ) from error
+
+        return limited(take(self._spec(), whole, self.section), self.cfg)
+
+
+@dataclass(frozen=True)
+class CallableSource:
+    """A class or function of the user's."""
+
+    cfg: DatasetConfig
+    role: str
+    section: str
+    target: Callable[..., Any]
+    tokenizer: Any = None
+
+    def content_key(self) -> None:
+        return None
+
+    def load(self) -> Any:
+        name = self.cfg.target or getattr(self.target, "__qualname__", repr(self.target))
+        try:
+            made = self.target(**self._arguments())
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{self.section}._target_: {name} failed with {type(error).__name__}: {error}.") from error
+        return limited(as_rows(made, self.cfg.split, self.role, self.section, name), self.cfg)
+
+    def _arguments(self) -> dict[str, Any]:
+        """Its own arguments, and those keys of the section that it has parameters for."""
+        parameters = inspect.signature(self.target).parameters
+        known = {f.name: getattr(self.cfg, f.name) for f in fields(self.cfg) if f.name not in ("target", "extra")}
+        known.update({alias: known[field] for alias, field in DatasetConfig.ALIASES.items()})
+        offered = {name: value for name, value in known.items() if name in parameters and value is not None}
+        if "tokenizer" in parameters and self.tokenizer is not None:
+            offered["tokenizer"] = self.tokenizer
+        return {**offered, **self.cfg.extra}
+
+
+def as_rows(made: Any, split: str | None, role: str, section: str, name: str) -> Any:
+    """A `datasets.Dataset` out of what a user's function returned."""
+    import datasets
+
+    if isinstance(made, datasets.DatasetDict):
+        spec = chosen_split(split, [str(s) for s in made], role, section)
+        return take(spec, made.__getitem__, section)
+    if isinstance(made, datasets.Dataset):
+        return made
+    if isinstance(made, datasets.IterableDataset):
+        return datasets.Dataset.from_list(list(made))
+    if hasattr(made, "to_dict") and hasattr(made, "columns"):
+        return datasets.Dataset.from_pandas(made, preserve_index=False)
+    try:
+        rows = [made[i] for i in range(len(made))] if hasattr(made, "__getitem__") else list(made)
+        if not all(isinstance(row, Mapping) for row in rows):
+            raise TypeError("its items are not records of columns")
+        return datasets.Dataset.from_list([dict(row) for row in rows])
+    except Exception as error:
+        raise UserError(
+            f"{section}._target_: {name} returned {type(made).__name__}, which cannot be used as rows: {error}. "
+            "Return a datasets.Dataset, a list of records, or a map-style dataset whose items are records."
+        ) from error
