@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import typer
@@ -37,7 +38,7 @@ class LazyVerbs(TyperGroup):
     """A group that knows its verbs by name and imports one only to run it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        return [name for name, (module, _) in VERBS.items() if find_spec(module) is not None]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The verb as `--help` needs it: a name and a line."""

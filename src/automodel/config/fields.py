@@ -65,7 +65,7 @@ def is_section(hint: Any) -> bool:
 def doc_of(section: type[Section]) -> str:
     """A section's docstring on one line, without the key it opens with."""
     text = re.sub(r"^`\w+:` ", "", " ".join((inspect.getdoc(section) or "").split()))
-    return text[:1].upper() + text[1:]
+    return text if text.startswith("torch.") else text[:1].upper() + text[1:]
 
 
 @cache

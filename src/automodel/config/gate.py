@@ -280,6 +280,8 @@ def _signature(found: Any) -> tuple[set[str], set[str], bool]:
 
 
 def _unknown_argument(key: str, name: str, accepted: set[str], own: Sequence[str]) -> str:
+    if key in own:
+        return f"`{name}` has no such setting. Remove it."
     guess = near(key, [*sorted(accepted), *own])
     if guess:
         return f"`{name}` takes no such argument; did you mean `{guess}`?"

@@ -14,7 +14,7 @@ from automodel.config.fields import Field, fields_of, takes_extra
 from automodel.config.gate import canonical
 from automodel.config.names import advice, listing
 from automodel.config.section import Section
-from automodel.config.tree import Entry, Listing, Mapping, Node, Scalar, is_empty, is_null, walk
+from automodel.config.tree import COMMAND_LINE, Entry, Listing, Mapping, Node, Scalar, is_empty, is_null, walk
 from automodel.config.values import got, show
 
 NO_TARGET = "nothing here takes a `_target_`. Remove it; only the sections that say so build objects."
@@ -65,7 +65,10 @@ class Normaliser:
             return section.ALIASES.get(key, key)
         if takes_extra(section) and key not in ("extra", "target", "_target_"):
             return "extra"
-        self.complaints.add(entry.place, join(path, key), self._refusal(section, key, path))
+        message = self._refusal(section, key, path)
+        if message is NO_TRUST and entry.place.name == COMMAND_LINE:
+            message = "is an option of its own: `--trust my_package`."
+        self.complaints.add(entry.place, join(path, key), message)
         return None
 
     def _refusal(self, section: type[Section], key: str, path: str) -> str:
@@ -163,8 +166,8 @@ def _set_items(items: Listing, changes: Mapping, complaints: Complaints, path: s
             message = f"`{path}` is a list; name the item by its number, e.g. `{path}.0=…`."
             complaints.add(entry.place, join(path, key), message)
         elif int(key) > count:
-            last = f"the last item is {count - 1}" if count else "the list is empty"
-            complaints.add(entry.place, join(path, key), f"{last}; `{path}.{count}=…` adds one.")
+            size = f"the list has {count} item{'s' if count != 1 else ''}"
+            complaints.add(entry.place, join(path, key), f"{size}; `{path}.{count}=…` adds one.")
         else:
             items.items[int(key) : int(key) + 1] = [entry.node]
             count = len(items.items)

@@ -44,6 +44,13 @@ class Loaded(Generic[T]):
     complaints: Complaints
     places: dict[str, Place]
     first_file: str
+    bad: set[str]
+    """Paths, in field names, whose values are missing or do not fit."""
+
+    def is_bad(self, path: str) -> bool:
+        """Whether the key, or a section around it, has been complained about already."""
+        around = any(path == bad or path.startswith(f"{bad}.") for bad in self.bad)
+        return around or self.complaints.about(path) or self.complaints.suggests(path.rpartition(".")[2])
 
     def place_of(self, path: str) -> Place:
         """Where a key was written, or the section around it, or the first file."""
@@ -80,7 +87,7 @@ def read_config(
         if raw is not None:
             merge(tree, keys.normalise(raw, schema), schema, complaints)
     if not readable:  # half a config would only be blamed for what the other half sets
-        return Loaded(None, complaints, {}, first_file)
+        return Loaded(None, complaints, {}, first_file, set())
     for text in overrides:
         setting = setting_layer(text, len(files), complaints)
         if setting is not None:
@@ -88,7 +95,7 @@ def read_config(
     fill(tree, complaints)
     builder = _Builder(schema, tuple(trust), complaints)
     config = builder.build(schema, tree, "", "")
-    return Loaded(config, complaints, builder.places, first_file)
+    return Loaded(config, complaints, builder.places, first_file, builder.bad)
 
 
 class _Builder:
@@ -97,6 +104,7 @@ class _Builder:
     def __init__(self, root: type[Section], trust: tuple[str, ...], complaints: Complaints):
         self.root, self.trust, self.complaints = root, trust, complaints
         self.places: dict[str, Place] = {}
+        self.bad: set[str] = set()
         self.example_shown = False
 
     def build(self, section: type[T], mapping: Mapping, path: str, spelt: str) -> T:
@@ -110,9 +118,9 @@ class _Builder:
             if f.section is not None:
                 values[f.name] = self._nested(f, entry, mapping.place, inner, inner_spelt)
             elif entry is not None:
-                values[f.name] = self._leaf(f, entry, inner_spelt)
+                values[f.name] = self._leaf(f, entry, inner, inner_spelt)
             else:
-                values[f.name] = self._absent(f, mapping.place, inner_spelt)
+                values[f.name] = self._absent(f, mapping.place, inner, inner_spelt)
         if takes_extra(section):
             values["extra"] = self._extra(mapping, path)
         config = section(**values)
@@ -125,20 +133,23 @@ class _Builder:
         if entry is not None and isinstance(entry.node, Mapping):
             return self.build(f.section, entry.node, path, spelt)
         if f.required:
+            self.bad.add(path)
             self._missing(f, entry.place if entry else place, spelt)
             return f.section(**{inner.name: "" for inner in fields_of(f.section).values() if inner.required})
         return None if f.nullable else f.default
 
-    def _absent(self, f: Field, place: Place, spelt: str) -> Any:
+    def _absent(self, f: Field, place: Place, path: str, spelt: str) -> Any:
         if not f.required:
             return f.default
+        self.bad.add(path)
         self._missing(f, place, spelt)
         return ""
 
-    def _leaf(self, f: Field, entry: Entry, spelt: str) -> Any:
+    def _leaf(self, f: Field, entry: Entry, path: str, spelt: str) -> Any:
         try:
             return fit(f.hint, entry.node, f.default)
         except Misfit as misfit:
+            self.bad.add(path)
             for inner, message, node in misfit.parts:
                 self.complaints.add(node.place, join(spelt, inner) if inner else spelt, message)
             return "" if f.required else f.default
@@ -162,10 +173,12 @@ class _Builder:
             self.complaints.add(place, join(spelt, entry.key if entry else problem.path), problem.message)
 
     def _missing(self, f: Field, place: Place, spelt: str) -> None:
+        if self.complaints.about(spelt) or self.complaints.suggests(f.key):
+            return
         example = self.root.EXAMPLE.strip() if "." not in spelt else ""
         if example and not self.example_shown:
             self.example_shown = True
             lines = "".join(f"\n      {line}" for line in example.splitlines())
             self.complaints.add(place, spelt, f"is missing. The smallest config has three lines:{lines}")
         else:
-            self.complaints.add(place, spelt, f"is missing. {f.doc}".strip())
+            self.complaints.add(place, spelt, f"is missing: {f.doc[:1].lower()}{f.doc[1:]}")

@@ -41,7 +41,7 @@ _SYNTAX = [
     ("expected ',' or ']'", "a `[` is opened and not closed, or a comma is missing in the list."),
     ("expected ',' or '}'", "a `{` is opened and not closed, or a comma is missing in the mapping."),
     (
-        "expected a single document",
+        "found another document",
         "there is a second document (`---`). Put it in a file of its own and give both with `-c`.",
     ),
     ("found undefined alias", "this `*name` has no `&name` above it."),

@@ -18,7 +18,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from automodel.config.fields import MISSING, arms, bare, choices
 from automodel.config.names import near
-from automodel.config.tree import Listing, Mapping, Node, Scalar, is_null, plain_value, scalar_value, to_python
+from automodel.config.tree import (
+    COMMAND_LINE,
+    Listing,
+    Mapping,
+    Node,
+    Scalar,
+    is_null,
+    plain_value,
+    scalar_value,
+    to_python,
+)
 
 
 class Misfit(Exception):
@@ -58,7 +68,7 @@ def _fit_list(kind: Any, node: Listing) -> tuple[Any, ...]:
     if len(hints) == 2 and hints[1] is Ellipsis:
         hints = (hints[0],) * len(node.items)
     if len(hints) != len(node.items):
-        raise Misfit(f"expected {describe(kind)}, got {len(node.items)}.", node)
+        raise Misfit(f"expected {describe(kind)}, got a list of {len(node.items)}.", node)
     named = {str(i): (h, item) for i, (h, item) in enumerate(zip(hints, node.items))}
     return tuple(_fit_all(named, node).values())
 
@@ -110,10 +120,9 @@ def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
         return _null_refusal(hint, default)
     if options and isinstance(value, str):
         guess = near(value, [str(o) for o in options], cutoff=0.5)
-        also = [describe(a) for a in arms(hint) if bare(a) in (bool, int, float)]
-        listed = ", ".join(map(str, options) if not also else [*also, *map(str, options)])
-        only = "the only choice is" if len(options) + len(also) == 1 else "choose one of"
-        return f"there is no {value!r} here; {only} {listed}." + (f" Did you mean `{guess}`?" if guess else "")
+        switch = ["true", "false"] if bool in arms(hint) else []
+        listed = ", ".join([*switch, *map(str, options)])
+        return f"there is no {value!r} here; choose one of {listed}." + (f" Did you mean `{guess}`?" if guess else "")
     limited = _limit_refusal(hint, value)
     if limited:
         return limited
@@ -203,8 +212,10 @@ def show(value: Any) -> str:
 
 def _quote_advice(hint: Any, node: Node) -> str:
     kinds = [bare(arm) for arm in arms(hint)]
+    if isinstance(node, Mapping) and node.place.name == COMMAND_LINE and node.text is None:
+        return " It has no keys of its own to set."
     if isinstance(node, Mapping | Listing):
-        return " Put the text in quotes." if str in kinds else ""
+        return " Put text that starts with `{` in quotes." if str in kinds and isinstance(node, Mapping) else ""
     if any(typing.get_origin(kind) is tuple for kind in kinds):
         return f" Write `[{node.text}]`."
     if not node.plain and any(type(plain_value(node.text)) is kind for kind in kinds):

@@ -18,7 +18,7 @@ from automodel.config.targets import TASK_CLASSES
 from automodel.plan.config import RunConfig
 
 DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
-DTYPES |= {"float16": "fp16", "fp16": "fp16", "half": "fp16"}
+DTYPES |= {"float16": "fp16", "fp16": "fp16"}
 
 TASK_OF_CLASS = dict(
     zip(TASK_CLASSES, ("causal-lm", "text-classification", "token-classification", "seq2seq"), strict=True)
@@ -30,9 +30,8 @@ def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), 
     loaded = read_config(RunConfig, files, overrides, trust)
     if loaded.config is not None:
         for problem in check_run(loaded.config, trust):
-            if loaded.complaints.about(problem.path):
-                continue  # a value that is wrong in itself need not fit the others as well
-            loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
+            if not loaded.is_bad(problem.path):  # a value that is wrong in itself need not fit the others as well
+                loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
     loaded.complaints.raise_if_any()
     assert loaded.config is not None
     return loaded.config
@@ -56,11 +55,15 @@ def check_run(cfg: RunConfig, trust: Sequence[str] = ()) -> list[Problem]:
 
 
 def _data(cfg: RunConfig) -> Iterator[Problem]:
+    if not cfg.model.pretrained_model_name_or_path:
+        yield Problem("model.pretrained_model_name_or_path", "is empty: name a model on the hub or a local folder.")
+    if not cfg.checkpoint.checkpoint_dir:
+        yield Problem("checkpoint.checkpoint_dir", "is empty: name a folder, e.g. `./checkpoints`.")
     if not cfg.dataset.path and not cfg.dataset.target:
         yield Problem("dataset.path", "is missing: name a file, a folder or a hub dataset, e.g. `path: reviews.csv`.")
     for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
         if section is not None and section.label_column and section.label_columns:
-            yield Problem(f"{where}.label_columns", "and `label_column` are both given. Keep one.")
+            yield Problem(f"{where}.label_columns", "give this or `label_column`, not both.")
     for loader, where in ((cfg.dataloader, "dataloader"), (cfg.validation_dataloader, "validation_dataloader")):
         if loader.num_workers == 0 and loader.prefetch_factor is not None:
             yield Problem(f"{where}.prefetch_factor", "needs workers, but `num_workers` is 0. Remove one of the two.")
@@ -100,7 +103,7 @@ def _batch(cfg: RunConfig) -> Iterator[Problem]:
 def _schedule(cfg: RunConfig) -> Iterator[Problem]:
     decay = cfg.lr_scheduler
     if decay.warmup_steps is not None and decay.warmup_ratio is not None:
-        yield Problem("lr_scheduler.warmup_ratio", "and `warmup_steps` are both given. Keep one.")
+        yield Problem("lr_scheduler.warmup_ratio", "give this or `warmup_steps`, not both.")
     if decay.name == "constant" and (decay.warmup_steps or decay.warmup_ratio):
         yield Problem("lr_scheduler.name", "`constant` has no warm-up, but one is given. Use `constant_with_warmup`.")
     if decay.min_lr and decay.min_lr >= cfg.optimizer.lr:
@@ -124,7 +127,7 @@ def _validation(cfg: RunConfig) -> Iterator[Problem]:
 def _precision(cfg: RunConfig) -> Iterator[Problem]:
     options = cfg.training_optimizations
     if options.bf16 and options.fp16:
-        yield Problem("training_optimizations.fp16", "and `bf16` are both true. Keep one; bf16 where the GPU has it.")
+        yield Problem("training_optimizations.fp16", "choose this or `bf16`, not both; bf16 where the GPU has it.")
         return
     asked = "bf16" if options.bf16 else "fp16" if options.fp16 else None
     if asked and options.precision not in ("auto", asked) and not options.precision.startswith(asked):
@@ -171,11 +174,11 @@ def _compile(cfg: RunConfig) -> Iterator[Problem]:
 
 def _quantization(cfg: RunConfig) -> Iterator[Problem]:
     if cfg.quantization is not None and cfg.quantization.load_in_4bit and cfg.quantization.load_in_8bit:
-        yield Problem("quantization.load_in_8bit", "and `load_in_4bit` are both true. Keep one.")
+        yield Problem("quantization.load_in_8bit", "choose this or `load_in_4bit`, not both.")
     if cfg.quantization is not None and not (cfg.quantization.load_in_4bit or cfg.quantization.load_in_8bit):
         yield Problem("quantization", "says neither `load_in_4bit: true` nor `load_in_8bit: true`. Add one of them.")
     if cfg.fp8 is not None and cfg.model.fp8_config is not None:
-        yield Problem("model.fp8_config", "and `fp8:` are two places for the same settings. Keep one.")
+        yield Problem("model.fp8_config", "is another place for the section `fp8:`, which is given too. Keep one.")
 
 
 def _loss(cfg: RunConfig) -> Iterator[Problem]:

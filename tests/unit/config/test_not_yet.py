@@ -1,0 +1,40 @@
+"""What is understood but not built: each key is named, nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from automodel.plan.check import load_run_config, not_yet
+
+
+@pytest.mark.parametrize(
+    ("line", "paths"),
+    [
+        ("", []),
+        ("peft: {dim: 8}", ["peft"]),
+        ("quantization: {load_in_4bit: true}", ["quantization"]),
+        ("fp8: {}", ["fp8"]),
+        ("fp8: {enabled: false}", []),
+        ("distributed: {dp_size: none, tp_size: 1}", []),
+        ("distributed: {dp_size: 1, strategy: ddp}", []),
+        ("distributed: {dp_size: 4, tp_size: 2}", ["distributed.dp_size", "distributed.tp_size"]),
+        ("distributed: {cp_size: 2, ep_size: 2, dp_replicate_size: 2}",
+         ["distributed.dp_replicate_size", "distributed.cp_size", "distributed.ep_size"]),
+        ("distributed: {sequence_parallel: true, cpu_offload: true}",
+         ["distributed.sequence_parallel", "distributed.cpu_offload"]),
+        ("packed_sequence: {packed_sequence_size: 4096}", ["packed_sequence.packed_sequence_size"]),
+        ("benchmark: {repeat: 3}", []),
+    ],
+)  # fmt: skip
+def test_not_yet(tmp_path, line, paths):
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: bert\ndataset: x.csv\n{line}\n")
+    found = not_yet(load_run_config([path]))
+    assert [p.path for p in found] == paths
+    assert all("later release" in p.message for p in found)
+
+
+def test_several_ranks(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: bert\ndataset: x.csv\n")
+    assert [p.path for p in not_yet(load_run_config([path]), world_devices=2)] == ["distributed"]

@@ -1,0 +1,89 @@
+"""The JSON Schema accepts what the loader accepts, and the reference page is up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from automodel.config.complaints import Complaints
+from automodel.config.dump import to_plain
+from automodel.config.fields import fields_of, sections_of
+from automodel.config.load import load_config
+from automodel.config.read import read_text
+from automodel.config.schema import json_schema, markdown
+from automodel.config.tree import to_python
+from automodel.plan.config import RunConfig
+
+SCHEMA = json_schema(RunConfig)
+
+
+def valid(text: str) -> bool:
+    node = read_text(text, "run.yaml", 0, Complaints())
+    assert node is not None
+    return jsonschema.Draft202012Validator(SCHEMA).is_valid(to_python(node))
+
+
+def test_the_schema_is_a_schema():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: bert\ndataset: x.csv\n",
+        "model: {path: bert}\ndataset: {dataset_name: imdb}\n",
+        "model: {_target_: a.b, name: bert, hidden_dropout_prob: 0}\ndataset: x\noptimizer: {learning_rate: 1e-5}\n",
+        "model: bert\ndataset: x\noptimizer:\nwandb: null\ndistributed: {dp_size: none}\n",
+        "model: bert\ndataset: x\nseed: ${SEED,1}\nwandb: {name: 2024}\ncompile: true\nlr_scheduler: cosine\n",
+        "model: bert\ndataset: x\noptimizer: {betas: [0.9, 0.99]}\nloss_fn: {class_weights: [1, 2.5]}\n",
+    ],
+)
+def test_accepts(text):
+    assert valid(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataset: x.csv\n",
+        "model: {num_labels: 2}\ndataset: x.csv\n",
+        "model: bert\ndataset: x\nsede: 1\n",
+        "model: bert\ndataset: x\nseed: -1\n",
+        "model: bert\ndataset: x\noptimizer: {lr: fast}\n",
+        "model: bert\ndataset: x\noptimizer: {lr: 0}\n",
+        "model: bert\ndataset: x\nlr_scheduler: cosin\n",
+        "model: bert\ndataset: x\ncheckpoint: {flavour: vanilla}\n",
+    ],
+)
+def test_refuses(text):
+    assert not valid(text)
+
+
+def test_a_resolved_config_fits_its_own_schema(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("model: bert\ndataset: x.csv\npeft: {}\nfp8: {}\nwandb: {}\nmlflow: {}\nquantization: {}\n")
+    jsonschema.Draft202012Validator(SCHEMA).validate(to_plain(load_config(RunConfig, [path])))
+
+
+def test_every_key_has_a_description():
+    silent = [
+        f"{path}.{f.name}" for path, section in sections_of(RunConfig) for f in fields_of(section).values() if not f.doc
+    ]
+    assert silent == []
+
+
+def test_every_key_has_one_meaning():
+    """An alias never hides a field, and every alias leads somewhere."""
+    for _, section in sections_of(RunConfig):
+        assert not set(section.ALIASES) & set(fields_of(section))
+        assert set(section.ALIASES.values()) <= set(fields_of(section))
+        assert section.SHORTHAND is None or section.SHORTHAND in fields_of(section)
+
+
+def test_docs_are_up_to_date():
+    page = Path(__file__).parents[3] / "docs" / "config.md"
+    assert page.read_text(encoding="utf-8") == markdown(RunConfig), (
+        "run `automodel config schema --markdown > docs/config.md`"
+    )
