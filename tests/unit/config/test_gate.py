@@ -151,8 +151,8 @@ def test_nested_targets_from_the_command_line_are_refused(tmp_path):
         (
             "optimizer: {_target_: torch.optim.AdamW, params: []}",
             (
-                "optimizer.params: `AdamW` takes no such argument; it takes amsgrad, betas, capturable, differentiable, "
-                "eps, foreach, fused, lr, maximize, weight_decay."
+                "optimizer.params: `AdamW` takes no such argument; it takes amsgrad, betas, capturable, "
+                "differentiable, eps, foreach, fused, lr, maximize, weight_decay."
             ),
         ),
         (
@@ -181,8 +181,8 @@ def test_nested_targets_from_the_command_line_are_refused(tmp_path):
         (
             "distributed: {_target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manger}",
             (
-                "distributed._target_: `nemo_automodel.components.distributed.fsdp2.FSDP2Manger` cannot be used here. Did "
-                "you mean `nemo_automodel.components.distributed.fsdp2.FSDP2Manager`?"
+                "distributed._target_: `nemo_automodel.components.distributed.fsdp2.FSDP2Manger` cannot be used here. "
+                "Did you mean `nemo_automodel.components.distributed.fsdp2.FSDP2Manager`?"
             ),
         ),
         (
