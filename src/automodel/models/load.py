@@ -7,6 +7,7 @@ random (a new head, a model from its config alone) depends on the seed and on no
 
 from __future__ import annotations
 
+import copy
 import difflib
 import inspect
 import logging
@@ -211,6 +212,7 @@ def load_model(
     from automodel.models.auto import class_for_task
 
     auto_class = class_for_task(task)
+    hf_config = copy.deepcopy(hf_config)  # the model's attention is switched later, and must not travel with the config
     asked = {
         "attn_implementation": cfg.attn_implementation,
         "use_sdpa_patching": cfg.use_sdpa_patching,

@@ -152,7 +152,8 @@ def _packed_attention_cuda(
             window_size_left=left,
             window_size_right=0 if causal else left,
         )[0].unsqueeze(0)
-    if window is None or window >= max_seqlen:
+    aligned = head_dim * query.element_size() % 16 == 0
+    if aligned and (window is None or window >= max_seqlen):
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             k_1TKD, v_1TKD = (x.repeat_interleave(groups, dim=2) for x in (k_1TKD, v_1TKD))
@@ -170,7 +171,8 @@ def _packed_attention_cuda(
             True,  # the log-sum-exp, which the backward pass needs
             scale=scale,
         )[0]
-    # fp32 with a sliding window: no variable-length kernel has it, so this one path reads the boundaries on the host.
+    # fp32 with a sliding window, or an odd head size: no variable-length kernel has it, so this reads the boundaries on
+    # the host.
     return packed_attention_reference(query, key, value, cu_seqlens.tolist(), causal, window, scale, dropout)
 
 

@@ -15,6 +15,7 @@ from transformers import AutoModelForMaskedLM, BertForMaskedLM, GPT2Config
 from automodel.config.errors import UserError
 from automodel.models import source
 from automodel.models.config import ModelConfig
+from automodel.models.forward import make_forward
 from automodel.models.load import (
     align_pad_token,
     count_parameters,
@@ -204,6 +205,15 @@ def test_a_new_head_is_said_and_depends_only_on_the_seed(bert_folder, caplog):
     assert torch.equal(
         first.bert.encoder.layer[0].output.dense.weight, pretrained.bert.encoder.layer[0].output.dense.weight
     )
+
+
+def test_two_models_of_one_config_do_not_share_it(bert_folder):
+    config = cfg(bert_folder)
+    hf_config = load_hf_config(config, TEXT, num_labels=2)
+    first = load_model(config, hf_config, TEXT)
+    make_forward(first, TEXT, "packed")
+    assert load_model(config, hf_config, TEXT).config._attn_implementation == "sdpa"
+    assert hf_config._attn_implementation != first.config._attn_implementation
 
 
 def test_the_random_state_of_the_process_is_left_alone(bert_folder):
