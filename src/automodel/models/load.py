@@ -36,6 +36,7 @@ __all__ = [
     "load_model",
     "load_tokenizer",
     "model_limits",
+    "read_hf_config",
     "tasks_of",
 ]
 

@@ -137,10 +137,14 @@ def test_the_shim_is_made_of_aliases():
     from automodel.models.config import Fp8Config
     from nemo_automodel.components._peft.lora import PeftConfig
     from nemo_automodel.components._transformers.auto_model import HAS_LIGER_KERNEL
+    from nemo_automodel.components.datasets.llm.squad import make_squad_dataset
+    from nemo_automodel.components.datasets.llm.text_classification import TextClassificationDataset
     from nemo_automodel.components.distributed.fsdp2 import FSDP2Manager
     from nemo_automodel.components.quantization.fp8 import FP8Config
 
     assert nemo_automodel.NeMoAutoModelForCausalLM is automodel.AutoModelForCausalLM
+    assert nemo_automodel.TextClassificationDataset is TextClassificationDataset is automodel.TextClassificationDataset
+    assert make_squad_dataset is automodel.make_squad_dataset
     assert (FSDP2Manager, FP8Config, PeftConfig) == (DistributedConfig, Fp8Config, OurPeft)
     assert (importlib.util.find_spec("liger_kernel") is not None) == HAS_LIGER_KERNEL
     with pytest.raises(AttributeError, match="nemo_automodel.*has no attribute 'Nope'; it re-exports"):
