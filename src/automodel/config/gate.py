@@ -58,10 +58,10 @@ def resolve_target(target: str, slot: str, arguments: Iterable[str] = (), trust:
     """The object behind a `_target_`, once it has passed the gate. Raises `ConfigError` where it does not."""
     check_trust(trust)
     try:
-        known = target in SLOTS[slot].known
-        found = _walk(target, (*TRUSTED_ROOTS, "torch.utils.data"), private=True) if known else None
-        if not known:
-            found = _open_object(target, SLOTS[slot], slot, trust)
+        if target in SLOTS[slot].known:
+            found = _walk(target, (*TRUSTED_ROOTS, "torch.utils.data"), private=True)
+        else:
+            found = _open_object(target, SLOTS[slot], trust)
         problems = _check_arguments(target, SLOTS[slot], found, arguments, (), complete=False)
     except Refused as refused:
         problems = [Problem("_target_", str(refused))]
@@ -88,14 +88,25 @@ def check_section(config: Section, given: set[str], trust: Sequence[str]) -> lis
     if target is None or (target in slot.known and canonical(target) not in slot.arguments):
         return _check_plain_extra(config, extra)
     try:
-        found = None if target in slot.known else _open_object(target, slot, config.SLOT, trust)
+        found = None if target in slot.known else _open_object(target, slot, trust)
     except Refused as refused:
         return [Problem("target", str(refused))]
     if config.SLOT == "optimizer":
         written = [key for key in sorted(given) if key not in ("target", "name", "decay_norms_and_biases")]
         return _check_arguments(target, slot, found, written, spellings(type(config)))
-    # A dataset's own keys are used by the data room; a maker of the user's gets those it asks for.
-    return _check_arguments(target, slot, found, list(extra), spellings(type(config)), offered=set(known) - {"target"})
+    # A maker of the user's gets those of the section's keys that it has parameters for; the rest is applied to what it
+    # makes, except the keys that say where the data is, which only it could use.
+    aliases = type(config).ALIASES
+    offered = {name for name in known if getattr(config, name) is not None} - {"target"}
+    offered |= {alias for alias, name in aliases.items() if name in offered}
+    problems = _check_arguments(target, slot, found, list(extra), spellings(type(config)), offered=offered)
+    if found is not None:
+        accepted, _, takes_any = _signature(found)
+        accepted = {aliases.get(name, name) for name in accepted}
+        for key in ("path", "name", "data_files", "revision"):
+            if key in given and key not in accepted and not takes_any:
+                problems.append(Problem(key, f"`{canonical(target).rpartition('.')[2]}` does not take it. Remove it."))
+    return problems
 
 
 def unused_keys(config: Section) -> set[str]:
@@ -133,7 +144,7 @@ def _under(name: str, roots: Iterable[str]) -> bool:
     return any(name == root or name.startswith(f"{root}.") for root in roots)
 
 
-def _open_object(target: str, slot: Slot, slot_name: str, trust: Sequence[str]) -> Any:
+def _open_object(target: str, slot: Slot, trust: Sequence[str]) -> Any:
     """The object of an unknown target, after every check but that of its arguments."""
     if not _DOTTED.match(target):
         raise Refused(f"{target!r} is not a dotted name. This takes {slot.expects}.")
@@ -264,7 +275,10 @@ def _check_arguments(
         if key not in accepted and not takes_any
     ]
     lacking = sorted(required - slot.supplied - set(given) - set(offered)) if complete else []
-    problems += [Problem("target", f"`{name}` also needs `{key}`; add it to the section.") for key in lacking]
+    if lacking:
+        them = "it" if len(lacking) == 1 else "them"
+        listed = ", ".join(f"`{key}`" for key in lacking)
+        problems.append(Problem("target", f"`{name}` also needs {listed}; add {them} to the section."))
     return problems
 
 

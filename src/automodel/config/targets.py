@@ -21,14 +21,8 @@ TASK_CLASSES = (
     "AutoModelForSeq2SeqLM",
 )
 
-# Places in the reference's package from which its model classes can be imported; private ones among them.
-_NEMO_MODELS = (
-    "nemo_automodel",
-    "nemo_automodel._transformers",
-    "nemo_automodel._transformers.auto_model",
-    "nemo_automodel.components._transformers",
-    "nemo_automodel.components._transformers.auto_model",
-)
+# Where the reference imports its model classes from; its private name among them.
+_NEMO_MODELS = ("nemo_automodel", "nemo_automodel.components._transformers.auto_model")
 
 _ADAM = frozenset(
     "lr betas eps weight_decay amsgrad foreach maximize capturable differentiable fused".split()  # noqa: SIM905
@@ -114,8 +108,8 @@ SLOTS: dict[str, Slot] = {
         kind=_is_dataset_maker,
         supplied=frozenset({"tokenizer"}),
         arguments={
-            "datasets.load_dataset": frozenset({"data_dir", "keep_in_memory", "token", "storage_options"}),
-            "datasets.load_from_disk": frozenset({"keep_in_memory", "storage_options"}),
+            "datasets.load_dataset": frozenset({"data_dir", "token", "storage_options"}),
+            "datasets.load_from_disk": frozenset(),
         },
     ),
     "optimizer": Slot(

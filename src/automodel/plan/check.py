@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from automodel.config.errors import Problem
-from automodel.config.gate import REMOTE_CODE
+from automodel.config.gate import REMOTE_CODE, canonical
 from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
@@ -19,6 +19,9 @@ from automodel.plan.config import RunConfig
 
 DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
 DTYPES |= {"float16": "fp16", "fp16": "fp16"}
+
+PATH_NEEDED = ("automodel.TextClassificationDataset", "datasets.load_dataset", "datasets.load_from_disk")
+"""Datasets that mean nothing without a path; a maker of the user's may not need one."""
 
 TASK_OF_CLASS = dict(
     zip(TASK_CLASSES, ("causal-lm", "text-classification", "token-classification", "seq2seq"), strict=True)
@@ -59,7 +62,8 @@ def _data(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("model.pretrained_model_name_or_path", "is empty: name a model on the hub or a local folder.")
     if not cfg.checkpoint.checkpoint_dir:
         yield Problem("checkpoint.checkpoint_dir", "is empty: name a folder, e.g. `./checkpoints`.")
-    if not cfg.dataset.path and not cfg.dataset.target:
+    maker = canonical(cfg.dataset.target or "")
+    if not cfg.dataset.path and maker in ("", *PATH_NEEDED):
         yield Problem("dataset.path", "is missing: name a file, a folder or a hub dataset, e.g. `path: reviews.csv`.")
     for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
         if section is not None and section.label_column and section.label_columns:
