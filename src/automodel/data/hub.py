@@ -73,14 +73,16 @@ class HubSource:
         except (UserError, _NoSuchSplit):
             raise
         except Exception as error:
+            failure = error
             for place in cached_places(path, self.cfg.revision):
                 try:
                     return self._load_from(place, spec)
                 except (UserError, _NoSuchSplit):
                     raise
-                except Exception:  # the first failure is the one worth reporting
-                    continue
-            raise self._explained(error) from error
+                except Exception as other:
+                    # A copy that is there but cannot be read says more than a hub that cannot be reached.
+                    failure = other if Path(place).is_dir() else failure
+            raise self._explained(failure) from failure
 
     def _load_from(self, place: str, spec: str) -> Any:
         import datasets
@@ -112,8 +114,8 @@ class HubSource:
         while cause is not None and len(chain) < 8:
             chain.append(type(cause).__name__)
             cause = cause.__cause__ or cause.__context__
-        if "Config name is missing" in text or "BuilderConfig" in text or "multiple" in text:
-            configs = re.search(r"\[(.*?)\]", text, re.DOTALL) or re.search(r"cache: ([\w, -]+)", text)
+        if re.search("Config name is missing|BuilderConfig|Couldn't find cache|configurations in the cache", text):
+            configs = re.search(r"\[(.*?)\]", text, re.DOTALL) or re.search(r"in the cache: ([\w, -]+)", text)
             listed = f" It has: {configs[1].replace(chr(39), '')}." if configs else ""
             asked = (
                 f"there is no configuration '{self.cfg.name}'" if self.cfg.name else "a configuration must be chosen"

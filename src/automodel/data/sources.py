@@ -12,7 +12,7 @@ import glob
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from automodel.data.splits import chosen_split, split_names, take
 
 DEFAULT_MEMORY = "~/.cache/automodel/tokens"
 BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
+SQUAD = "rajpurkar/squad"  # what `make_squad_dataset` means where no path is given
 BUILDERS = {"csv", "json", "parquet", "arrow", "text"}  # names under which `datasets` reads files
 
 
@@ -65,8 +66,13 @@ def find_source(
     tokenizer: Any = None,
 ) -> Source:
     """The source a section means. Raises `UserError` where it means nothing that exists."""
-    if resolved_target is not None and getattr(resolved_target, "__name__", "") not in BUILT_IN_TARGETS:
+    name = getattr(resolved_target, "__name__", "") or (cfg.target or "").split(".")[-1]
+    if name not in BUILT_IN_TARGETS and cfg.target is not None:
+        if resolved_target is None:
+            raise TypeError(f"{cfg.target} must be resolved by the config's gate and passed as resolved_target")
         return CallableSource(cfg, role, section, resolved_target, tokenizer)
+    if not cfg.path and name == "make_squad_dataset":
+        cfg = replace(cfg, path=SQUAD)
     if not cfg.path:
         raise UserError(
             f"{section}.path is missing. Give a hub name (path: imdb), a file (path: reviews.csv) or a folder of files."

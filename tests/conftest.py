@@ -1,0 +1,29 @@
+"""Fixtures for every room's tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Two cores and several test processes: threads that spin would only slow each other down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from hf_cache import HfCache
+
+
+@pytest.fixture
+def hf_cache(tmp_path: Path) -> HfCache:
+    """An empty local Hugging Face cache; see hf_cache.py."""
+    return HfCache(tmp_path / "hf-home")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Real data beside the checkout."""
+    folder = Path(__file__).resolve().parents[1] / ".." / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("../shared/data is not here")
+    return folder.resolve()

@@ -1,0 +1,274 @@
+"""Every kind of source gives the rows it should, sliced as `datasets` slices."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+
+import datasets
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.data.config import DatasetConfig
+from automodel.data.sources import find_source, load_rows
+
+ROWS = [{"text": f"review number {i}", "label": i % 2} for i in range(20)]
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load with the caches inside the test's folder."""
+
+    def load_with(path=None, *, role="train", resolved_target=None, tokenizer=None, **settings):
+        cfg = DatasetConfig(path=None if path is None else str(path), cache_dir=str(tmp_path / "cache"), **settings)
+        return load_rows(cfg, role=role, resolved_target=resolved_target, tokenizer=tokenizer)
+
+    return load_with
+
+
+def write(path, rows=ROWS, gz=False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = datasets.Dataset.from_list(rows)
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".jsonl"):
+        data = "".join(json.dumps(row) + "\n" for row in rows)
+    elif name.endswith(".json"):
+        data = json.dumps(rows)
+    elif name.endswith((".csv", ".tsv")):
+        data = table.to_pandas().to_csv(index=False, sep="," if name.endswith(".csv") else "\t")
+    elif name.endswith(".parquet"):
+        table.to_parquet(path)
+        return path
+    else:
+        table.to_pandas().to_feather(path)
+        return path
+    with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as file:
+        file.write(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.csv", "a.tsv", "a.json", "a.jsonl", "a.parquet", "a.csv.gz", "a.jsonl.gz", "a.json.gz", "a.tsv.gz",
+    ],
+)  # fmt: skip
+def test_files_of_every_format(load, tmp_path, name):
+    rows = load(write(tmp_path / name))
+    assert rows.to_list() == ROWS
+
+
+def test_arrow_files(load, tmp_path):
+    path = tmp_path / "a.arrow"
+    with datasets.arrow_writer.ArrowWriter(path=str(path)) as writer:
+        for row in ROWS:
+            writer.write(row)
+        writer.finalize()
+    assert load(path).to_list() == ROWS
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train", range(20)),
+        ("train[:5]", range(5)),
+        ("train[10%:20%]", range(2, 4)),
+        ("train[-3:]", range(17, 20)),
+        ("train[5:7]+train[:1]", [5, 6, 0]),
+        ("train[:100]", range(20)),
+    ],
+)
+def test_slices(load, tmp_path, split, expected):
+    rows = load(write(tmp_path / "a.jsonl"), split=split)
+    assert rows["text"][:] == [f"review number {i}" for i in expected]
+
+
+def test_limit_comes_after_the_slice(load, tmp_path):
+    rows = load(write(tmp_path / "a.jsonl"), split="train[5:]", num_samples_limit=2)
+    assert rows["text"][:] == ["review number 5", "review number 6"]
+
+
+def test_a_single_file_is_the_data_whatever_it_is_called(load, tmp_path):
+    path = write(tmp_path / "reviews-test.jsonl")
+    for settings in ({}, {"split": "train"}, {"split": "test"}, {"role": "validation"}):
+        assert len(load(path, **settings)) == 20
+
+
+@pytest.mark.parametrize("layout", ["{}.jsonl", "{}-00000-of-00001.jsonl", "{}/part.jsonl", "data/{}/x.jsonl"])
+def test_folder_with_splits(load, tmp_path, layout):
+    for split, count in (("train", 12), ("valid", 5), ("test", 3)):
+        write(tmp_path / "d" / layout.format(split), ROWS[:count])
+    assert len(load(tmp_path / "d")) == 12
+    assert len(load(tmp_path / "d", split="test")) == 3
+    assert len(load(tmp_path / "d", role="validation")) == 5
+    assert len(load(tmp_path / "d", split="train+test[:1]")) == 13
+
+
+def test_several_files_without_split_names_are_joined_in_order(load, tmp_path):
+    write(tmp_path / "d" / "b.jsonl", ROWS[10:])
+    write(tmp_path / "d" / "a.jsonl", ROWS[:10])
+    (tmp_path / "d" / "README.md").write_text("about")
+    (tmp_path / "d" / ".hidden.jsonl").write_text("{")
+    assert load(tmp_path / "d").to_list() == ROWS
+
+
+def test_data_files_choose_among_formats(load, tmp_path):
+    write(tmp_path / "d" / "a.csv", ROWS[:4])
+    write(tmp_path / "d" / "a.jsonl", ROWS[:6])
+    assert len(load(tmp_path / "d", data_files="*.csv")) == 4
+    assert len(load(tmp_path / "d" / "*.jsonl")) == 6
+
+
+def test_builder_name_with_data_files(load, tmp_path, monkeypatch):
+    write(tmp_path / "d" / "odd.ext.jsonl", ROWS[:6])
+    monkeypatch.chdir(tmp_path)
+    assert len(load("json", data_files="d/*.jsonl")) == 6
+
+
+def test_only_an_empty_cell_is_a_missing_value(load, tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\nNA,null\nNone,x\n,y\n")
+    assert load(tmp_path / "a.csv").to_list() == [
+        {"text": "NA", "label": "null"},
+        {"text": "None", "label": "x"},
+        {"text": None, "label": "y"},
+    ]
+
+
+def test_stray_quotes_in_tab_separated_text(load, tmp_path):
+    (tmp_path / "a.tsv").write_text('text\tlabel\nan "unfinished quote\t0\nthe next line\t1\n')
+    assert load(tmp_path / "a.tsv")["text"][:] == ['an "unfinished quote', "the next line"]
+    (tmp_path / "b.tsv").write_text('text\tlabel\n"with a\ttab"\t0\nplain\t1\n')
+    assert load(tmp_path / "b.tsv")["text"][:] == ["with a\ttab", "plain"]
+
+
+def test_text_folder_of_classes(load, tmp_path):
+    for split in ("train", "test"):
+        for name in ("pos", "neg"):
+            for i in range(3):
+                path = tmp_path / "d" / split / name / f"{i}.txt"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(f"{split} {name} {i}\nsecond line")
+    rows = load(tmp_path / "d", split="test")
+    assert rows.features["label"].names == ["neg", "pos"]
+    assert rows[0] == {"text": "test neg 0\nsecond line", "label": 0}
+    assert rows["label"][:] == [0, 0, 0, 1, 1, 1]
+
+
+def test_text_files(load, tmp_path):
+    (tmp_path / "lines.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "paragraphs.txt").write_text("one\ntwo\n\n \nthree\n\n")
+    assert load(tmp_path / "lines.txt")["text"][:] == ["one", "two", "three"]
+    assert load(tmp_path / "paragraphs.txt")["text"][:] == ["one\ntwo", "three"]
+    folder = tmp_path / "books"
+    folder.mkdir()
+    (folder / "a.txt").write_text("book a\n\nend")
+    (folder / "b.txt").write_text("book b")
+    assert load(folder)["text"][:] == ["book a\n\nend", "book b"]
+
+
+def test_save_to_disk(load, tmp_path):
+    table = datasets.Dataset.from_list(ROWS)
+    table.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=table, test=table.select(range(3))).save_to_disk(tmp_path / "two")
+    assert load(tmp_path / "one").to_list() == ROWS
+    assert len(load(tmp_path / "two")) == 20
+    assert len(load(tmp_path / "two", split="test[:2]")) == 2
+    assert len(load(tmp_path / "two", role="validation")) == 3
+
+
+def test_squad_in_its_official_layout(load, tmp_path):
+    question = {"id": "q1", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    content = {"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": "Ada did.", "qas": [question]}]}]}
+    (tmp_path / "dev.json").write_text(json.dumps(content))
+    assert load(tmp_path / "dev.json").to_list() == [
+        {
+            "id": "q1",
+            "title": "t",
+            "context": "Ada did.",
+            "question": "Who?",
+            "answers": {"answer_start": [0], "text": ["Ada"]},
+        }
+    ]
+
+
+def test_json_object_that_keeps_its_rows_under_a_key(load, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps({"version": 2, "rows": ROWS}, indent=1))
+    assert load(tmp_path / "a.json").to_list() == ROWS
+
+
+def test_pretty_printed_json_array(load, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=2))
+    assert load(tmp_path / "a.json").to_list() == ROWS
+
+
+def maker(path, split=None, shout=False, tokenizer=None):
+    assert path == "somewhere"
+    return [{"text": "A" if shout else "a", "split": split, "tokenizer": tokenizer}] * 3
+
+
+class MapStyle:
+    def __init__(self, size: int):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, i):
+        return {"text": str(i)}
+
+
+def test_a_target_of_the_users_gets_what_it_asks_for(load):
+    rows = load(
+        "somewhere", target="mine.maker", resolved_target=maker, split="x", extra={"shout": True}, tokenizer="tok"
+    )
+    assert rows[0] == {"text": "A", "split": "x", "tokenizer": "tok"}
+    rows = load(target="mine.MapStyle", resolved_target=MapStyle, extra={"size": 5}, num_samples_limit=4)
+    assert rows["text"][:] == ["0", "1", "2", "3"]
+
+
+def test_a_target_that_returns_splits(load):
+    def make():
+        return datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:2]))
+
+    assert len(load(target="mine.make", resolved_target=make, role="validation")) == 2
+
+
+def test_a_target_that_fails_says_how(load):
+    def make():
+        raise OSError("disk on fire")
+
+    with pytest.raises(UserError, match=r"dataset\._target_: mine\.make failed with OSError: disk on fire\."):
+        load(target="mine.make", resolved_target=make)
+
+
+def test_load_dataset_as_a_target_is_the_built_in_way(load, tmp_path):
+    path = write(tmp_path / "a.jsonl")
+    assert len(load(path, target="datasets.load_dataset", resolved_target=datasets.load_dataset)) == 20
+
+
+def test_content_decides_and_not_the_date(tmp_path):
+    def key(path, **settings):
+        cfg = DatasetConfig(path=str(path), **settings)
+        return find_source(cfg, role="train", section="dataset", resolved_target=None, memory=tmp_path).content_key()
+
+    path = write(tmp_path / "a.jsonl")
+    first = key(path)
+    os.utime(path, (1, 1))
+    assert key(path) == first
+    copy = tmp_path / "elsewhere" / "b.jsonl"
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    assert key(copy) == first
+    path.write_text(path.read_text().replace("number 7", "number 8"))
+    os.utime(path, (1, 1))
+    assert key(path) != first
+
+
+def test_a_changed_file_with_an_old_date_is_read_anew(load, tmp_path):
+    path = write(tmp_path / "a.jsonl")
+    os.utime(path, (1, 1))
+    load(path)
+    write(path, [{"text": "changed", "label": 1}])
+    os.utime(path, (1, 1))
+    assert load(path).to_list() == [{"text": "changed", "label": 1}]
