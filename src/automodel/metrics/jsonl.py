@@ -27,7 +27,8 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonlTracker:
-    """Appends to `metrics.jsonl`. The file decides the clock: `time` goes on from where a resumed run stopped."""
+    """Appends to `metrics.jsonl`. `time` is the run's: a resumed run goes on from where it stopped, whether the caller
+    gives `time` (seconds since its process began) or leaves it to the tracker."""
 
     name = "metrics.jsonl"
 
@@ -36,16 +37,16 @@ class JsonlTracker:
         self.resume_step = resume_step
         self._file: IO[str] | None = None
         self._started = 0.0
+        self._earlier_s = 0.0
 
     def start(self, run_dir: Path, config: dict[str, Any], plan: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        earlier_s = 0.0
         if self.resume_step is None:
             self.path.unlink(missing_ok=True)  # whether a folder may be started over is not decided here
         else:
             kept = remove_steps_after(self.path, self.resume_step)
-            earlier_s = max((line.get("time", 0.0) for line in kept), default=0.0)
-        self._started = time.monotonic() - earlier_s
+            self._earlier_s = max((line.get("time", 0.0) for line in kept), default=0.0)
+        self._started = time.monotonic()
         self._file = self.path.open("a", encoding="utf-8")
 
     def log(self, step: int, values: Mapping[str, float], split: str) -> None:
@@ -54,8 +55,9 @@ class JsonlTracker:
         line: dict[str, Any] = {"step": step}
         if "epoch" in values:
             line["epoch"] = values["epoch"]
-        line |= {"split": split, "time": round(time.monotonic() - self._started, 3)}
-        line |= {name: _plain(value) for name, value in values.items()}
+        process_s = values.get("time", time.monotonic() - self._started)
+        line |= {"split": split, "time": round(self._earlier_s + process_s, 3)}
+        line |= {name: _plain(value) for name, value in values.items() if name not in line}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
 

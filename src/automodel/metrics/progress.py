@@ -54,9 +54,10 @@ class Progress:
         if self.console.is_terminal and not self.console.is_dumb_terminal:
             self._bar = _make_bar(self.console)
             self._task = self._bar.add_task("", total=total_steps, completed=start_step, status="")
-            self._bar.start()
 
     def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()  # not before: whoever fails in between must find the terminal as it was
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -74,6 +75,7 @@ class Progress:
         """A step is done. With values it is also a log step; without, only the bar moves."""
         line = step_line(values, self._memory_title) if values else None
         if self._bar is not None and self._task is not None:
+            self._bar.start()
             self._bar.update(self._task, completed=step)
             if values:
                 self._bar.update(self._task, status=self._printable(_status(values, self._memory_title)))
@@ -134,9 +136,9 @@ def title(name: str) -> str:
 
 
 def format_value(value: float) -> str:
-    """Four significant digits where they matter: 1.245, 0.0831, 2.1e-4, 1.3e4; `nan` and `inf` as they are."""
+    """Four significant digits where they matter: 1.245, 0.0831, 2.1e-4, 1.3e4; NaN and inf by name."""
     if not math.isfinite(value):
-        return str(value)
+        return "NaN" if math.isnan(value) else str(value)
     size = abs(value)
     if size == 0 or 0.1 <= size < 10_000:
         return f"{value:.3f}"

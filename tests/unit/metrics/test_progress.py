@@ -59,7 +59,7 @@ def test_learning_rates_have_no_padding_zero(value, text):
         (0.0, "0.000"),
         (-0.5, "-0.500"),
         (12345.0, "1.2e4"),
-        (math.nan, "nan"),
+        (math.nan, "NaN"),
         (math.inf, "inf"),
     ],
 )
@@ -86,6 +86,12 @@ def test_a_terminal_gets_a_bar_and_the_same_lines_above_it():
     assert " 50/1000 " in text.splitlines()[-2]
     assert "loss 1.245  lr 4.8e-5  3.2 steps/s  GPU 6.2GB" in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
+
+
+def test_nothing_is_drawn_before_the_run_begins():
+    out, console = terminal()
+    Progress(10, console=console)
+    assert out.getvalue() == ""
 
 
 def test_the_terminal_is_restored_after_an_error():

@@ -73,6 +73,15 @@ def test_resume_removes_later_lines_and_continues_the_clock(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_time_given_by_the_caller_continues_too(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "split": "train", "time": 50.0}\n')
+    tracker = JsonlTracker(path, resume_step=1)
+    tracker.start(tmp_path, {}, {})
+    tracker.log(2, {"loss": 1.0, "time": 7.0, "epoch": 0.5}, "train")
+    assert read_metrics(path)[-1] == {"step": 2, "epoch": 0.5, "split": "train", "time": 57.0, "loss": 1.0}
+
+
 def test_a_new_run_starts_a_new_file(tmp_path):
     for _ in range(2):
         record(JsonlTracker(tmp_path / "metrics.jsonl"), tmp_path)
@@ -240,7 +249,10 @@ def test_wandb_without_a_login_records_offline_and_says_so(tmp_path, capfd):
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     assert said[0].endswith(f"wandb sync {folder}")
     (data,) = folder.glob("run-*.wandb")
-    content = data.read_bytes()
+    content, deadline = b"", time.monotonic() + 20
+    while b"train_loss" not in content and time.monotonic() < deadline:  # wandb's service closes it after finish()
+        content = data.read_bytes()
+        time.sleep(0.02)
     for expected in (b"train/loss", b"validation/accuracy", b"demo", b"first", b"train_loss"):
         assert expected in content
     assert capfd.readouterr().out == ""  # the terminal belongs to the progress bar
