@@ -6,6 +6,8 @@ first piece; further pieces and special tokens carry IGNORE, so a long word coun
 
 from __future__ import annotations
 
+import copy
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,3 +160,21 @@ def first_pieces(word_ids: list[int | None], tags: list[int]) -> list[int]:
         labels.append(tags[word] if word is not None and word != previous else IGNORE)
         previous = word
     return labels
+
+
+def for_words(tokenizer: Any) -> Any:
+    """The tokenizer as lists of words need it. Byte-level BPE writes a word with the space before it, and would glue
+    words together that come without: a copy is told to put the space there."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or '"ByteLevel"' not in str(getattr(backend.pre_tokenizer, "__getstate__", lambda: b"")()):
+        return tokenizer
+    from tokenizers import Tokenizer
+
+    description = json.loads(backend.to_str())
+    for part in [description["pre_tokenizer"], *description["pre_tokenizer"].get("pretokenizers", ())]:
+        if part["type"] == "ByteLevel":
+            part["add_prefix_space"] = True
+    spaced = copy.deepcopy(tokenizer)
+    spaced._tokenizer = Tokenizer.from_str(json.dumps(description))
+    spaced.add_prefix_space = True
+    return spaced

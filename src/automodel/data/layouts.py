@@ -12,7 +12,7 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.data import columns as known
 from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
-from automodel.data.classify import TextClassifier, TokenClassifier
+from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
@@ -156,7 +156,7 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
         )
     labels = request.labels or _tag_map(rows, tags, columns, request)
     encoder = TokenClassifier(
-        _for_words(request.tokenizer), tokens, tags, labels, request.max_length, request.token_types,
+        for_words(request.tokenizer), tokens, tags, labels, request.max_length, request.token_types,
         _own_names(columns, tags, labels),
     )  # fmt: skip
     return Layout(encoder, f"{tokens} → {tags}", labels)
@@ -173,14 +173,6 @@ def _tag_map(rows: Any, tags: str, columns: Columns, request: Request) -> LabelM
     if is_string(item):
         return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
     return LabelMap(SINGLE, request.num_labels or max(values) + 1)
-
-
-def _for_words(tokenizer: Any) -> Any:
-    """Byte-level BPE treats a word at the start of a text differently from one after a space; tokenizers of that kind
-    take lists of words only when every word is given its space."""
-    if getattr(tokenizer, "add_prefix_space", True):
-        return tokenizer
-    return type(tokenizer).from_pretrained(tokenizer.name_or_path, add_prefix_space=True)
 
 
 def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:

@@ -40,3 +40,93 @@ def make_store(task: str, count: int = 23, seed: int = 0, longest: int = 17, pai
 @pytest.fixture
 def store_of():
     return make_store
+
+
+def word_piece_tokenizer():
+    """A BERT-like tokenizer whose vocabulary is a few words and the letters, so that other words fall into pieces."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "the", *letters, *(f"##{c}" for c in letters)]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    inner = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    inner.pre_tokenizer = BertPreTokenizer()
+    special = [("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])]
+    inner.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=special
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def byte_tokenizer(chat: bool = False, bos: bool = False):
+    """A decoder's tokenizer: one token for each byte, and ChatML markers where `chat` is wanted."""
+    from tokenizers import AddedToken, Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}
+    inner = Tokenizer(BPE(vocabulary, []))
+    inner.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    inner.decoder = ByteLevelDecoder()
+    inner.add_special_tokens([AddedToken(t, special=True) for t in ("<|end|>", "<|im_start|>", "<|im_end|>", "<s>")])
+    if bos:
+        special = [("<s>", inner.token_to_id("<s>"))]
+        inner.post_processor = TemplateProcessing(single="<s> $A", special_tokens=special)
+    end = "<|im_end|>" if chat else "<|end|>"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=end, pad_token="<|end|>", bos_token="<s>")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    if chat:
+        tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def bert_like():
+    return word_piece_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def gpt_like():
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def chat_like():
+    return byte_tokenizer(chat=True)
+
+
+@pytest.fixture
+def prepare_rows(tmp_path):
+    """`prepare` on rows given as records, written to a file in the test's folder."""
+    import json
+
+    from automodel.data.config import DatasetConfig
+    from automodel.data.prepare import prepare
+
+    def prepared(rows, tokenizer, task="text-classification", *, name="data.jsonl", positions=512, types=2, **settings):
+        keys = ("like", "num_labels", "problem_type", "role")
+        options = {key: settings.pop(key) for key in keys if key in settings}
+        if rows is not None:
+            path = tmp_path / name
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            settings["path"] = str(path)
+        cfg = DatasetConfig(cache_dir=str(tmp_path / "cache"), **settings)
+        return prepare(cfg, task=task, tokenizer=tokenizer, max_positions=positions, type_vocab_size=types, **options)
+
+    return prepared

@@ -1,0 +1,252 @@
+"""Text and token classification: what labels become, in every form that public datasets have."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE
+from automodel.data.config import DatasetConfig
+from automodel.data.prepare import inherit
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+TEXTS = ["good film", "bad film", "the film", "good", "bad", "the good film"]
+
+
+def rows_with(labels, **more):
+    return [{"text": text, "label": label, **more} for text, label in zip(TEXTS, labels)]
+
+
+def sample(data, index: int) -> list[int]:
+    store = data.store
+    return store.input_ids[store.offsets[index] : store.offsets[index + 1]].tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "problem", "names", "stored"),
+    [
+        ([0, 1, 1, 0, 2, 0], {}, SINGLE, None, [0, 1, 1, 0, 2, 0]),
+        (["pos", "neg", "pos", "neg", "neg", "pos"], {}, SINGLE, ["neg", "pos"], [1, 0, 1, 0, 0, 1]),
+        (["b", "a", "b", "a", "a", "b"], {"labels": ("b", "a", "c")}, SINGLE, ["b", "a", "c"], [0, 1, 0, 1, 1, 0]),
+        ([0, 1, 0, 1, 1, 0], {"labels": ("no", "yes")}, SINGLE, ["no", "yes"], [0, 1, 0, 1, 1, 0]),
+        ([True, False, True, True, False, True], {}, SINGLE, None, [1, 0, 1, 1, 0, 1]),
+        ([1, 5, 3, 5, 1, 3], {}, SINGLE, ["1", "3", "5"], [0, 2, 1, 2, 0, 1]),
+        ([0, 1, 1, 0, 2, 0], {"num_labels": 5}, SINGLE, None, [0, 1, 1, 0, 2, 0]),
+        ([0.5, 1.25, -2.0, 0.0, 3.0, 1.0], {}, REGRESSION, None, [[0.5], [1.25], [-2.0], [0.0], [3.0], [1.0]]),
+        ([1, 2, 3, 4, 5, 1], {"problem_type": REGRESSION}, REGRESSION, None, [[1], [2], [3], [4], [5], [1]]),
+        ([1, 2, 3, 4, 5, 1], {"num_labels": 1}, REGRESSION, None, [[1], [2], [3], [4], [5], [1]]),
+        (
+            [["a", "b"], ["b"], [], ["c"], ["a", "c"], ["b"]], {}, MULTI, ["a", "b", "c"],
+            [[1, 1, 0], [0, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]],
+        ),
+        (
+            [[0, 2], [1], [0], [2], [1, 2], [0]], {}, MULTI, None,
+            [[1, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0]],
+        ),
+        (
+            [[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]], {}, MULTI, None,
+            [[0, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 1], [0, 1, 0], [0, 0, 1]],
+        ),
+        (
+            [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], {}, MULTI, None,
+            [[0, 1], [1, 1], [0, 0], [1, 0], [0, 1], [1, 1]],
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_labels_in_every_form(prepare_rows, bert_like, labels, settings, problem, names, stored):
+    data = prepare_rows(rows_with(labels), bert_like, **settings)
+    assert data.problem_type == problem
+    assert data.label_names == names
+    assert data.store.labels.tolist() == stored
+    width = (
+        len(stored[0])
+        if isinstance(stored[0], list)
+        else len(names or ()) or settings.get("num_labels") or max(stored) + 1
+    )
+    assert data.num_labels == width
+
+
+def test_label_columns(prepare_rows, bert_like):
+    rows = [{"text": t, "toxic": i % 2, "rude": int(i > 3)} for i, t in enumerate(TEXTS)]
+    data = prepare_rows(rows, bert_like, label_columns=("toxic", "rude"))
+    assert (data.problem_type, data.label_names, data.num_labels) == (MULTI, ["toxic", "rude"], 2)
+    assert data.store.labels.tolist() == [[i % 2, float(i > 3)] for i in range(6)]
+    assert data.stats.label_counts == (3, 2)
+
+
+def test_missing_labels_do_not_turn_classes_into_regression(prepare_rows, bert_like, tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\ngood film,1\nbad film,0\nfilm,\nthe film,0\n")
+    data = prepare_rows(None, bert_like, path=str(tmp_path / "a.csv"), on_bad_row="skip")
+    assert data.problem_type == SINGLE
+    assert data.store.labels.tolist() == [1, 0, 0]
+    assert data.store.rows.tolist() == [0, 1, 3]
+    assert data.stats.skipped_rows == ({"row": 2, "reason": "the label is missing"},)
+
+
+def test_class_names_of_the_dataset(prepare_rows, bert_like, tmp_path):
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
+    table = datasets.Dataset.from_list(rows_with([0, 1, 1, 0, 0, 1]), features=features)
+    table.save_to_disk(tmp_path / "d")
+    train = prepare_rows(None, bert_like, path=str(tmp_path / "d"))
+    assert train.label_names == ["neg", "pos"]
+    # Validation data with the same names in another order: names decide, not numbers.
+    features["label"] = datasets.ClassLabel(names=["pos", "neg"])
+    datasets.Dataset.from_list(rows_with([0, 1, 1, 0, 0, 1]), features=features).save_to_disk(tmp_path / "v")
+    validation = prepare_rows(None, bert_like, path=str(tmp_path / "v"), role="validation", like=train)
+    assert validation.store.labels.tolist() == [1, 0, 0, 1, 1, 0]
+    assert validation.label_names == ["neg", "pos"]
+
+
+def test_validation_uses_the_training_classes(prepare_rows, bert_like):
+    train = prepare_rows(rows_with(["c", "a", "b", "a", "c", "b"]), bert_like)
+    validation = prepare_rows(rows_with(["c", "c"]), bert_like, name="v.jsonl", role="validation", like=train)
+    assert validation.store.labels.tolist() == [2, 2]
+    assert validation.num_labels == 3
+    with pytest.raises(UserError) as caught:
+        prepare_rows(rows_with(["c", "d", "d"]), bert_like, name="w.jsonl", role="validation", like=train)
+    assert str(caught.value) == (
+        "validation_dataset: 2 of 3 rows cannot be used (rows are counted from 0):\n"
+        "  row 1: label 'd' does not occur in the training data\n"
+        "  row 2: label 'd' does not occur in the training data\n"
+        "Put them right, or leave them out with validation_dataset.on_bad_row: skip."
+    )
+
+
+def test_validation_inherits_columns_but_not_its_place():
+    train = DatasetConfig(path="a.csv", split="train[:10]", text_column="review", max_length=99, num_samples_limit=5)
+    both = inherit(train, DatasetConfig(path="b.csv", max_length=50))
+    assert (both.path, both.split, both.text_column, both.max_length, both.num_samples_limit) == (
+        "b.csv", None, "review", 50, None,
+    )  # fmt: skip
+    same_place = inherit(train, DatasetConfig(split="test"))
+    assert (same_place.path, same_place.split, same_place.text_column) == ("a.csv", "test", "review")
+
+
+def test_pairs_have_segments(prepare_rows, bert_like):
+    rows = [{"premise": "good film", "hypothesis": "the film", "label": i % 2} for i in range(4)]
+    data = prepare_rows(rows, bert_like)
+    assert data.description == "premise + hypothesis → label"
+    assert bert_like.decode(sample(data, 0)) == "[CLS] good film [SEP] the film [SEP]"
+    assert data.store.token_types[: data.store.lengths[0]].tolist() == [0, 0, 0, 0, 1, 1, 1]
+    one_segment = prepare_rows(rows, bert_like, types=1)
+    assert one_segment.store.token_types is None
+
+
+@pytest.mark.parametrize("column", ["text", "sentence", "review", "weird name"])
+def test_text_columns_are_found(prepare_rows, bert_like, column):
+    data = prepare_rows([{column: t, "label": i % 2, "number": 3} for i, t in enumerate(TEXTS)], bert_like)
+    assert bert_like.decode(sample(data, 1)) == "[CLS] bad film [SEP]"
+
+
+def test_column_mapping_names_columns_too(prepare_rows, bert_like):
+    rows = [{"a": "good", "b": "bad", "c": i % 2} for i in range(4)]
+    data = prepare_rows(rows, bert_like, column_mapping={"text": "b", "label": "c"})
+    assert bert_like.decode(sample(data, 0)) == "[CLS] bad [SEP]"
+
+
+def test_long_texts_are_cut_and_counted(prepare_rows, bert_like):
+    data = prepare_rows(rows_with([0, 1, 0, 1, 0, 1]), bert_like, max_length=4)
+    assert data.store.lengths.max() == 4
+    assert data.stats.truncated == 1  # "the good film" alone has five tokens
+    assert bert_like.decode(sample(data, 5)) == "[CLS] the good [SEP]"
+
+
+def test_stats(prepare_rows, bert_like):
+    data = prepare_rows(rows_with(["a", "b", "b", "b", "b", "b"]), bert_like)
+    stats = data.stats.to_json()
+    assert {k: stats[k] for k in ("rows", "used", "skipped", "truncated", "tokens", "max_length")} == {
+        "rows": 6, "used": 6, "skipped": 0, "truncated": 0, "tokens": 23, "max_length": 512,
+    }  # fmt: skip
+    assert stats["label_names"] == ["a", "b"]
+    assert stats["label_counts"] == [1, 5]
+    histogram = stats["length_histogram"]
+    assert sum(histogram["counts"]) == 6
+    assert len(histogram["edges"]) == len(histogram["counts"]) + 1
+    assert histogram["counts"][histogram["edges"].index(4)] == 3
+
+
+def test_one_sided_data_is_noted(prepare_rows, bert_like):
+    data = prepare_rows(rows_with([0] * 6), bert_like, labels=("neg", "pos"))
+    assert data.notes == ("every row has the label neg; data sorted by label and then cut looks like this",)
+
+
+@pytest.mark.parametrize(
+    ("tags", "names"),
+    [
+        ([["O", "B-PER"], ["O", "O"]], ["B-PER", "O"]),
+        ([[1, 0], [1, 1]], None),
+    ],
+)
+def test_a_word_is_labelled_on_its_first_piece(prepare_rows, bert_like, tags, names):
+    rows = [{"tokens": ["good", "xyz"], "ner_tags": tags[0]}, {"tokens": ["qq", "bad"], "ner_tags": tags[1]}]
+    data = prepare_rows(rows, bert_like, task="token-classification")
+    assert (data.label_names, data.num_labels, data.problem_type) == (names, 2, None)
+    store = data.store
+    assert bert_like.convert_ids_to_tokens(sample(data, 0)) == ["[CLS]", "good", "x", "##y", "##z", "[SEP]"]
+    assert store.token_labels[: store.offsets[1]].tolist() == [IGNORE, 1, 0, IGNORE, IGNORE, IGNORE]
+    assert data.stats.label_counts == (1, 3)
+
+
+def test_token_classification_bad_rows(prepare_rows, bert_like):
+    rows = [
+        {"tokens": ["good", "film"], "tags": ["A", "B"]},
+        {"tokens": ["good"], "tags": ["A", "B"]},
+        {"tokens": [], "tags": []},
+        {"tokens": ["good"], "tags": None},
+    ]
+    data = prepare_rows(rows, bert_like, task="token-classification", on_bad_row="skip")
+    assert [b["reason"] for b in data.stats.skipped_rows] == [
+        "the row has 1 words but 2 tags", "the row has no words", "the tags are missing",
+    ]  # fmt: skip
+
+
+def test_byte_level_tokenizers_take_words(prepare_rows, shared_data):
+    from transformers import AutoTokenizer
+
+    gpt2 = AutoTokenizer.from_pretrained(shared_data / "tokenizers" / "gpt2")
+    rows = [{"tokens": ["Hello", "world"], "tags": [0, 1]}, {"tokens": ["world"], "tags": [1]}]
+    data = prepare_rows(rows, gpt2, task="token-classification", types=0)
+    assert gpt2.decode(sample(data, 0)) == " Hello world"
+    assert data.store.token_labels.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("task", ["text-classification", "causal-lm", "token-classification", "seq2seq"])
+def test_already_tokenised_rows_are_taken_as_they_are(prepare_rows, bert_like, task):
+    labels = {"text-classification": [0, 1], "seq2seq": [[9, 3], [8, IGNORE]]}.get(task, [[IGNORE, 6, 1], [IGNORE, 0]])
+    rows = [
+        {"input_ids": [2, 5, 3], "attention_mask": [1, 1, 1], "labels": labels[0], "text": "ignored"},
+        {"input_ids": [2, 7], "attention_mask": [1, 1], "labels": labels[1], "text": "ignored"},
+    ]
+    data = prepare_rows(rows, bert_like, task=task)
+    assert data.description == "already tokenised rows"
+    assert [sample(data, i) for i in range(2)] == [[2, 5, 3], [2, 7]]
+    if task == "text-classification":
+        assert data.store.labels.tolist() == [0, 1]
+    elif task == "seq2seq":
+        assert data.store.target_ids.tolist() == [9, 3, 8]
+    else:
+        assert data.store.token_labels.tolist() == [IGNORE, 6, 1, IGNORE, 0]
+
+
+def test_stored_padding_is_left_out_again(prepare_rows, bert_like):
+    rows = [{"input_ids": [2, 5, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0], "label": i % 2} for i in range(4)]
+    data = prepare_rows(rows, bert_like)
+    assert sample(data, 0) == [2, 5, 3]
+
+
+def test_seq2seq(prepare_rows, gpt_like):
+    rows = [{"article": "a long story", "highlights": "short"}, {"article": "another", "highlights": "end"}]
+    data = prepare_rows(rows, gpt_like, task="seq2seq", source_prefix="summarize: ", max_target_length=4)
+    assert gpt_like.decode(sample(data, 0)) == "summarize: a long story"
+    assert gpt_like.decode(data.store.target_ids.tolist()) == "shor" + "end"
+    assert data.stats.truncated == 1
+
+
+def test_translation_records(prepare_rows, gpt_like):
+    rows = [{"translation": {"en": "house", "de": "Haus"}}]
+    data = prepare_rows(rows, gpt_like, task="seq2seq", source_column="de", target_column="en")
+    assert gpt_like.decode(sample(data, 0)) == "Haus"
+    assert gpt_like.decode(data.store.target_ids.tolist()) == "house"
+    assert prepare_rows(rows, gpt_like, task="seq2seq").description == "en → de"
