@@ -12,11 +12,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-GOOD = "good great fine lovely superb happy bright warm".split()
-BAD = "bad awful poor ugly dull sad dark cold".split()
-NEUTRAL = "the a film plot actor scene was is and with story music camera very quite".split()
+GOOD = ["good", "great", "fine", "lovely", "superb", "happy", "bright", "warm"]
+BAD = ["bad", "awful", "poor", "ugly", "dull", "sad", "dark", "cold"]
+NEUTRAL = [
+    "the",
+    "a",
+    "film",
+    "plot",
+    "actor",
+    "scene",
+    "was",
+    "is",
+    "and",
+    "with",
+    "story",
+    "music",
+    "camera",
+    "very",
+    "quite",
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-CHAT = "user assistant system question answer : . ? , capital of what".split()
+CHAT = ["user", "assistant", "system", "question", "answer", ":", ".", "?", ",", "capital", "of", "what"]
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '[CLS] ' + m['role'] + ' : ' }}"
@@ -124,11 +140,13 @@ def write_jsonl(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def write_run(folder: Path, *, kind: str = "bert", rows: int = 48, validation: int = 16, text: str = "", **model) -> Path:
+def write_run(
+    folder: Path, *, kind: str = "bert", rows: int = 48, validation: int = 16, text: str = "", **model
+) -> Path:
     """A model folder, train.jsonl, test.jsonl and run.yaml in `folder`; `text` is appended to the YAML."""
     make_model_folder(folder / "model", kind, **model)
     write_jsonl(folder / "train.jsonl", reviews(rows))
-    write_jsonl(folder / "test.jsonl", reviews(validation, seed=1))
+    write_jsonl(folder / "test.jsonl", reviews(16, seed=1))
     path = folder / "run.yaml"
     path.write_text(
         f"model: {folder / 'model'}\n"

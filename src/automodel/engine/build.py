@@ -88,16 +88,18 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     notes: list[str] = []
     if resume:
         state, notes = _restore(folder, checkpoints, model, step, loader)
+    progress = progress_of(plan.total_steps, state.step)
+    for note in notes:
+        progress.warn(note)
     trackers = build_trackers(
         wandb=cfg.wandb,
         mlflow=cfg.mlflow,
         tensorboard=cfg.tensorboard,
         run_dir=folder.run,
         resume_step=state.step if resume else None,
+        info=progress.info,
+        warn=progress.warn,
     )
-    progress = progress_of(plan.total_steps, state.step)
-    for note in notes:
-        progress.warn(note)
     return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started)
 
 

@@ -6,12 +6,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from automodel.data.batch import Batch
+from automodel.data.batch import Batch, PackedBatch
 from automodel.engine.step import Forward, autocast, labels_of
 from automodel.losses.task_loss import TaskLoss
 from automodel.metrics.compute import EvalAccumulator, EvalMetrics
+
+
+def document_of_each_label(batch: Batch) -> Tensor | None:
+    """Entities must not run from one document into the next: which document each packed label belongs to."""
+    if not isinstance(batch, PackedBatch):
+        return None
+    return torch.bucketize(batch.read_positions_R, batch.cu_seqlens_D[1:], right=True)
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,9 @@ class Evaluator:
                     with autocast(self.precision, self.device):
                         logits = self.forward(batch)
                     labels = labels_of(batch)
-                    accumulator.update(logits.float(), labels, self.loss.sum(logits, labels), count, batch.indices)
+                    loss = self.loss.sum(logits, labels)
+                    documents = document_of_each_label(batch) if self.task == "token-classification" else None
+                    accumulator.update(logits.float(), labels, loss, count, batch.indices, documents)
         finally:
             self.model.train(was_training)
         return accumulator.result()

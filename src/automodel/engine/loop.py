@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run, now, save
 from automodel.engine.signals import StopRequest
 from automodel.metrics.compute import EvalMetrics
 from automodel.metrics.throughput import MemoryMeter, Throughput
 
 
-class DivergedError(RuntimeError):
+class DivergedError(UserError):
     """The loss is no longer a number."""
+
+    exit_code = EXIT_FAILED
 
 
 @dataclass
@@ -41,6 +44,8 @@ def train(run: Run) -> Outcome:
             last = state.step >= plan.total_steps
             if last or state.step % run.prepared.cfg.step_scheduler.log_every_steps == 0:
                 _log(run, result, throughput, memory)
+            else:
+                run.progress.step(state.step)
             throughput.pause()
             state.train_seconds = seconds_before + throughput.train_s
             improved = False

@@ -93,6 +93,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
             longest=int(train.store.lengths.max()),
             max_length=train.max_length,
             has_validation=validation is not None,
+            notes=(*train.notes, *(validation.notes if validation else ())),
         ),
     )
     return Prepared(

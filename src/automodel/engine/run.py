@@ -17,7 +17,7 @@ from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
 from automodel.engine.build import Run, build, load_weights
 from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folder, start_fresh
-from automodel.engine.loop import Outcome, train
+from automodel.engine.loop import DivergedError, Outcome, train
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
@@ -61,7 +61,7 @@ def finetune(
     print_plan(prepared.plan, console)
 
     def progress_of(total: int, start: int) -> Progress:
-        return Progress(total, start_step=start, console=console)
+        return Progress(total, start_step=start, console=console, device=prepared.plan.device)
 
     if not resume:
         start_fresh(folder)
@@ -75,7 +75,13 @@ def finetune(
     with run.progress:
         for line in _opening_lines(run):
             run.progress.info(line)
-        return _finish(run, train(run))
+        try:
+            outcome = train(run)
+        except DivergedError:
+            run.trackers.finish({"status": "diverged", "steps": run.state.step})
+            write_report(folder.run)
+            raise
+        return _finish(run, outcome)
 
 
 def _opening_lines(run: Run) -> list[str]:

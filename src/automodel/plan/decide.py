@@ -48,13 +48,15 @@ class DataFacts:
     longest: int
     max_length: int
     has_validation: bool
+    notes: tuple[str, ...] = ()
+    """What a person should know about the data."""
 
 
 def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts) -> Plan:
     lines: list[Decision] = [
         Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
         Decision("device", hardware.device, _device_reason(hardware)),
-        Decision("model", model.name, f"{model.model_type}, {model.parameters / 1e6:,.1f}M parameters"),
+        Decision("model", model.name, f"{model.model_type}, {_counted(model.parameters)} parameters"),
         Decision(
             "data",
             f"{data.rows:,} examples",
@@ -62,6 +64,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
             f"cut at {data.max_length}",
         ),
     ]
+    lines += [Decision("note", "data", note) for note in data.notes]
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
     bucket = _bucket(path, hardware, lines)
@@ -97,6 +100,14 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
         parameters=model.parameters,
         decisions=tuple(lines),
     )
+
+
+def _counted(number: int) -> str:
+    """`66.4M`, `1.24B`, `260k`."""
+    for size, unit, digits in ((1e9, "B", 2), (1e6, "M", 1), (1e3, "k", 0)):
+        if number >= size:
+            return f"{number / size:.{digits}f}{unit}"
+    return str(number)
 
 
 def _device_reason(hardware: Hardware) -> str:

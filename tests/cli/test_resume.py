@@ -1,0 +1,138 @@
+"""A run that was killed, stopped or restarted continues exactly."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import tiny_runs as tiny
+
+SETTINGS = (
+    "step_scheduler: {num_epochs: 4, log_every_steps: 1, val_every_steps: 9, ckpt_every_steps: 4}\n"
+    "dataloader: {batch_size: 4, num_workers: 0}\n"
+)
+
+
+def start(folder, *more):
+    """The real command, left running; its own process group so that a kill takes everything."""
+    command = [sys.executable, "-m", "automodel", "finetune", "llm", "-c", str(folder / "run.yaml"), *more]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AUTOMODEL_CACHE": str(folder / "cache")}
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_for_step(process, step):
+    for line in process.stdout:
+        if line.startswith(f"[Step {step}/"):
+            return
+    raise AssertionError("the process ended before the step")
+
+
+@pytest.fixture
+def reference(tmp_path):
+    """An uninterrupted run with dropout, so that randomness has to be restored as well."""
+    tiny.write_run(tmp_path, text=SETTINGS, dropout=0.1)
+    tiny.automodel("finetune", "llm", "-c", tmp_path / "run.yaml", AUTOMODEL_CACHE=str(tmp_path / "cache"))
+    (tmp_path / "out").rename(tmp_path / "uninterrupted")
+    return tmp_path
+
+
+def weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_kill_nine_at_ten_random_moments(reference):
+    """SIGKILL ten times at random moments of one run; the losses and the weights are those of the run left alone."""
+    chance = random.Random(int.from_bytes(os.urandom(4)))
+    kills = 0
+    while kills < 10:
+        resumable = any((reference / "out" / "run" / "steps").glob("step-*"))
+        process = start(reference, *(["--resume"] if resumable else ["--overwrite"]))
+        first = process.stdout.readline()
+        assert first, "the process died at once"
+        # Most of a short run is start-up; the wait spans loading, steps, validations and saves.
+        deadline = time.monotonic() + chance.uniform(0.0, 4.0)
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break  # it came through before the kill
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+    if process.poll() != 0 or kills == 10:
+        resumable = any((reference / "out" / "run" / "steps").glob("step-*"))
+        process = start(reference, *(["--resume"] if resumable else ["--overwrite"]))
+        output, _ = process.communicate(timeout=200)
+        assert process.returncode == 0 or "already finished" in output, output
+    assert tiny.losses(reference / "out") == tiny.losses(reference / "uninterrupted")
+    assert tiny.losses(reference / "out", "validation") == tiny.losses(reference / "uninterrupted", "validation")
+    ours, theirs = weights(reference / "out"), weights(reference / "uninterrupted")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_exits_and_the_run_continues_exactly(reference, number):
+    process = start(reference)
+    wait_for_step(process, 7)
+    os.kill(process.pid, number)
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, output
+    assert f"Stopped by {signal.Signals(number).name}" in output
+    assert "continue with --resume" in output
+    summary = json.loads((reference / "out" / "run" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert not (reference / "out" / "model.safetensors").exists()
+    tiny.automodel(
+        "finetune", "llm", "-c", reference / "run.yaml", "--resume", AUTOMODEL_CACHE=str(reference / "cache")
+    )
+    assert tiny.losses(reference / "out") == tiny.losses(reference / "uninterrupted")
+
+
+def test_resume_refuses_another_config_and_a_finished_run(reference):
+    arguments = (
+        "finetune",
+        "llm",
+        "-c",
+        reference / "run.yaml",
+        f"checkpoint.checkpoint_dir={reference / 'uninterrupted'}",
+    )
+    cache = {"AUTOMODEL_CACHE": str(reference / "cache")}
+    finished = tiny.automodel(*arguments, "--resume", check=False, **cache)
+    assert finished.returncode == 2
+    assert "already finished its 48 steps" in finished.stderr
+    changed = tiny.automodel(*arguments, "--resume", "optimizer.lr=0.5", check=False, **cache)
+    assert changed.returncode == 2
+    assert "the config differs from the one this run was started with" in changed.stderr
+    assert "optimizer" in changed.stderr
+    again = tiny.automodel(*arguments, check=False, **cache)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+
+
+def test_resume_on_changed_data_is_refused(reference):
+    process = start(reference)
+    wait_for_step(process, 7)
+    os.kill(process.pid, signal.SIGTERM)
+    process.communicate(timeout=100)
+    tiny.write_jsonl(reference / "train.jsonl", tiny.reviews(40, seed=5))
+    result = tiny.automodel(
+        "finetune",
+        "llm",
+        "-c",
+        reference / "run.yaml",
+        "--resume",
+        check=False,
+        AUTOMODEL_CACHE=str(reference / "cache"),
+    )
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert "data" in result.stderr
