@@ -19,6 +19,7 @@ from automodel.config.errors import UserError
 # Verb, its module, and its line in `automodel --help`. Each module has a typer `app`.
 VERBS = {
     "finetune": ("automodel.cli.finetune", "Fine-tune a model from a YAML file."),
+    "benchmark": ("automodel.cli.benchmark", "Compare with HF Trainer on the same run: time, memory, losses."),
     "plan": ("automodel.cli.plan", "Say what a run will do, and why, without training."),
     "config": ("automodel.cli.config", "Validate, show and describe config files."),
     "predict": ("automodel.cli.predict", "Classify or complete text with a fine-tuned model."),

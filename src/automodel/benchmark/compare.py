@@ -1,0 +1,132 @@
+"""What the measurements say: improvements, agreement of the losses, and the results file.
+
+`speedup_factor` is the ratio of the training times, from the first step to the last with everything in between
+(evaluations, checkpoints, captures, compilation), as in the reference's script. Its steady-state sister is
+`step_speedup`, the ratio of the median step times, and `wall_speedup` compares the whole processes.
+
+A speed-up with another loss curve is a bug report, so agreement is part of the result: where every side sees the data
+in the same order, step by step; otherwise by the end of the curve and the validation metrics.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+COMPARED_STEPS = 50
+TAIL_SHARE = 0.1  # the last tenth of the steps stands for the final loss
+RESULTS = "performance_comparison_results.json"
+
+
+def improvements(baseline: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """How `ours` compares with `baseline`; the first three keys are the reference's."""
+    speedup = baseline["training_time"] / ours["training_time"]
+    memory = baseline["peak_memory_gib"]
+    return {
+        "speedup_factor": speedup,
+        "memory_reduction_percent": (memory - ours["peak_memory_gib"]) / memory * 100 if memory else 0.0,
+        "cost_reduction_percent": (1 - 1 / speedup) * 100,
+        "step_speedup": baseline["ms_per_step"] / ours["ms_per_step"],
+        "throughput_speedup": ours["tokens_per_s"] / baseline["tokens_per_s"],
+        "wall_speedup": baseline["wall_s"] / ours["wall_s"],
+        "first_step_speedup": baseline["first_step_s"] / ours["first_step_s"],
+    }
+
+
+def agreement(job: dict[str, Any], theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
+    """Whether two sides learned the same."""
+    same_order = not job["shuffle"]
+    steps = min(COMPARED_STEPS, len(theirs["losses"]), len(ours["losses"]))
+    result: dict[str, Any] = {
+        "against": theirs["provider"],
+        "same_data_order": same_order,
+        "dropout": job["dropout"],
+        "same_precision": theirs["precision"] == ours["precision"],
+        "final_loss": {side["provider"]: final_loss(side["losses"]) for side in (theirs, ours)},
+        "validation": {side["provider"]: side["validation"] for side in (theirs, ours)},
+    }
+    if same_order:
+        differences = [
+            abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours["losses"][:steps], theirs["losses"][:steps])
+        ]
+        result |= {"compared_steps": steps, "max_relative_difference": max(differences)}
+    return result
+
+
+def final_loss(losses: list[float]) -> float:
+    """Mean over the last tenth of the steps: a single step's loss is mostly noise."""
+    count = max(1, round(len(losses) * TAIL_SHARE))
+    return math.fsum(losses[-count:]) / count
+
+
+def agreement_lines(found: dict[str, Any], label: str) -> list[str]:
+    """The agreement as a person reads it."""
+    ours = next(name for name in found["final_loss"] if name != found["against"])
+    theirs = found["against"]
+    lines = []
+    if found["same_data_order"]:
+        why = []
+        if found["dropout"]:
+            why.append("dropout draws other numbers")
+        if not found["same_precision"]:
+            why.append("the precisions differ")
+        remark = f" ({'; '.join(why)})" if why else ""
+        lines.append(
+            f"Losses against {label}: at most {found['max_relative_difference']:.1e} apart (relative) over the first "
+            f"{found['compared_steps']} steps, same data in the same order{remark}."
+        )
+    tail = found["final_loss"]
+    lines.append(f"Final training loss: {tail[ours]:.4f}, {label} {tail[theirs]:.4f} (mean of the last tenth).")
+    mine, other = found["validation"][ours], found["validation"][theirs]
+    if mine and other:
+        shared = [
+            name for name in ("loss", "accuracy", "f1", "perplexity", "pearson") if name in mine and name in other
+        ]
+        said = ", ".join(f"{name} {mine[name]:.4f} / {other[name]:.4f}" for name in shared)
+        lines.append(f"Validation, ours / {label}: {said}.")
+    return lines
+
+
+def results_document(
+    job: dict[str, Any],
+    system: dict[str, Any],
+    baseline: dict[str, Any],
+    ours: dict[str, Any],
+    others: list[dict[str, Any]],
+    notes: list[str],
+    command: str,
+) -> dict[str, Any]:
+    """The results file: the reference script's keys first, then everything else that was measured."""
+    opponents = [baseline, *others]
+    return {
+        "timestamp": time.time(),
+        "system_info": system,
+        "results": {
+            "baseline": _reference_form(baseline),
+            "nemo_automodel": _reference_form(ours),
+            "improvements": improvements(baseline, ours),
+        },
+        "improvements_by_side": {o["provider"]: improvements(o, ours) for o in opponents},
+        "agreement": [agreement(job, o, ours) for o in opponents],
+        "sides": {side["provider"]: _reference_form(side) for side in (*opponents, ours)},
+        "job": job,
+        "notes": notes,
+        "command": command,
+    }
+
+
+def _reference_form(side: dict[str, Any]) -> dict[str, Any]:
+    """A side with the reference's `max_gpu_memory_gb`: the peak, and 0 where there is no GPU."""
+    return {**side, "max_gpu_memory_gb": side["peak_allocated_gib"]}
+
+
+def write_results(folder: Path, document: dict[str, Any]) -> Path:
+    path = folder / RESULTS
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(document, indent=2), encoding="utf-8")
+    os.replace(temporary, path)
+    return path

@@ -1,0 +1,185 @@
+"""The common ground of a comparison, made once and used by every side.
+
+Weights: the model is loaded (or drawn at random) once and written as a plain Hugging Face folder in fp32; every side
+starts from that folder, so even a new classification head is the same. Tokens: the data is tokenised once into the
+token store; every side reads it from there, so tokenising is part of nobody's time. Settings: one `job.json` holds
+the numbers that the plan decided (steps, batch, accumulation, intervals) and those of the config (learning rate,
+schedule, clipping, …).
+
+What only one side could do is switched off everywhere and said in `notes`: early stopping, trackers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from automodel.config.errors import NotYetError
+from automodel.config.load import dump_config
+from automodel.engine.prepare import Prepared, prepare_run
+from automodel.plan.config import RunConfig
+
+COMPARED_TASKS = ("text-classification", "token-classification", "causal-lm")
+SMALLEST_EVAL_BATCH = 16  # the engine's own default
+
+
+@dataclass(frozen=True)
+class Job:
+    """A comparison that is ready to run."""
+
+    folder: Path
+    settings: dict[str, Any]
+    """What job.json holds."""
+    prepared: Prepared
+    notes: tuple[str, ...]
+    trust: tuple[str, ...]
+
+    @property
+    def device(self) -> str:
+        return self.prepared.plan.device
+
+
+def make_job(cfg: RunConfig, folder: Path, *, steps: int | None, warmup: int | None, trust: Sequence[str] = ()) -> Job:
+    """Writes weights, tokens and settings for every side into `folder`. `steps` and `warmup` override the config."""
+    notes: list[str] = []
+    cfg = _without_extras(cfg, steps, notes)
+    first = prepare_run(cfg, trust)
+    _check_comparable(cfg, first)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = _write_weights(first, folder / "model")
+    cfg = dataclasses.replace(cfg, model=_model_from(cfg, weights))
+    prepared = prepare_run(cfg, trust)  # the tokens of exactly the config that our side gets
+    settings = _settings(prepared, weights, _warmup(cfg, warmup, prepared.plan.total_steps))
+    (folder / "run.yaml").write_text(dump_config(cfg), encoding="utf-8")
+    (folder / "job.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    return Job(folder, settings, prepared, tuple(notes), tuple(trust))
+
+
+def _without_extras(cfg: RunConfig, steps: int | None, notes: list[str]) -> RunConfig:
+    changes: dict[str, Any] = {}
+    if cfg.early_stopping is not None:
+        changes["early_stopping"] = None
+        notes.append("early stopping is off on every side: all run the same number of steps")
+    trackers = [name for name in ("wandb", "mlflow", "tensorboard") if getattr(cfg, name) is not None]
+    if trackers:
+        changes |= dict.fromkeys(trackers)
+        notes.append(f"{', '.join(trackers)} left out on every side")
+    if steps is not None:
+        changes["step_scheduler"] = dataclasses.replace(cfg.step_scheduler, max_steps=steps, num_epochs=None)
+    return dataclasses.replace(cfg, **changes)
+
+
+def _check_comparable(cfg: RunConfig, prepared: Prepared) -> None:
+    """Refuses what Trainer cannot be told to do as well: a comparison of two different things is none."""
+    if prepared.task not in COMPARED_TASKS:
+        raise NotYetError(f"task: {prepared.task} cannot be benchmarked yet; {', '.join(COMPARED_TASKS)} can.")
+    if cfg.loss_fn.class_weights is not None:
+        raise NotYetError("loss_fn.class_weights: Trainer has no such setting, so there is nothing to compare with.")
+    if optimizer_name(cfg) is None:
+        raise NotYetError(
+            f"optimizer: {cfg.optimizer.target} is not compared with Trainer yet. Use torch.optim.AdamW or SGD."
+        )
+    unknown = set(cfg.optimizer.extra) - {"fused", "foreach"}
+    if unknown:
+        raise NotYetError(f"optimizer.{min(unknown)}: Trainer has no such setting. Remove it to compare.")
+
+
+def optimizer_name(cfg: RunConfig) -> str | None:
+    """`adamw` or `sgd`; None for any other class."""
+    if cfg.optimizer.target is None:
+        return "sgd" if cfg.optimizer.name == "sgd" else "adamw"
+    return {"torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}.get(cfg.optimizer.target)
+
+
+def _write_weights(prepared: Prepared, folder: Path) -> Path:
+    import torch
+
+    from automodel.models.load import load_model
+    from automodel.models.save import save_hf_folder
+
+    model = load_model(prepared.cfg.model, prepared.hf_config, prepared.task, dtype=torch.float32, device="cpu")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_hf_folder(model, prepared.tokenizer, folder)
+    return folder
+
+
+def _model_from(cfg: RunConfig, weights: Path) -> Any:
+    """The `model:` section that loads the written folder; attributes under `model:` are in its config.json by now."""
+    target = cfg.model.target
+    if target is not None and target.endswith(".from_config"):
+        target = target.removesuffix(".from_config") + ".from_pretrained"
+    return dataclasses.replace(
+        cfg.model,
+        pretrained_model_name_or_path=str(weights),
+        tokenizer=None,
+        target=target,
+        revision=None,
+        cache_dir=None,
+        extra={},
+    )
+
+
+def _warmup(cfg: RunConfig, asked: int | None, steps: int) -> int:
+    wanted = asked if asked is not None else (cfg.benchmark.warmup_steps if cfg.benchmark else 10)
+    return min(wanted, max(1, steps // 4))
+
+
+def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
+    cfg, plan = prepared.cfg, prepared.plan
+    optimizer = cfg.optimizer
+    validation = prepared.validation
+    return {
+        "task": prepared.task,
+        "problem_type": prepared.train.problem_type,
+        "label_names": prepared.train.label_names,
+        "device": plan.device,
+        "precision": plan.precision,
+        "seed": cfg.seed,
+        "model": str(weights),
+        "train_store": str(prepared.train.store.folder),
+        "validation_store": str(validation.store.folder) if validation else None,
+        "max_length": plan.max_length,
+        "micro_batch_size": plan.micro_batch_size,
+        "eval_batch_size": cfg.validation_dataloader.batch_size or max(SMALLEST_EVAL_BATCH, plan.micro_batch_size),
+        "grad_acc_steps": plan.grad_acc_steps,
+        "total_steps": plan.total_steps,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "val_every_steps": plan.val_every_steps,
+        "ckpt_every_steps": plan.ckpt_every_steps,
+        "log_every_steps": cfg.step_scheduler.log_every_steps,
+        "checkpoint": {
+            "enabled": cfg.checkpoint.enabled,
+            "keep_last": cfg.checkpoint.keep_last,
+            "keep_best": cfg.checkpoint.keep_best,
+            "best_metric": prepared.best_metric,
+            "best_mode": prepared.best_mode,
+        },
+        "optimizer": {
+            "name": optimizer_name(cfg),
+            "lr": optimizer.lr,
+            "weight_decay": optimizer.weight_decay,
+            "betas": list(optimizer.betas),
+            "eps": optimizer.eps,
+            "decay_norms_and_biases": optimizer.decay_norms_and_biases,
+        },
+        "lr_scheduler": dataclasses.asdict(cfg.lr_scheduler),
+        "gradient_clipping": cfg.training_optimizations.gradient_clipping,
+        "label_smoothing": cfg.loss_fn.label_smoothing,
+        "gradient_checkpointing": cfg.training_optimizations.gradient_checkpointing,
+        "shuffle": cfg.dataloader.shuffle is not False,
+        "drop_last": cfg.dataloader.drop_last,
+        "num_workers": cfg.dataloader.num_workers,
+        "warmup_steps": warmup,
+        "parameters": plan.parameters,
+        "dropout": has_dropout(prepared.hf_config),
+    }
+
+
+def has_dropout(hf_config: Any) -> bool:
+    """Whether the model draws random numbers while it trains: then two runs agree only on average."""
+    values = hf_config.to_dict().items()
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in values)

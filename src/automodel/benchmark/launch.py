@@ -1,0 +1,93 @@
+"""Starting the sides, one process after the other, and collecting what they measured.
+
+Every side gets a fresh process, so imports, compilation caches in memory and allocator state of one never help or hurt
+another. With several repeats the sides take turns (A B A B), so a machine that grows warmer or busier does it to all;
+of each side the run with the median training time is reported, and the spread is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from automodel.benchmark.job import Job
+from automodel.benchmark.side import STARTED, Request
+from automodel.benchmark.sides import Side
+
+ERROR_LINES = 25
+
+
+def run_sides(job: Job, sides: Sequence[Side], repeat: int, logs: Path, say: Any) -> dict[str, dict[str, Any]]:
+    """Runs every side `repeat` times and returns its median run by name, under `runs` the others in short."""
+    finished: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
+    for number in range(1, repeat + 1):
+        for side in sides:
+            if any(run["status"] == "failed" for run in finished[side.name]):
+                continue  # it will not do better the second time
+            again = f" ({number} of {repeat})" if repeat > 1 else ""
+            say(f"{side.label}{again} …")
+            run = run_once(job, side, number, logs)
+            finished[side.name].append(run)
+            say(f"  {_in_short(run)}")
+    return {name: median_run(runs) for name, runs in finished.items()}
+
+
+def run_once(job: Job, side: Side, number: int, logs: Path) -> dict[str, Any]:
+    """One run of one side in its own process. What it wrote (weights, checkpoints) is removed; its log is kept."""
+    logs.mkdir(parents=True, exist_ok=True)
+    name = f"{side.name}-{number}"
+    request, result = job.folder / f"{name}.request.json", job.folder / f"{name}.result.json"
+    output = job.folder / "runs" / name
+    Request(job.folder, side, output, job.trust).write(request)
+    log = logs / f"{name}.log"
+    command = [sys.executable, "-m", "automodel.benchmark.side", str(request), str(result)]
+    with log.open("wb") as sink:
+        began = time.monotonic()
+        environment = {**os.environ, STARTED: repr(began)}
+        code = subprocess.run(command, env=environment, stdout=sink, stderr=subprocess.STDOUT).returncode
+        wall = time.monotonic() - began
+    shutil.rmtree(output, ignore_errors=True)
+    if code != 0 or not result.exists():
+        return {
+            "provider": side.name,
+            "method": side.label,
+            "status": "failed",
+            "exit_code": code,
+            "error": _tail(log),
+            "log": str(log),
+        }
+    return {**json.loads(result.read_text(encoding="utf-8")), "wall_s": wall, "log": str(log)}
+
+
+def median_run(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run whose training time is the median (the faster of the two middle ones)."""
+    failed = next((run for run in runs if run["status"] == "failed"), None)
+    if failed is not None:
+        return failed
+    ordered = sorted(runs, key=lambda run: run["training_time"])
+    short = ("training_time", "ms_per_step", "tokens_per_s", "wall_s", "peak_memory_gib")
+    return {
+        **ordered[(len(ordered) - 1) // 2],
+        "runs": [{key: run[key] for key in short} for run in runs],
+    }
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-ERROR_LINES:])
+
+
+def _in_short(run: dict[str, Any]) -> str:
+    if run["status"] == "failed":
+        return f"failed with exit code {run['exit_code']}; see {run['log']}"
+    return (
+        f"{run['training_time']:.1f} s training, {run['ms_per_step']:.1f} ms a step, "
+        f"{run['wall_s']:.1f} s from start to end"
+    )

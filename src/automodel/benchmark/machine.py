@@ -1,0 +1,133 @@
+"""What a process used of the machine: peak memory, and how busy the GPU was.
+
+Peak memory is the peak: the allocator's highest value on a GPU (allocated, and reserved, which is what other programs
+can no longer have), the highest resident size of the process on the CPU. GPU utilisation is NVML's: the share of time
+in which at least one kernel ran, sampled by a thread while the loop runs. It says nothing about how much of the GPU
+those kernels used, and NVML averages over up to a second, so runs of a few seconds give only a rough number; the
+number of readings is reported with it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+READINGS_PER_S = 20
+
+
+class GpuWatch:
+    """Samples the GPU's utilisation between `start` and `stop`. Without NVML or without a GPU it reports nothing."""
+
+    def __init__(self, device: str):
+        self.readings: list[int] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._handle = _nvml_handle() if device == "cuda" else None
+
+    def start(self) -> None:
+        if self._handle is not None:
+            self._thread = threading.Thread(target=self._sample, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> dict[str, Any]:
+        """Mean utilisation in per cent (None where it cannot be read), and how many readings it rests on."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        mean = sum(self.readings) / len(self.readings) if self.readings else None
+        return {"gpu_utilization_percent": mean, "gpu_utilization_readings": len(self.readings)}
+
+    def _sample(self) -> None:
+        import pynvml
+
+        while not self._stop.wait(1 / READINGS_PER_S):
+            try:
+                self.readings.append(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+            except pynvml.NVMLError:
+                return
+
+
+def _nvml_handle() -> Any:
+    """NVML's handle of the GPU that torch calls 0; by UUID, since CUDA_VISIBLE_DEVICES renumbers them."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    import torch
+
+    try:
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    except pynvml.NVMLError:
+        return None
+
+
+def peak_memory(device: str) -> dict[str, Any]:
+    """The process's peaks in GiB. `peak_memory_gib` is the one to compare: GPU memory where there is a GPU."""
+    host = _peak_resident()
+    if device != "cuda":
+        return {
+            "memory_kind": "host",
+            "peak_memory_gib": host,
+            "peak_host_gib": host,
+            "peak_allocated_gib": 0.0,
+            "peak_reserved_gib": 0.0,
+        }
+    import torch
+
+    allocated = torch.cuda.max_memory_allocated() / GIB
+    return {
+        "memory_kind": "gpu",
+        "peak_memory_gib": allocated,
+        "peak_host_gib": host,
+        "peak_allocated_gib": allocated,
+        "peak_reserved_gib": torch.cuda.max_memory_reserved() / GIB,
+    }
+
+
+def _peak_resident() -> float:
+    if sys.platform == "linux":
+        # Not getrusage: after an exec Linux still counts the memory of the parent in `ru_maxrss`.
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / GIB
+    if sys.platform == "darwin":
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB
+    import psutil
+
+    info = psutil.Process().memory_info()
+    return getattr(info, "peak_wset", info.rss) / GIB
+
+
+def system_info() -> dict[str, Any]:
+    """The machine, under the reference script's keys and a few more."""
+    import os
+    import platform
+
+    import torch
+    import transformers
+
+    info: dict[str, Any] = {
+        "gpu_name": "CPU",
+        "gpu_memory_total": 0,
+        "cpu_count": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "python_version": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        info |= {
+            "gpu_name": properties.name,
+            "gpu_memory_total": properties.total_memory // 2**20,  # MiB, as in the reference
+            "cuda": torch.version.cuda,
+        }
+    return info

@@ -1,0 +1,98 @@
+"""Who is compared: the sides of a benchmark as values.
+
+A side is either this library (with config keys overridden, for the ladder) or `transformers.Trainer` with a few
+settings. Two Trainer sides matter and they are kept apart on purpose: `hf-trainer` is what the reference's own script
+does (fp32, every text padded to `max_length`), and `hf-trainer-tuned` is the best a careful user gets from Trainer
+without writing a training loop. A speed-up over the first is what people feel; a speed-up over the second is what
+this library adds.
+
+Nothing here imports torch: the processes that are timed read this module first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from automodel.config.errors import UserError
+
+OURS = "automodel"
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How Trainer is set up; everything else (data, weights, schedule, batch, loss) is the run's own."""
+
+    padding: Literal["max_length", "longest"] = "longest"
+    """`max_length` pads every text when it is tokenised, as the reference's script does."""
+    same_precision: bool = True
+    """Compute in the precision this library plans for the run; False leaves Trainer's default, fp32."""
+    group_by_length: bool = True
+    """Batches of similar lengths, where the run shuffles."""
+    fused_adamw: bool = True
+    """Ask for the fused AdamW; False leaves Trainer's default (which is fused from torch 2.8 on)."""
+    workers: bool = True
+    """Collate in worker processes on a GPU machine. On the CPU they would only take cores from the model."""
+    cudnn_attention: bool = False
+    """Leave cuDNN's attention on. It builds a plan of ~100 ms for every new shape, so dynamic padding wants it off."""
+    compile: bool = False
+    """`torch_compile=True`."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One participant: this library or Trainer, and how it is set up."""
+
+    name: str
+    """Short and unique; a column of the table, a file name of the logs."""
+    label: str
+    """What a person reads."""
+    trainer: TrainerSettings | None = None
+    """None: this library."""
+    overrides: tuple[str, ...] = field(default=())
+    """This library: config keys to set, as `section.key=value`."""
+
+    @property
+    def ours(self) -> bool:
+        return self.trainer is None
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Side:
+        trainer = TrainerSettings(**value["trainer"]) if value["trainer"] is not None else None
+        return cls(value["name"], value["label"], trainer, tuple(value["overrides"]))
+
+
+STOCK = TrainerSettings(
+    padding="max_length",
+    same_precision=False,
+    group_by_length=False,
+    fused_adamw=False,
+    workers=False,
+    cudnn_attention=True,
+)
+TUNED = TrainerSettings()
+
+AUTOMODEL = Side(OURS, "automodel")
+TRAINERS = {
+    "hf-trainer": Side("hf-trainer", "HF Trainer", STOCK),
+    "hf-trainer-tuned": Side("hf-trainer-tuned", "HF Trainer, tuned", TUNED),
+    "hf-trainer-compile": Side(
+        "hf-trainer-compile", "HF Trainer, tuned + torch.compile", dataclasses.replace(TUNED, compile=True)
+    ),
+}
+
+
+def sides_against(names: list[str]) -> list[Side]:
+    """The opponents by name, in the order given. The first one is the baseline."""
+    if not names:
+        raise UserError(f"--against names no opponent. Choose from {', '.join(TRAINERS)}.")
+    for name in names:
+        if name not in TRAINERS:
+            raise UserError(f"--against: there is no opponent `{name}`. Choose from {', '.join(TRAINERS)}.")
+    if len(set(names)) < len(names):
+        raise UserError(f"--against: {', '.join(names)} names an opponent twice.")
+    return [TRAINERS[name] for name in names]
