@@ -20,16 +20,19 @@ from automodel.config.load import dump_config
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
+from automodel.engine.captured import CapturedStep
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared
 from automodel.engine.state import Best, TrainState
 from automodel.engine.step import TrainStep
+from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.forward import make_forward
+from automodel.models.fused_encoder import fuse_encoder
 from automodel.models.load import align_pad_token, load_model
-from automodel.optim.build import build_optimizer, load_state_tensors, state_tensors
+from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.schedule import Schedule
 
 
@@ -40,7 +43,7 @@ class Run:
     prepared: Prepared
     folder: RunFolder
     model: Any
-    step: TrainStep
+    step: TrainStep | CapturedStep
     loader: StepLoader
     evaluator: Evaluator | None
     checkpoints: CheckpointStore | None
@@ -62,32 +65,17 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     model.train()
     if cfg.training_optimizations.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    forward = make_forward(model, prepared.task, plan.path)
-    optimizer_class = None
-    if cfg.optimizer.target:
-        optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
-    optimizer = build_optimizer(model, cfg.optimizer, optimizer_class)
-    step = TrainStep(
-        model,
-        forward,
-        prepared.loss,
-        optimizer,
-        Schedule(cfg.lr_scheduler, plan.total_steps),
-        peak_lr=cfg.optimizer.lr,
-        max_norm=cfg.training_optimizations.gradient_clipping,
-        precision=plan.precision,
-        device=plan.device,
-    )
+    step = make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
     loader = make_step_loader(prepared)
     evaluator = None
     if prepared.validation is not None:
-        evaluator = make_evaluator(prepared, prepared.validation, model, forward)
+        evaluator = make_evaluator(prepared, prepared.validation, model, step)
     checkpoints = CheckpointStore(folder.steps, cfg.checkpoint.keep_last) if cfg.checkpoint.enabled else None
     patience_delta = cfg.early_stopping.min_delta if cfg.early_stopping else 0.0
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
     if resume:
-        state, notes = _restore(folder, checkpoints, model, step, loader)
+        state, notes = _restore(folder, checkpoints, step, loader)
     progress = progress_of(plan.total_steps, state.step)
     for note in notes:
         progress.warn(note)
@@ -101,6 +89,61 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
         warn=progress.warn,
     )
     return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started)
+
+
+def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
+    cfg, plan = prepared.cfg, prepared.plan
+    forward = make_forward(model, prepared.task, plan.path)
+    optimizer_class = None
+    if cfg.optimizer.target:
+        optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
+    return TrainStep(
+        model,
+        forward,
+        prepared.loss,
+        build_optimizer(model, cfg.optimizer, optimizer_class),
+        Schedule(cfg.lr_scheduler, plan.total_steps),
+        peak_lr=cfg.optimizer.lr,
+        max_norm=cfg.training_optimizations.gradient_clipping,
+        precision=plan.precision,
+        device=plan.device,
+    )
+
+
+def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
+    """Flat parameters first (query, key and value become neighbours), then the fused blocks over them."""
+    cfg, plan = prepared.cfg, prepared.plan
+    schedule = Schedule(cfg.lr_scheduler, plan.total_steps)
+    peak = cfg.optimizer.lr
+    factors = [schedule.lr_at(step, peak) / peak for step in range(plan.total_steps)]
+    accumulates = plan.grad_acc_steps > 1
+    optimizer = FlatAdamW(
+        parameter_groups(model, cfg.optimizer),
+        lr=peak,
+        betas=cfg.optimizer.betas,
+        eps=cfg.optimizer.eps,
+        max_norm=cfg.training_optimizations.gradient_clipping or float("inf"),
+        copy_dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision),
+        flat_gradients=accumulates,
+        lr_factors=torch.tensor(factors, dtype=torch.float64),
+        initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,
+    )
+    seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
+    fused = fuse_encoder(model, seed) if plan.precision in ("bf16", "bf16-pure", "fp16") else 0
+    forward = make_forward(
+        model, prepared.task, plan.path, pools_inside=bool(fused) and prepared.task == "text-classification"
+    )
+    return CapturedStep(
+        model,
+        forward,
+        prepared.loss,
+        optimizer,
+        schedule,
+        peak_lr=peak,
+        seed=seed,
+        accumulates=accumulates,
+        device=plan.device,
+    )
 
 
 def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> PackedCollator | PaddedCollator:
@@ -140,7 +183,7 @@ def make_step_loader(prepared: Prepared) -> StepLoader:
     )
 
 
-def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, forward: Any) -> Evaluator:
+def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: TrainStep | CapturedStep) -> Evaluator:
     cfg, plan = prepared.cfg.validation_dataloader, prepared.plan
     batch_size = cfg.batch_size or max(16, plan.micro_batch_size)
     loader = EvalLoader(
@@ -152,65 +195,40 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, forward: 
     )
     return Evaluator(
         model,
-        forward,
+        step.forward,
         prepared.loss,
         loader,
         prepared.task,
         data.problem_type,
         data.label_names,
-        plan.precision,
+        step.compute,
         plan.device,
     )
-
-
-def model_tensors(model: Any) -> dict[str, torch.Tensor]:
-    """Every tensor that makes up the model, tied ones once."""
-    named = dict(model.named_parameters())
-    kept = model.state_dict().keys()
-    named.update({n: b for n, b in model.named_buffers() if n in kept})
-    return named
 
 
 def save(run: Run) -> Checkpoint:
     """Writes a resumable checkpoint of the run as it stands now."""
     assert run.checkpoints is not None
-    optimizer_tensors, optimizer_values = state_tensors(run.step.optimizer, run.model)
+    step_tensors, step_values = run.step.state()
     rng_tensors, rng_values = randomness.capture()
     best = run.state.best.step
     return run.checkpoints.save(
         run.state.step,
-        {"model": model_tensors(run.model), "optimizer": optimizer_tensors, "rng": rng_tensors},
+        {"model": run.step.weights(), "optimizer": step_tensors, "rng": rng_tensors},
         {
             "train": run.state.to_json(),
             "loader": run.loader.state_dict(),
-            "optimizer": optimizer_values,
+            "step": step_values,
+            "step_kind": type(run.step).__name__,
             "rng": rng_values,
-            "scaler": run.step.scaler.state_dict(),
             "config": dump_config(run.prepared.cfg),
         },
         protect=[best] if best is not None and run.prepared.cfg.checkpoint.keep_best else [],
     )
 
 
-def load_weights(model: Any, checkpoint: Checkpoint) -> None:
-    """Puts a checkpoint's weights into the model, exactly."""
-    tensors = checkpoint.tensors("model")
-    own = model_tensors(model)
-    wrong = [n for n in own if n not in tensors or tensors[n].shape != own[n].shape] + [
-        n for n in tensors if n not in own
-    ]
-    if wrong:
-        raise UserError(
-            f"{checkpoint.folder} does not fit this model: '{wrong[0]}' and {len(wrong) - 1} more differ. "
-            "Resume with the config the run was started with (run/config.yaml)."
-        )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-
-
 def _restore(
-    folder: RunFolder, checkpoints: CheckpointStore | None, model: Any, step: TrainStep, loader: StepLoader
+    folder: RunFolder, checkpoints: CheckpointStore | None, step: TrainStep | CapturedStep, loader: StepLoader
 ) -> tuple[TrainState, list[str]]:
     if checkpoints is None:
         raise UserError("--resume needs checkpoints, but checkpoint.enabled is false.")
@@ -221,12 +239,16 @@ def _restore(
             "Start again with --overwrite." + "".join(f"\n  {n}" for n in notes)
         )
     state = checkpoint.state()
-    load_weights(model, checkpoint)
-    load_state_tensors(step.optimizer, model, checkpoint.tensors("optimizer"), state["optimizer"])
-    step.scaler.load_state_dict(state["scaler"])
+    if state["step_kind"] != type(step).__name__:
+        raise UserError(
+            f"{checkpoint.folder} was saved by another kind of step ({state['step_kind']}) than this machine runs "
+            f"({type(step).__name__}). Resume on the kind of device the run was started on."
+        )
+    step.load_weights(checkpoint.tensors("model"), str(checkpoint.folder))
+    step.load_state(checkpoint.tensors("optimizer"), state["step"])
     loader.load_state_dict(state["loader"])
     randomness.restore(checkpoint.tensors("rng"), state["rng"])
-    return TrainState.from_json(state["train"]), [*notes]
+    return TrainState.from_json(state["train"]), notes
 
 
 def now() -> float:

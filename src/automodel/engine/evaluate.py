@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from automodel.data.batch import Batch, PackedBatch
-from automodel.engine.step import Forward, autocast, labels_of
+from automodel.engine.step import Forward, labels_of
 from automodel.losses.task_loss import TaskLoss
 from automodel.metrics.compute import EvalAccumulator, EvalMetrics
 
@@ -32,7 +33,8 @@ class Evaluator:
     task: str
     problem_type: str | None
     label_names: list[str] | None
-    precision: str
+    compute: Callable[[], AbstractContextManager]
+    """The step's own compute context (autocast, or nothing where the weights have the compute dtype)."""
     device: str
 
     def __call__(self) -> EvalMetrics:
@@ -44,7 +46,7 @@ class Evaluator:
                 for batch in self.loader:
                     count = self.loss.count(labels_of(batch), batch.num_labels)
                     batch = batch.to(self.device, non_blocking=True)
-                    with autocast(self.precision, self.device):
+                    with self.compute():
                         logits = self.forward(batch)
                     labels = labels_of(batch)
                     loss = self.loss.sum(logits, labels)

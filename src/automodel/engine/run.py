@@ -15,7 +15,7 @@ from rich.console import Console
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
-from automodel.engine.build import Run, build, load_weights
+from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folder, start_fresh
 from automodel.engine.loop import DivergedError, Outcome, train
 from automodel.engine.prepare import Prepared, prepare_run
@@ -138,12 +138,13 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
         checkpoint = checkpoints.at(best.step)
         if checkpoint is not None:
             checkpoint.verify()
-            load_weights(run.model, checkpoint)
+            run.step.load_weights(checkpoint.tensors("model"), str(checkpoint.folder))
             run.progress.info(f"Exporting step {best.step}, the best by {best.metric} ({best.value:.4f})")
             chosen = {"exported_step": best.step}
             assert run.evaluator is not None
             metrics = run.evaluator()
             chosen |= {"validation": metrics.values, "confusion_matrix": metrics.confusion_matrix}
+    run.step.finish()
     tokenizer = run.prepared.tokenizer
     if run.prepared.train.chat_template and not tokenizer.chat_template:
         tokenizer.chat_template = run.prepared.train.chat_template

@@ -2,23 +2,30 @@
 
 Losses of all micro-batches are summed and divided once by the label count of the whole step. What comes back stays
 on the device: the loop reads it when it has something to print, never sooner.
+
+`TrainStep` is the plain form, and the truth that `CapturedStep` (captured.py) is compared with. Both answer the same
+questions, so nobody else needs to know which one runs: what must a checkpoint hold, how is it put back, and where are
+the finished weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from automodel.config.errors import UserError
 from automodel.data.batch import Batch, PackedBatch, StepBatch
 from automodel.losses.task_loss import TaskLoss
-from automodel.optim.build import set_lr
+from automodel.optim.build import load_state_tensors, set_lr, state_tensors
 from automodel.optim.schedule import Schedule
 
 Forward = Callable[[Batch], Tensor]
+Named = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,35 @@ class StepResult:
     loss: Tensor
     """Loss of the step: the sum over its labels divided by their number."""
     grad_norm: Tensor
-    """Global gradient norm before clipping."""
+    """Global gradient norm before clipping; valid until the next step."""
     lr: float
     tokens: int
     samples: int
+
+
+class Step(Protocol):
+    """What the loop, the checkpoints and the export ask of a step."""
+
+    forward: Forward
+
+    def __call__(self, index: int, batch: StepBatch) -> StepResult: ...
+
+    def compute(self) -> AbstractContextManager:
+        """The context that `forward` runs in."""
+
+    def weights(self) -> Named:
+        """Every tensor that makes up the model, at full precision; tied ones once."""
+
+    def state(self) -> tuple[Named, dict[str, Any]]:
+        """Optimizer state and whatever else must survive a restart, as tensors and as JSON."""
+
+    def load_weights(self, tensors: Named, origin: str) -> None:
+        """Puts weights back, exactly; `origin` names them in errors."""
+
+    def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None: ...
+
+    def finish(self) -> None:
+        """Leaves the full-precision weights in the model. No step may follow."""
 
 
 def autocast(precision: str, device: str):
@@ -45,6 +77,26 @@ def autocast(precision: str, device: str):
 
 def labels_of(batch: Batch) -> Tensor:
     return batch.labels_R if isinstance(batch, PackedBatch) else batch.labels
+
+
+def model_tensors(model: nn.Module) -> Named:
+    """Parameters and saved buffers of a model, tied ones once."""
+    named: Named = dict(model.named_parameters())
+    kept = model.state_dict().keys()
+    named.update({n: b for n, b in model.named_buffers() if n in kept})
+    return named
+
+
+def check_fit(own: Named, tensors: Named, origin: str) -> None:
+    """Refuses weights whose names or shapes are not the model's."""
+    wrong = [n for n in own if n not in tensors or tensors[n].shape != own[n].shape]
+    wrong += [n for n in tensors if n not in own]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise UserError(
+            f"{origin} does not fit this model: '{wrong[0]}'{more} differ. "
+            "Resume with the config the run was started with (run/config.yaml)."
+        )
 
 
 class TrainStep:
@@ -63,7 +115,8 @@ class TrainStep:
         precision: str,
         device: str,
     ):
-        self.forward, self.loss, self.optimizer, self.schedule = forward, loss, optimizer, schedule
+        self.model, self.forward, self.loss = model, forward, loss
+        self.optimizer, self.schedule = optimizer, schedule
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.peak_lr, self.max_norm, self.precision, self.device = peak_lr, max_norm, precision, device
         # fp16 gradients underflow without a scale; every other precision has fp32's exponent range.
@@ -83,8 +136,32 @@ class TrainStep:
 
     def _micro_step(self, batch: Batch, count: float) -> Tensor:
         batch = batch.to(self.device, non_blocking=True)
-        with autocast(self.precision, self.device):
+        with self.compute():
             logits = self.forward(batch)
         loss = self.loss.sum(logits, labels_of(batch)) / count
         self.scaler.scale(loss).backward()
         return loss.detach()
+
+    def compute(self):
+        return autocast(self.precision, self.device)
+
+    def weights(self) -> Named:
+        return model_tensors(self.model)
+
+    def state(self) -> tuple[Named, dict[str, Any]]:
+        tensors, values = state_tensors(self.optimizer, self.model)
+        return tensors, {"optimizer": values, "scaler": self.scaler.state_dict()}
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Named, origin: str) -> None:
+        own = self.weights()
+        check_fit(own, tensors, origin)
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+    def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None:
+        load_state_tensors(self.optimizer, self.model, tensors, values["optimizer"])
+        self.scaler.load_state_dict(values["scaler"])
+
+    def finish(self) -> None:
+        """The weights are in the model already."""

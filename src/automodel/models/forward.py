@@ -33,16 +33,22 @@ Forward = Callable[[Batch], Tensor]
 _STOCK_NAME = "_attention_before_packing"
 
 
-def make_forward(model: PreTrainedModel, task: str, path: Literal["packed", "padded"]) -> Forward:
+def make_forward(
+    model: PreTrainedModel, task: str, path: Literal["packed", "padded"], pools_inside: bool = False
+) -> Forward:
     """A function from a batch to logits aligned with the batch's labels. `path="packed"` switches the model's
-    attention."""
+    attention. `pools_inside`: the model's last block is fused and returns the pooled rows only."""
     if path == "padded":
         return _seq2seq_forward(model) if task == "seq2seq" else _padded_forward(model)
     support = packing_support(model.config, task)
     if not support.packed:
         raise ValueError(f"the packed path was asked for, but {support.reason}")
     use_packed_attention(model)
-    return _packed_causal_lm_forward(model) if task == "causal-lm" else _packed_head_forward(model, task)
+    if task == "causal-lm":
+        return _packed_causal_lm_forward(model)
+    if pools_inside:
+        return _pooled_inside_forward(model)
+    return _packed_head_forward(model, task)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -124,6 +130,19 @@ def _packed_head_forward(model: Any, task: str) -> Forward:
             batch.read_positions_R,
         )
         return family.classify(model, pooled_RN).float()
+
+    return forward
+
+
+def _pooled_inside_forward(model: Any) -> Forward:
+    """Text classification where the last block computes the pooled rows alone (`fused_encoder.py`)."""
+    family = family_of(model.config)
+    backbone = getattr(model, family.backbone)
+
+    def forward(batch: Batch) -> Tensor:
+        assert isinstance(batch, PackedBatch)
+        outputs = backbone(**_stream(family, model, batch), pooled_positions=batch.read_positions_R)
+        return family.classify(model, outputs.last_hidden_state[0]).float()
 
     return forward
 

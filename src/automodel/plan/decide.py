@@ -10,11 +10,13 @@ import math
 from dataclasses import dataclass
 
 from automodel.config.errors import UserError
+from automodel.data.loader import DEFAULT_PREFETCH
 from automodel.plan.config import RunConfig
 from automodel.plan.hardware import Hardware
 from automodel.plan.plan import Decision, Plan
+from automodel.plan.remarks import how_it_learns, sinks, without_effect
 
-GPU_BUCKET_TOKENS = 512  # as coarse as the longest common document: few shapes, a few per cent of dummy tokens
+SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_EPOCHS = 3
 
@@ -67,18 +69,20 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     lines += [Decision("note", "data", note) for note in data.notes]
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
-    bucket = _bucket(path, hardware, lines)
     micro, accumulation = _batch(cfg, lines)
+    bucket = _bucket(path, hardware, micro * data.tokens / max(1, data.rows), lines)
     steps_per_epoch, total, epochs = _steps(cfg, data.rows, micro * accumulation, lines)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
+    capture = _capture(cfg, path, hardware, lines)
     compiled = _compile(cfg, hardware, lines)
     _attention(cfg, path, hardware, lines)
-    workers = cfg.dataloader.num_workers if cfg.dataloader.num_workers is not None else _default_workers(hardware)
+    workers = _workers(cfg, hardware, lines)
     pin = cfg.dataloader.pin_memory if cfg.dataloader.pin_memory is not None else hardware.device == "cuda"
     if pin and hardware.device == "cpu":
         pin = False
         lines.append(Decision("pin_memory", False, "there is no GPU to copy to"))
-    lines.append(Decision("workers", workers, "collation processes" if workers else "collation in the main process"))
+    lines += sinks(cfg)
+    lines += without_effect(cfg, path, hardware)
     return Plan(
         task=task,
         device=hardware.device,
@@ -94,6 +98,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
         num_epochs=epochs,
         val_every_steps=validate,
         ckpt_every_steps=save,
+        capture=capture,
         compile=compiled,
         num_workers=workers,
         pin_memory=pin,
@@ -180,10 +185,13 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
     return "padded"
 
 
-def _bucket(path: str, hardware: Hardware, lines: list[Decision]) -> int:
+def _bucket(path: str, hardware: Hardware, mean_tokens: float, lines: list[Decision]) -> int:
     if path == "packed" and hardware.device == "cuda":
-        lines.append(Decision("buckets", GPU_BUCKET_TOKENS, "token counts are rounded up so that shapes repeat"))
-        return GPU_BUCKET_TOKENS
+        # A sixteenth of a mean batch: about 3 % dummy tokens, and a dozen shapes to capture.
+        bucket = 2 ** round(math.log2(max(1.0, mean_tokens / 16)))
+        bucket = min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
+        lines.append(Decision("buckets", bucket, "token counts are rounded up to a multiple, so that shapes repeat"))
+        return bucket
     if path == "packed":
         lines.append(Decision("buckets", "off", "on the CPU a new shape costs nothing, a dummy token does"))
     return 1
@@ -251,6 +259,25 @@ def _intervals(
     return validate, save
 
 
+def _capture(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> bool:
+    """Whether the whole step becomes a CUDA graph; every obstacle is named."""
+    optimizer = cfg.optimizer
+    plain_adamw = optimizer.target in (None, "torch.optim.AdamW") and optimizer.name.startswith("adamw")
+    if hardware.device != "cuda":
+        return False
+    if path != "packed":
+        reason = "padded batches have a new shape every time"
+    elif not plain_adamw or optimizer.extra:
+        reason = "only AdamW is recorded; this optimizer runs step by step"
+    elif cfg.training_optimizations.gradient_checkpointing:
+        reason = "gradient checkpointing saves random states on the host"
+    else:
+        lines.append(Decision("step", "captured", "forward, backward, clip and AdamW are one CUDA-graph replay"))
+        return True
+    lines.append(Decision("step", "eager", reason))
+    return False
+
+
 def _compile(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> bool:
     wish = cfg.training_optimizations.use_compile
     if wish is None and cfg.compile.enabled != "auto":
@@ -281,6 +308,19 @@ def _attention(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decisi
         lines.append(Decision("liger", "not used", "its kernels need a GPU and lose at this size; torch's are used"))
 
 
-def _default_workers(hardware: Hardware) -> int:
+def _workers(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> int:
+    """Collation processes. Results do not depend on their number; more of them than cores only compete."""
+    loader, asked = cfg.dataloader, cfg.dataloader.num_workers
     # Flat arrays collate in microseconds; a second process pays only while a GPU would otherwise wait.
-    return 0 if hardware.device == "cpu" else min(2, hardware.cores - 1)
+    default = 0 if hardware.device == "cpu" else min(2, hardware.cores - 1)
+    workers = default if asked is None else min(asked, hardware.cores)
+    reason = "collation processes" if workers else "collation in the main process"
+    if asked is not None and asked > workers:
+        reason += f"; {asked} were asked for, but there are only {hardware.cores} cores"
+    if workers:
+        reason += f", each {loader.prefetch_factor or DEFAULT_PREFETCH} batches ahead"
+        reason += "; new ones in every epoch" if loader.persistent_workers is False else ""
+    elif loader.prefetch_factor or loader.persistent_workers:
+        reason += "; set dataloader.num_workers to have workers that fetch ahead or persist"
+    lines.append(Decision("workers", workers, reason))
+    return workers

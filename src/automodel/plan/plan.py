@@ -46,6 +46,8 @@ class Plan:
     """0: no validation data."""
     ckpt_every_steps: int
     """0: no checkpoints before the end."""
+    capture: bool
+    """Whether steps are recorded as CUDA graphs."""
     compile: bool
     num_workers: int
     pin_memory: bool

@@ -1,0 +1,241 @@
+"""The captured step: forward, backward, clipping, AdamW and the learning rate as one CUDA-graph replay.
+
+At batch 8 of DistilBERT a stock step keeps the GPU busy for a quarter of its time; the rest is Python deciding what to
+launch next. Here a step is recorded once for every shape and replayed. Shapes repeat because token counts are rounded
+up to buckets. Everything that changes from step to step lies in device memory: the batch in one static buffer, the
+learning rate in a table that the optimizer indexes by its own step count, dropout seeds in a counter that the graph
+advances. The host copies one small block from pinned memory, launches one graph, and goes on to the next batch; losses
+are read when a log line is due.
+
+With several micro-batches a step, each is a replay that accumulates into gradients at fixed places, and the update is a
+graph of its own.
+
+Weights: the optimizer holds fp32 masters and the model computes with bf16 copies that the update writes (`FlatAdamW`),
+so there is no autocast and no cast in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from automodel.data.batch import PackedBatch, StepBatch
+from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
+from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.losses.task_loss import TaskLoss
+from automodel.optim.schedule import Schedule
+
+SLOTS = 4  # batches that may be on their way to the device before the host has to wait for one
+ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where one tensor of a batch stands in the static buffer."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+    def view(self, buffer: Tensor) -> Tensor:
+        return buffer[self.start : self.start + self.size].view(self.dtype).view(self.shape)
+
+
+class StaticBatch:
+    """One shape's batch at a fixed address, fed from a small ring of pinned buffers with a single copy."""
+
+    def __init__(self, like: PackedBatch, device: str):
+        self.fields: list[Field] = []
+        start = 0
+        for f in fields(like):
+            value = getattr(like, f.name)
+            if isinstance(value, Tensor):
+                size = value.numel() * value.element_size()
+                self.fields.append(Field(f.name, value.dtype, tuple(value.shape), start, size))
+                start += -(-size // ALIGNMENT) * ALIGNMENT
+        self.divisor = Field("divisor", torch.float32, (1,), start, 4)
+        self.buffer = torch.zeros(start + ALIGNMENT, dtype=torch.uint8, device=device)
+        self.slots = [torch.zeros(start + ALIGNMENT, dtype=torch.uint8, pin_memory=True) for _ in range(SLOTS)]
+        self.sent = [torch.cuda.Event() for _ in range(SLOTS)]
+        self.turn = 0
+        self.batch = replace(like, **{f.name: f.view(self.buffer) for f in self.fields})
+        self.scale = self.divisor.view(self.buffer)
+
+    def send(self, batch: PackedBatch, count: float) -> None:
+        """Queues the batch's way to the device; waits only if `SLOTS` earlier ones have not arrived yet."""
+        slot, event = self.slots[self.turn], self.sent[self.turn]
+        event.synchronize()
+        for f in self.fields:
+            f.view(slot).copy_(getattr(batch, f.name))
+        self.divisor.view(slot).fill_(1.0 / count)
+        self.buffer.copy_(slot, non_blocking=True)
+        event.record()
+        self.turn = (self.turn + 1) % SLOTS
+
+
+def shape_of(batch: PackedBatch) -> tuple:
+    """What a captured graph depends on."""
+    tensors = ((f.name, getattr(batch, f.name)) for f in fields(batch))
+    return tuple((name, tuple(t.shape)) for name, t in tensors if isinstance(t, Tensor))
+
+
+class CapturedStep:
+    """The step as CUDA graphs, one for each shape."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        loss: TaskLoss,
+        optimizer: FlatAdamW,
+        schedule: Schedule,
+        *,
+        peak_lr: float,
+        seed: Tensor,
+        accumulates: bool,
+        device: str,
+    ):
+        self.model, self.forward, self.loss, self.optimizer = model, forward, loss, optimizer
+        self.schedule, self.peak_lr, self.seed, self.device = schedule, peak_lr, seed, device
+        self.accumulates = accumulates
+        self.loss_sum = torch.zeros((), device=device)
+        self.last_loss = torch.zeros((), device=device)
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.statics: dict[tuple, StaticBatch] = {}
+        self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, index: int, batch: StepBatch) -> StepResult:
+        count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
+        for micro_batch in batch.micro_batches:
+            assert isinstance(micro_batch, PackedBatch)
+            self._replay(micro_batch, count)
+        if self.accumulates:
+            self._update()
+        lr = self.schedule.lr_at(index, self.peak_lr)
+        norm = self.optimizer.grad_norm.squeeze(0)
+        return StepResult(self.last_loss.clone(), norm, lr, batch.num_tokens, batch.num_documents)
+
+    def _replay(self, batch: PackedBatch, count: float) -> None:
+        shape = shape_of(batch)
+        static = self.statics.get(shape)
+        if static is None:
+            static = self.statics[shape] = StaticBatch(batch, self.device)
+            static.send(batch, count)
+            self.graphs[shape] = self._capture(static)
+        else:
+            static.send(batch, count)
+        self.graphs[shape].replay()
+
+    def _update(self) -> None:
+        key = ("update",)
+        if key not in self.graphs:
+            self.graphs[key] = self._record(self._optimize)
+        self.graphs[key].replay()
+
+    def _capture(self, static: StaticBatch) -> torch.cuda.CUDAGraph:
+        """Runs the work once for real, so that every kernel is compiled and every workspace allocated, then records it.
+        The rehearsal leaves no trace: gradients are dropped and the random state is put back."""
+        state = torch.cuda.get_rng_state()
+        with self._on_stream():
+            self._learn(static)
+            self._drop_gradients()
+            self.loss_sum.zero_()
+        torch.cuda.set_rng_state(state)
+
+        def work() -> None:
+            self._learn(static)
+            if not self.accumulates:
+                self._optimize()
+
+        return self._record(work)
+
+    def _record(self, work) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            work()
+        self.optimizer.finish_capture()
+        self._drop_gradients()
+        return graph
+
+    def _on_stream(self):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        return torch.cuda.stream(self.stream)
+
+    def _learn(self, static: StaticBatch) -> None:
+        logits = self.forward(static.batch)
+        loss = self.loss.sum(logits, labels_of(static.batch)) * static.scale[0]
+        scale = self.optimizer.loss_scale
+        (loss if scale is None else loss * scale).backward()
+        self.loss_sum += loss.detach()
+        self.seed += 1
+
+    def _optimize(self) -> None:
+        self.optimizer.step()
+        self.last_loss.copy_(self.loss_sum)
+        self.loss_sum.zero_()
+
+    def _drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def compute(self):
+        return nullcontext()  # the model's own weights have the compute dtype
+
+    # What a checkpoint holds.
+
+    def weights(self) -> Named:
+        return {**model_tensors(self.model), **self.optimizer.full_precision_weights(self.model)}
+
+    def state(self) -> tuple[Named, dict[str, Any]]:
+        names = {id(p): n for n, p in self.model.named_parameters()}
+        flat = self.optimizer.flat
+        tensors: Named = {}
+        for place in flat.places:
+            name = names[id(place.parameter)]
+            tensors[f"exp_avg/{name}"] = place.view(flat.exp_avg)
+            tensors[f"exp_avg_sq/{name}"] = place.view(flat.exp_avg_sq)
+        device = self.optimizer.device_state
+        values = {"step": int(device.step), "skipped": int(device.skipped), "dropout_seed": int(self.seed)}
+        if device.loss_scale is not None:
+            values["loss_scale"] = device.loss_scale.tolist()
+        return tensors, values
+
+    @torch.no_grad()
+    def load_weights(self, tensors: Named, origin: str) -> None:
+        own = self.weights()
+        check_fit(own, tensors, origin)
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+        self.optimizer.flat.refresh_copy()
+
+    @torch.no_grad()
+    def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None:
+        own, _ = self.state()
+        check_fit(own, tensors, "The checkpoint's optimizer")
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+        device = self.optimizer.device_state
+        device.step.fill_(values["step"])
+        device.skipped.fill_(values["skipped"])
+        betas = torch.tensor([g["betas"] for g in self.optimizer.param_groups], dtype=torch.float64)
+        device.powers.copy_(betas ** values["step"])
+        self.seed.fill_(values["dropout_seed"])
+        if device.loss_scale is not None:
+            device.loss_scale.copy_(torch.tensor(values["loss_scale"]))
+
+    def finish(self) -> None:
+        torch.cuda.synchronize()
+        self.graphs.clear()
+        weights = self.optimizer.full_precision_weights(self.model)
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = None
+            if name in weights:
+                parameter.data = weights[name]

@@ -1,0 +1,83 @@
+"""Lines of the plan that decide nothing but leave no key unanswered.
+
+Optimizer, schedule and sinks are shown as they will be used. A key that cannot matter on this machine or on this path
+(`distributed` on one device, `tf32` on the CPU, the order of an evaluation) gets a line that says so: whoever wrote it
+should not have to wonder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from automodel.data.config import DataloaderConfig
+from automodel.metrics.progress import format_lr
+from automodel.optim.schedule import Schedule
+from automodel.plan.config import RunConfig
+from automodel.plan.hardware import Hardware
+from automodel.plan.plan import Decision
+
+
+def how_it_learns(cfg: RunConfig, total_steps: int) -> Iterator[Decision]:
+    """Optimizer, clipping, schedule and the loss's adjustments."""
+    optimizer, schedule = cfg.optimizer, Schedule(cfg.lr_scheduler, total_steps)
+    name = (optimizer.target or optimizer.name).split(".")[-1]
+    decay = "no weight decay"
+    if optimizer.weight_decay:
+        everywhere = "everywhere" if optimizer.decay_norms_and_biases else "not on norms and biases"
+        decay = f"weight decay {optimizer.weight_decay:g}, {everywhere}"
+    norm = cfg.training_optimizations.gradient_clipping
+    clipping = f"gradients clipped at norm {norm:g}" if norm else "gradients not clipped"
+    shown = "AdamW" if name.startswith("adamw") else name
+    yield Decision("optimizer", f"{shown}, lr {format_lr(optimizer.lr)}", f"{decay}; {clipping}")
+    warmup = schedule.warmup_steps
+    begin = f"{warmup} warm-up steps" if warmup else "no warm-up"
+    constant = cfg.lr_scheduler.name.startswith("constant")
+    end = "" if constant else f", then down to {format_lr(cfg.lr_scheduler.min_lr)}"
+    yield Decision("schedule", cfg.lr_scheduler.name, begin + end)
+    if cfg.loss_fn.label_smoothing or cfg.loss_fn.class_weights:
+        parts = [f"label smoothing {cfg.loss_fn.label_smoothing:g}"] if cfg.loss_fn.label_smoothing else []
+        parts += ["class weights"] if cfg.loss_fn.class_weights else []
+        yield Decision("loss", " and ".join(parts), "loss_fn asks for it")
+
+
+def sinks(cfg: RunConfig) -> Iterator[Decision]:
+    """Where the numbers go besides the run folder."""
+    chosen = [
+        name
+        for name, section in (("wandb", cfg.wandb), ("mlflow", cfg.mlflow), ("tensorboard", cfg.tensorboard))
+        if section is not None and getattr(section, "enabled", True)
+    ]
+    if chosen:
+        yield Decision("sinks", ", ".join(chosen), "besides run/metrics.jsonl and run/report.html")
+
+
+def without_effect(cfg: RunConfig, path: str, hardware: Hardware) -> Iterator[Decision]:
+    """Keys that were given and change nothing here, each with the reason."""
+    layout = cfg.distributed
+    if layout.target or layout.strategy != "fsdp2" or layout.reduce_dtype:
+        kind = (layout.target or layout.strategy).split(".")[-1]
+        yield Decision("distributed", "1 device", f"{kind} has nothing to share out on one device")
+    if cfg.training_optimizations.tf32 and not hardware.tf32:
+        yield Decision("tf32", "off", f"{hardware.name} has no TF32")
+    if cfg.dataloader.group_by_length and path == "packed":
+        yield Decision("group_by_length", "not needed", "the packed path has no padding to save")
+    if cfg.dataloader.shuffle is False:
+        yield Decision("shuffle", False, "dataloader.shuffle is false: the same order in every epoch")
+    if cfg.benchmark is not None:
+        yield Decision("benchmark", "not used", "these are settings of `automodel benchmark`; finetune has none of them")
+    unused = _unused_in_evaluation(cfg.validation_dataloader)
+    if unused and cfg.validation_dataset is not None:
+        keys = ", ".join(f"validation_dataloader.{name}" for name in unused)
+        yield Decision("evaluation", "all rows, longest first", f"{keys}: changes no metric and is not needed")
+
+
+def _unused_in_evaluation(loader: DataloaderConfig) -> list[str]:
+    """Keys of the validation loader that an evaluation of every row, in its own order, has no use for."""
+    asked = {
+        "shuffle": loader.shuffle,
+        "drop_last": loader.drop_last,
+        "group_by_length": loader.group_by_length,
+        "persistent_workers": loader.persistent_workers,
+        "prefetch_factor": loader.prefetch_factor,
+    }
+    return [name for name, value in asked.items() if value]
