@@ -3,8 +3,8 @@
 Parsing is left to `datasets` (its builders are what hub datasets are read with), with three things decided here:
 
 - its table cache is kept under the hash of the files' *content*; `datasets` itself goes by modification times;
-- in CSV files only an empty cell is a missing value (`NA`, `null` and `None` are words), and a TSV file with stray
-  quotes is read without quoting;
+- in CSV files only an empty cell is a missing value (`NA`, `null` and `None` are words, unless everything else in the
+  column is a number), and a TSV file with stray quotes is read without quoting;
 - text files: a folder of classes (`train/pos/1.txt`) gives a labelled document for each file; a folder of other text
   files gives a document for each file; one text file gives a document for each paragraph (blank lines between), or for
   each line where it has no blank lines.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.columns import did_you_mean
+from automodel.data.columns import did_you_mean, is_string
 
 FORMATS = {
     ".csv": "csv",
@@ -45,6 +46,8 @@ SPLIT_WORDS = {
     "test": "test",
     "testing": "test",
 }
+MISSING_WORDS = {"na", "n/a", "nan", "null", "none", "-"}
+ROW_KEYS = ("data", "rows", "examples", "instances", "records", "items")  # where a JSON object keeps its rows
 NOT_DATA = {"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "package.json", "SOURCE.txt"}
 NOT_DATA_WORDS = ("readme", "license", "licence", "requirements")
 
@@ -136,19 +139,51 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
             options["quoting"] = 3  # csv.QUOTE_NONE
     try:
         with quiet(datasets):
-            return datasets.load_dataset(
+            rows = datasets.load_dataset(
                 "csv" if format == "tsv" else format,
                 data_files={"train": [str(file) for file in files]},
                 split="train",
                 cache_dir=str(cache),
                 **options,
             )
+        return _numbers_with_gaps(rows) if format in ("csv", "tsv") else rows
     except Exception as error:
+        if "corresponds to no data" in str(error):
+            raise UserError(f"{section}.path: '{files[0]}' has no rows.") from error
         raise UserError(_unreadable(files, format, error, section)) from error
 
 
+def _numbers_with_gaps(rows: Any) -> Any:
+    """Columns of numbers in which some cells say `NA` or `nan` are numbers with gaps, not text."""
+    for name, feature in rows.features.items():
+        if not is_string(feature) or _as_numbers(rows[:200][name]) is None:
+            continue
+        numbers = _as_numbers(rows.unique(name))
+        if numbers is not None and any(n is not None for n in numbers.values()):
+            values = [None if value is None else numbers[value] for value in rows[name]]
+            position = rows.column_names
+            rows = rows.remove_columns(name).add_column(name, values).select_columns(position)
+    return rows
+
+
+def _as_numbers(values: list[str | None]) -> dict[str, float | None] | None:
+    """Each cell as a number, or None for a gap; nothing at all where one of them is neither."""
+    found: dict[str, float | None] = {}
+    for value in values:
+        if value is None:
+            continue
+        if value.strip().lower() in MISSING_WORDS:
+            found[value] = None
+            continue
+        try:
+            found[value] = float(value)
+        except ValueError:
+            return None
+    return found
+
+
 class quiet:
-    """No progress bars of `datasets` while reading: our own output says what happens."""
+    """No progress bars and log lines of `datasets` while reading: our own output says what happens."""
 
     def __init__(self, datasets: Any):
         self.datasets = datasets
@@ -156,8 +191,11 @@ class quiet:
     def __enter__(self) -> None:
         self.were_on = self.datasets.utils.are_progress_bars_disabled() is False
         self.datasets.utils.disable_progress_bars()
+        self.verbosity = self.datasets.utils.logging.get_verbosity()
+        self.datasets.utils.logging.set_verbosity(logging.CRITICAL)
 
     def __exit__(self, *_: Any) -> None:
+        self.datasets.utils.logging.set_verbosity(self.verbosity)
         if self.were_on:
             self.datasets.utils.enable_progress_bars()
 
@@ -205,6 +243,8 @@ def _documents(text: str) -> list[str]:
 def _nested_json(files: list[Path], section: str) -> list[dict] | None:
     """Rows of JSON files that are one object and not an array or lines: SQuAD's official layout, or an object that
     keeps its rows under some key. None where `datasets` can read the files itself."""
+    if any(".json" not in (s.lower() for s in path.suffixes) for path in files):
+        return None  # .jsonl is never one object
     rows: list[dict] = []
     for path in files:
         with _open_text(path) as file:
@@ -223,10 +263,10 @@ def _nested_json(files: list[Path], section: str) -> list[dict] | None:
                 content = json.load(file)
             except ValueError:
                 return None  # datasets will say what is wrong with it
-        lists = [v for v in content.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
-        if len(lists) != 1:
+        under = next((content[key] for key in ROW_KEYS if isinstance(content.get(key), list)), None)
+        if not under or not all(isinstance(row, dict) for row in under):
             return None
-        rows.extend(_squad_rows(lists[0]) if "paragraphs" in lists[0][0] else lists[0])
+        rows.extend(_squad_rows(under) if "paragraphs" in under[0] else under)
     return rows
 
 
@@ -288,9 +328,9 @@ def _bad_json_line(path: Path) -> str | None:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
-            except ValueError as error:
-                return f"line {number}: {error}."
+                value = json.loads(line.rstrip("\r\n"))
+            except json.JSONDecodeError as error:
+                return f"line {number}, column {error.colno}: {error.msg}."
             if not isinstance(value, dict):
                 return f"line {number} is {type(value).__name__} and not an object of columns."
     return None

@@ -7,10 +7,8 @@ full name (`stanfordnlp/imdb`).
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,7 +87,7 @@ class HubSource:
 
         options = {k: v for k, v in self.cfg.extra.items() if k in ("data_dir", "token", "storage_options")}
         files = self.cfg.data_files
-        with quiet(datasets), _hushed("datasets"):
+        with quiet(datasets):
             try:
                 return datasets.load_dataset(
                     place,
@@ -160,15 +158,3 @@ def cached_places(name: str, revision: str | None) -> Iterator[str]:
             )
         except Exception:  # not there
             continue
-
-
-@contextmanager
-def _hushed(name: str) -> Generator[None]:
-    """Without the library's own warnings about caches; what matters of them is in our messages."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -56,7 +56,9 @@ def take(spec: str, load: Callable[[str], Any], section: str) -> Any:
         parts = datasets.ReadInstruction.from_spec(spec).to_absolute({name: len(t) for name, t in tables.items()})
     except (ValueError, AssertionError) as error:
         raise bad_slice(spec, section) from error
-    rows = [tables[part.splitname].select(range(part.from_, max(part.from_, part.to))) for part in parts]
+    # An empty slice at the very end must not be asked for as a range: `select` checks where a range begins.
+    slices = [(part.splitname, range(part.from_, part.to) if part.from_ < part.to else []) for part in parts]
+    rows = [tables[name].select(chosen) for name, chosen in slices]
     return rows[0] if len(rows) == 1 else datasets.concatenate_datasets(rows)
 
 

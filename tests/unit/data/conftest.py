@@ -107,6 +107,11 @@ def gpt_like():
 
 
 @pytest.fixture(scope="session")
+def gpt_like_with_start():
+    return byte_tokenizer(bos=True)
+
+
+@pytest.fixture(scope="session")
 def chat_like():
     return byte_tokenizer(chat=True)
 

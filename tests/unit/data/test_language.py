@@ -1,0 +1,227 @@
+"""Causal language modelling: exactly which characters are learned, for every layout."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE
+from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
+from automodel.data.collate import PackedCollator
+
+
+def text_of(data, tokenizer, index: int = 0) -> tuple[str, str]:
+    """A sample as text: all of it, and what is learned."""
+    store = data.store
+    part = slice(store.offsets[index], store.offsets[index + 1])
+    ids, labels = store.input_ids[part], store.token_labels[part]
+    assert all(label in (IGNORE, token) for label, token in zip(labels, ids))
+    return tokenizer.decode(ids), tokenizer.decode(ids[labels != IGNORE])
+
+
+@pytest.fixture
+def lm(prepare_rows):
+    def prepared(rows, tokenizer, **settings):
+        return prepare_rows(
+            rows, tokenizer, task="causal-lm", types=0, positions=settings.pop("positions", 2048), **settings
+        )
+
+    return prepared
+
+
+PLAIN = [
+    (
+        {"prompt": "2+2=", "completion": "4"}, {},
+        "2+2=4<|end|>", "4<|end|>",
+    ),
+    (
+        {"question": "Why?", "answer": "Because."}, {},
+        "Question: Why?\n\nAnswer: Because.<|end|>", " Because.<|end|>",
+    ),
+    (
+        {"context": "Sky is blue.", "question": "Color?", "answers": {"text": ["blue", "red"], "answer_start": [7, 0]}},
+        {},
+        "Context: Sky is blue.\n\nQuestion: Color?\n\nAnswer: blue<|end|>", " blue<|end|>",
+    ),
+    (
+        {"instruction": "Add.", "input": "1 2", "output": "3"}, {},
+        "### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n3<|end|>", "3<|end|>",
+    ),
+    (
+        {"instruction": "Say hi.", "input": "", "output": "hi"}, {},
+        "### Instruction:\nSay hi.\n\n### Response:\nhi<|end|>", "hi<|end|>",
+    ),
+    (
+        {"ctx": "C", "q": "Q", "a": "A"}, {"column_mapping": {"context": "ctx", "question": "q", "answer": "a"}},
+        "Context: C\n\nQuestion: Q\n\nAnswer: A<|end|>", " A<|end|>",
+    ),
+    (
+        {"q": "Q", "answer": "A"}, {"prompt_template": "Asked: {q}\n"},
+        "Asked: Q\nA<|end|>", "A<|end|>",
+    ),
+    (
+        {"question": "Q", "answer": "A"}, {"answer_only_loss": False},
+        "Question: Q\n\nAnswer: A<|end|>", "Question: Q\n\nAnswer: A<|end|>",
+    ),
+    (
+        {"question": "Größe?", "answer": "schön ☃"}, {},
+        "Question: Größe?\n\nAnswer: schön ☃<|end|>", " schön ☃<|end|>",
+    ),
+    (
+        {"text": "just text"}, {},
+        "just text<|end|>", "just text<|end|>",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "settings", "whole", "learned"), PLAIN, ids=lambda v: str(v)[:30])
+def test_layouts_without_a_chat_template(lm, gpt_like, row, settings, whole, learned):
+    assert text_of(lm([row], gpt_like, **settings), gpt_like) == (whole, learned)
+
+
+def test_a_start_token_stays_in_front(lm, gpt_like_with_start):
+    data = lm([{"prompt": "ab", "completion": "c"}], gpt_like_with_start)
+    assert text_of(data, gpt_like_with_start) == ("<s>abc<|end|>", "c<|end|>")
+
+
+def said(*turns: tuple[str, str]) -> str:
+    return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
+
+
+MESSAGES = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "A1"},
+    {"role": "user", "content": "more"},
+    {"role": "assistant", "content": "A2"},
+]
+SHAREGPT = [
+    {"from": "human", "value": "hi"},
+    {"from": "function_call", "value": "{}"},
+    {"from": "observation", "value": "42"},
+    {"from": "gpt", "value": "it is 42"},
+]
+
+
+@pytest.mark.parametrize(
+    ("row", "turns", "learned"),
+    [
+        (
+            {"context": "C", "question": "Q", "answer": "A"},
+            [("user", "Context: C\n\nQuestion: Q"), ("assistant", "A")],
+            "A<|im_end|>",
+        ),
+        (
+            {"prompt": "P", "completion": "A", "system": "S"},
+            [("system", "S"), ("user", "P"), ("assistant", "A")],
+            "A<|im_end|>",
+        ),
+        (
+            {"instruction": "I", "input": "X", "output": "A"},
+            [("user", "I\n\nX"), ("assistant", "A")],
+            "A<|im_end|>",
+        ),
+        (
+            {"messages": MESSAGES},
+            [("system", "S"), ("user", "hi"), ("assistant", "A1"), ("user", "more"), ("assistant", "A2")],
+            "A1<|im_end|>A2<|im_end|>",
+        ),
+        (
+            {"conversations": SHAREGPT, "system": "S"},
+            [("system", "S"), ("user", "hi"), ("assistant", "{}"), ("tool", "42"), ("assistant", "it is 42")],
+            "{}<|im_end|>it is 42<|im_end|>",
+        ),
+    ],
+    ids=["squad", "prompt", "alpaca", "messages", "sharegpt"],
+)
+def test_layouts_with_a_chat_template(lm, chat_like, row, turns, learned):
+    assert text_of(lm([row], chat_like), chat_like) == (said(*turns), learned)
+
+
+def test_the_end_is_learned_once_and_the_shift_reads_it(lm, gpt_like):
+    data = lm([{"prompt": "ab", "completion": "cd"}], gpt_like)
+    batch = PackedCollator(data.store, "causal-lm", micro_batch_size=1)([0])
+    assert gpt_like.decode(batch.labels_R) == "cd<|end|>"
+    assert batch.read_positions_R.tolist() == [1, 2, 3]
+
+
+def test_no_chat_template_is_said_and_handed_on(lm, gpt_like):
+    rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}]
+    tokenizer = copy.deepcopy(gpt_like)
+    data = lm(rows, tokenizer)
+    assert text_of(data, tokenizer) == ("<s>### User:\nhi\n\n### Assistant:\nyo<|end|>\n\n", "yo<|end|>")
+    assert data.chat_template == PLAIN_TEMPLATE
+    assert data.notes == ("the tokenizer has no chat template; turns are written as '### User:' and '### Assistant:'",)
+
+
+REWRITING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think></think>' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_templates_that_rewrite_earlier_turns(chat_like):
+    tokenizer = copy.deepcopy(chat_like)
+    tokenizer.chat_template = REWRITING
+    messages = [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"},
+    ]  # fmt: skip
+    text, spans = ChatTemplate(tokenizer).spans(messages)
+    assert [text[start:end] for start, end in spans] == ["b<|im_end|>", "<think></think>d<|im_end|>"]
+
+
+def test_a_cut_answer_counts_and_a_lost_one_is_a_bad_row(lm, gpt_like):
+    rows = [
+        {"prompt": "p" * 5, "completion": "c" * 2},
+        {"prompt": "p" * 5, "completion": "c" * 50},
+        {"prompt": "p" * 10, "completion": "c"},
+    ]
+    data = lm(rows, gpt_like, max_length=8, on_bad_row="skip")
+    assert data.stats.truncated == 1
+    assert text_of(data, gpt_like, 0) == ("pppppcc<|end|>", "cc<|end|>")
+    assert text_of(data, gpt_like, 1) == ("pppppccc", "ccc")  # the answer goes on, so no end is learned
+    assert data.stats.skipped_rows == (
+        {"row": 2, "reason": "nothing of the answer is left: the prompt has 10 tokens and max_length is 8"},
+    )
+
+
+def test_long_plain_text_continues_in_further_samples(lm, gpt_like):
+    text = "abcdefghijklmnopqrstuvwxyz"
+    data = lm([{"text": text}, {"text": "short"}], gpt_like, max_length=10)
+    parts = [text_of(data, gpt_like, i)[0] for i in range(len(data.store))]
+    assert parts == ["abcdefghij", "jklmnopqrs", "stuvwxyz<|end|>", "short<|end|>"]
+    assert data.store.rows.tolist() == [0, 0, 0, 1]
+    assert (data.stats.rows, data.stats.used, data.stats.truncated) == (2, 4, 0)
+    batch = PackedCollator(data.store, "causal-lm", micro_batch_size=3)([0, 1, 2])
+    assert gpt_like.decode(batch.labels_R) == text[1:] + "<|end|>"  # each token is predicted exactly once
+
+
+def test_chat_bad_rows(lm, chat_like):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    rows = [{"messages": talk}, {"messages": []}, {"messages": talk[:1]}, {"messages": None}]
+    data = lm(rows, chat_like, on_bad_row="skip")
+    assert [(b["row"], b["reason"]) for b in data.stats.skipped_rows] == [
+        (1, "the conversation is empty"),
+        (2, "the conversation has no assistant message"),
+        (3, "the conversation is empty"),
+    ]
+
+
+def test_a_tokenizer_without_an_end_is_refused(lm, bert_like):
+    with pytest.raises(UserError, match="has no end-of-sequence token"):
+        lm([{"text": "x"}], bert_like)
+
+
+def test_tools_go_to_templates_that_take_them(lm, chat_like):
+    tokenizer = copy.deepcopy(chat_like)
+    tokenizer.chat_template = "{% if tools %}{{ tools | tojson }}{% endif %}" + chat_like.chat_template
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
+    rows = [{"messages": talk, "tools": '[{"name": "search"}]'}]
+    assert text_of(lm(rows, tokenizer), tokenizer)[0].startswith('[{"name": "search"}]<|im_start|>user')
+    data = lm(rows, chat_like)
+    assert data.notes == ("the column 'tools' is not used: the chat template has no place for tools",)

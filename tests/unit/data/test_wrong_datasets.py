@@ -1,0 +1,268 @@
+"""What a person reads when their data is wrong. The messages are the product: read them as prose.
+
+Each case is a file (or no file), settings, and the whole message. `{tmp}` stands for the test's folder.
+"""
+
+# ruff: noqa: ISC004 - a message is the last item of its case, over as many lines as it needs
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.data.config import DatasetConfig
+from automodel.data.prepare import prepare
+
+GOOD = [{"text": f"good film {i}", "label": i % 2} for i in range(6)]
+TAGGED = [{"tokens": ["good", "film"], "ner_tags": [0, 1]}]
+QA = [{"question": "Why?", "answer": "Because."}]
+
+
+def lines(rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+CASES = [
+    # --- where the data is ---------------------------------------------------------------------------------------
+    (
+        "no path at all", {}, {},
+        "dataset.path is missing. Give a hub name (path: imdb), a file (path: reviews.csv) or a folder of files.",
+    ),
+    (
+        "a misspelt file", {"reviews.csv": "text,label\n"}, {"path": "{tmp}/revews.csv"},
+        "dataset.path: there is no file or folder '{tmp}/revews.csv'. Did you mean 'reviews.csv'?",
+    ),
+    (
+        "a folder that is not there", {}, {"path": "{tmp}/no/such/data.json"},
+        "dataset.path: there is no file or folder '{tmp}/no/such/data.json'. The folder '{tmp}/no/such' does not exist "
+        "either.",
+    ),
+    (
+        "an unreadable format", {"reviews.xlsx": "PK"}, {"path": "{tmp}/reviews.xlsx"},
+        "dataset.path: '{tmp}/reviews.xlsx' is of a format that cannot be read. Readable are CSV, TSV, JSON, JSONL, "
+        "Parquet, Arrow and text (.txt) files, each also as .gz.",
+    ),
+    (
+        "a folder without data", {"d/README.md": "hello"}, {"path": "{tmp}/d"},
+        "dataset.path: the folder '{tmp}/d' holds no data files. Readable are CSV, TSV, JSON, JSONL, Parquet, Arrow "
+        "and text (.txt) files, each also as .gz, and folders written by save_to_disk.",
+    ),
+    (
+        "a folder of several formats", {"d/a.csv": "text,label\n", "d/b.jsonl": lines(GOOD)}, {"path": "{tmp}/d"},
+        "dataset.path: '{tmp}/d' holds files of several formats (a.csv, b.jsonl). Say which are meant with "
+        'dataset.data_files, e.g. data_files: "*.csv".',
+    ),
+    (
+        "files that match nothing", {"d/a.csv": "text,label\n"}, {"path": "{tmp}/d", "data_files": "*.parquet"},
+        "dataset.data_files: nothing in '{tmp}/d' matches '*.parquet'.",
+    ),
+    (
+        "a broken line of JSON", {"a.jsonl": lines(GOOD[:2]) + '{"text": "oops\n'}, {"path": "{tmp}/a.jsonl"},
+        "dataset.path: '{tmp}/a.jsonl' is not valid JSON lines: line 3, column 10: Unterminated string starting at.",
+    ),
+    (
+        "a parquet file that is none", {"a.parquet": "not parquet"}, {"path": "{tmp}/a.parquet"},
+        "dataset.path: '{tmp}/a.parquet' cannot be read as PARQUET: Parquet magic bytes not found in footer. Either "
+        "the file is corrupted or this is not a parquet file.",
+    ),
+    (
+        "a file with a header only", {"a.csv": "text,label\n"}, {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' has no rows.",
+    ),
+    # --- which part of it ----------------------------------------------------------------------------------------
+    (
+        "a split that is not there",
+        {"d/train.jsonl": lines(GOOD), "d/test.jsonl": lines(GOOD)}, {"path": "{tmp}/d", "split": "tests[:10]"},
+        "dataset.split: the data has no split 'tests'. It has: test, train. Did you mean 'test'?",
+    ),
+    (
+        "a slice that is none", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "split": "train[first 10]"},
+        "dataset.split: 'train[first 10]' is not understood. Write train, train[:1000], train[10%:20%] or "
+        "train+validation.",
+    ),
+    (
+        "an empty slice", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "split": "train[100:]"},
+        "dataset: the data has no rows (after split and num_samples_limit).",
+    ),
+    (
+        "no validation data in a folder",
+        {"d/train-1.jsonl": lines(GOOD), "d/train-2.jsonl": lines(GOOD)}, {"path": "{tmp}/d", "role": "validation"},
+        "validation_dataset.split: the data has no validation split. It has: train. Say which one to use, e.g. "
+        "validation_dataset.split: train[:10%].",
+    ),
+    (
+        "a limit of nothing", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "num_samples_limit": 0},
+        "dataset.num_samples_limit must be at least 1; got 0.",
+    ),
+    # --- columns -------------------------------------------------------------------------------------------------
+    (
+        "a misspelt column", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "text_column": "txt"},
+        "dataset.text_column: the data has no column 'txt'. It has: text (text), label (integers). Did you mean "
+        "'text'?",
+    ),
+    (
+        "a text column of numbers", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "text_column": "label"},
+        "dataset.text_column: column 'label' holds integers, not text. Columns of text here: text.",
+    ),
+    (
+        "no label column", {"a.jsonl": lines([{"text": "a", "answer": 1}] * 3)}, {"path": "{tmp}/a.jsonl"},
+        "dataset.label_column: no column of the data is known to hold the label. It has: text (text), answer "
+        "(integers). Name the right one: dataset.label_column: <column>.",
+    ),
+    (
+        "two columns that could be the text", {"a.jsonl": lines([{"x": "a", "y": "b", "label": 1}] * 3)},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.text_column: no column of the data is known to hold the text. It has: x (text), y (text), label "
+        "(integers). Name the right one: dataset.text_column: <column>.",
+    ),
+    (
+        "text instead of words", {"a.jsonl": lines([{"tokens": "good film", "tags": ["A", "B"]}])},
+        {"path": "{tmp}/a.jsonl", "task": "token-classification"},
+        "dataset.tokens_column: column 'tokens' holds text, but token classification needs lists of words (one tag for "
+        "each word). Split the text into words first.",
+    ),
+    (
+        "an unknown role", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "column_mapping": {"labl": "label"}},
+        "dataset.column_mapping: 'labl' is no column of text-classification; its columns are text, text_pair, label. "
+        "Did you mean 'label'?",
+    ),
+    (
+        "a mapping without an answer", {"a.jsonl": lines(QA)},
+        {"path": "{tmp}/a.jsonl", "task": "causal-lm", "column_mapping": {"question": "question"}},
+        "dataset.column_mapping must name one column to learn, as answer or answers or completion; got question.",
+    ),
+    (
+        "a template with an unknown place", {"a.jsonl": lines(QA)},
+        {"path": "{tmp}/a.jsonl", "task": "causal-lm", "prompt_template": "Q: {qestion}"},
+        "dataset.prompt_template: the data has no column 'qestion'. It has: question (text), answer (text). Did you "
+        "mean 'question'?",
+    ),
+    (
+        "nothing to translate from", {"a.jsonl": lines([{"translation": {"en": "a", "de": "b"}}])},
+        {"path": "{tmp}/a.jsonl", "task": "seq2seq", "source_column": "fr"},
+        "dataset.source_column: the column 'translation' has no 'fr'. It has: en, de.",
+    ),
+    # --- labels --------------------------------------------------------------------------------------------------
+    (
+        "identifiers as labels", {"a.jsonl": lines([{"text": "x", "label": f"id-{i}"} for i in range(40)])},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.label_column: column 'label' has 40 different values in 40 rows, so it looks like an identifier and "
+        "not like a class. Columns: text (text), label (text).",
+    ),
+    (
+        "one class only", {"a.jsonl": lines([{"text": "x", "label": 0}] * 5)}, {"path": "{tmp}/a.jsonl"},
+        "dataset.label_column: every row has the same label 0, so there is nothing to tell apart. Data sorted by label "
+        "and then cut (split: train[:1000], num_samples_limit) looks like this: take more rows, or shuffle the file.",
+    ),
+    (
+        "more classes than the model has", {"a.jsonl": lines([{"text": "x", "label": c} for c in "abcabc"])},
+        {"path": "{tmp}/a.jsonl", "num_labels": 2},
+        "model.num_labels is 2, but the labels of dataset have 3 classes: a, b, c. Remove model.num_labels or set it "
+        "to 3.",
+    ),
+    (
+        "labels outside the model's classes", {"a.jsonl": lines([{"text": "x", "label": c} for c in (0, 1, 2, -1)])},
+        {"path": "{tmp}/a.jsonl", "num_labels": 2},
+        "dataset: 2 of 4 rows cannot be used (rows are counted from 0):\n"
+        "  row 2: label 2 is outside 0..1\n"
+        "  row 3: the label is -1, which public datasets use for 'no label'\n"
+        "Put them right, or leave them out with dataset.on_bad_row: skip.",
+    ),
+    (
+        "text as a regression target", {"a.jsonl": lines([{"text": "x", "label": "high"}] * 3)},
+        {"path": "{tmp}/a.jsonl", "problem_type": "regression"},
+        "dataset.label_column: regression needs numbers, but column 'label' holds text.",
+    ),
+    (
+        "a label that is not listed", {"a.jsonl": lines([{"text": "x", "label": c} for c in "aba"])},
+        {"path": "{tmp}/a.jsonl", "labels": ("a", "c")},
+        "dataset: 1 of 3 rows cannot be used (rows are counted from 0):\n"
+        "  row 1: label 'b' does not occur in dataset.labels\n"
+        "Put it right, or leave it out with dataset.on_bad_row: skip.",
+    ),
+    # --- rows ----------------------------------------------------------------------------------------------------
+    (
+        "empty and missing texts and labels",
+        {"a.jsonl": lines(GOOD + [{"text": t, "label": c} for t, c in ((" ", 0), (None, 1), ("x", None))])},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset: 3 of 9 rows cannot be used (rows are counted from 0):\n"
+        "  row 6: the text is empty\n"
+        "  row 7: the text is missing\n"
+        "  row 8: the label is missing\n"
+        "Put them right, or leave them out with dataset.on_bad_row: skip.",
+    ),
+    (
+        "many bad rows", {"a.jsonl": lines([*GOOD, *[{"text": "", "label": 0}] * 1500])}, {"path": "{tmp}/a.jsonl"},
+        "dataset: 1,500 of 1,506 rows cannot be used (rows are counted from 0):\n"
+        + "".join(f"  row {i}: the text is empty\n" for i in range(6, 16))
+        + "  … and 1,490 more\n"
+        "Put them right, or leave them out with dataset.on_bad_row: skip.",
+    ),
+    (
+        "nothing left after skipping", {"a.jsonl": lines([{"text": "", "label": i % 2} for i in range(4)])},
+        {"path": "{tmp}/a.jsonl", "on_bad_row": "skip"},
+        "dataset: all 4 rows were skipped, so nothing is left to work with. The first one, row 0: the text is empty.",
+    ),
+    (
+        "targets that are not numbers", {"a.csv": "text,label\nx,0.5\ny,nan\nz,inf\n"}, {"path": "{tmp}/a.csv"},
+        "dataset: 2 of 3 rows cannot be used (rows are counted from 0):\n"
+        "  row 1: the label is missing\n"
+        "  row 2: the target is not a finite number\n"
+        "Put them right, or leave them out with dataset.on_bad_row: skip.",
+    ),
+    (
+        "an answer that is cut away", {"a.jsonl": lines([{"prompt": "p" * 50, "completion": "c"}])},
+        {"path": "{tmp}/a.jsonl", "task": "causal-lm", "max_length": 16},
+        "dataset: 1 of 1 rows cannot be used (rows are counted from 0):\n"
+        "  row 0: nothing of the answer is left: the prompt has 50 tokens and max_length is 16\n"
+        "Put it right, or leave it out with dataset.on_bad_row: skip.",
+    ),
+    (
+        "tokens of another tokenizer", {"a.jsonl": lines([{"input_ids": [1, 50000], "label": i} for i in range(2)])},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset: 2 of 2 rows cannot be used (rows are counted from 0):\n"
+        "  row 0: token 50000 is outside the tokenizer's vocabulary of 80\n"
+        "  row 1: token 50000 is outside the tokenizer's vocabulary of 80\n"
+        "Put them right, or leave them out with dataset.on_bad_row: skip.",
+    ),
+    # --- lengths -------------------------------------------------------------------------------------------------
+    (
+        "longer than the model", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "max_length": 1024},
+        "dataset.max_length is 1,024, but the model has only 512 positions. Set max_length to 512 or less, or leave it "
+        "out.",
+    ),
+    (
+        "too short for anything", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "max_length": 1},
+        "dataset.max_length must be at least 4; got 1.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "message"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_message(tmp_path, bert_like, gpt_like, files, settings, message):
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    settings = {k: v.replace("{tmp}", str(tmp_path)) if k == "path" else v for k, v in settings.items()}
+    options = {key: settings.pop(key) for key in ("role", "num_labels", "problem_type") if key in settings}
+    task = settings.pop("task", "text-classification")
+    tokenizer = bert_like if task.endswith("classification") else gpt_like
+    cfg = DatasetConfig(cache_dir=str(tmp_path / "cache"), **settings)
+    with pytest.raises(UserError) as caught:
+        prepare(cfg, task=task, tokenizer=tokenizer, max_positions=512, type_vocab_size=2, **options)
+    assert str(caught.value) == message.replace("{tmp}", str(tmp_path))
+
+
+def test_nothing_is_stored_of_wrong_data(tmp_path, bert_like):
+    (tmp_path / "a.jsonl").write_text(lines([*GOOD, {"text": "", "label": 0}]))
+    cfg = DatasetConfig(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "cache"))
+    for _ in range(2):
+        with pytest.raises(UserError, match="row 6: the text is empty"):
+            prepare(cfg, task="text-classification", tokenizer=bert_like, max_positions=512, type_vocab_size=2)
+    left = [p.name for p in (tmp_path / "cache").iterdir()]
+    assert left == ["tables"]
