@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run, now, save
 from automodel.engine.signals import StopRequest
+from automodel.engine.step import StepResult
 from automodel.metrics.compute import EvalMetrics
+from automodel.metrics.progress import format_lr, format_value
 from automodel.metrics.throughput import MemoryMeter, Throughput
 
 
@@ -49,13 +51,17 @@ def train(run: Run) -> Outcome:
             throughput.pause()
             state.train_seconds = seconds_before + throughput.train_s
             improved = False
-            if run.evaluator and (last or state.step % plan.val_every_steps == 0):
+            validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
+            saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)
+            if validates or saves or stop.requested:
+                _check_finite(run, result)
+            if validates:
                 outcome.validation, improved = _validate(run)
                 if patience and state.best.stale >= patience.patience and not last:
                     outcome.status, last = "stopped early", True
             if stop.requested and not last:
                 outcome.status, outcome.signal, last = "interrupted", stop.requested, True
-            if run.checkpoints and (last or improved or state.step % plan.ckpt_every_steps == 0):
+            if saves or (run.checkpoints and (last or improved)):
                 save(run)
             throughput.resume()
             if last:
@@ -64,7 +70,7 @@ def train(run: Run) -> Outcome:
     return outcome
 
 
-def _log(run: Run, result, throughput: Throughput, memory: MemoryMeter) -> None:
+def _log(run: Run, result: StepResult, throughput: Throughput, memory: MemoryMeter) -> None:
     loss = run.state.close_window()
     values = {
         "loss": loss,
@@ -77,11 +83,27 @@ def _log(run: Run, result, throughput: Throughput, memory: MemoryMeter) -> None:
     run.progress.step(run.state.step, values)
     run.trackers.log(run.state.step, {**values, "time": now() - run.started}, "train")
     if not math.isfinite(loss):
-        raise DivergedError(
-            f"The loss is {loss} at step {run.state.step}, so every further step would be wasted. "
-            f"Try a lower optimizer.lr (now {run.prepared.cfg.optimizer.lr:g}), a warm-up "
-            "(lr_scheduler.warmup_ratio: 0.1), or training_optimizations.precision: fp32. Earlier checkpoints are kept."
-        )
+        raise _diverged(run, "loss", loss)
+
+
+def _check_finite(run: Run, result: StepResult) -> None:
+    """Broken weights are neither evaluated nor saved: a checkpoint of them would push out the last good one."""
+    loss, norm = run.state.window.total(), float(result.grad_norm)
+    if not math.isfinite(loss):
+        raise _diverged(run, "loss", loss)
+    # In fp16 an overflowing gradient is everyday business: the scaler skips the step.
+    if not math.isfinite(norm) and run.prepared.plan.precision != "fp16":
+        raise _diverged(run, "gradient norm", norm)
+
+
+def _diverged(run: Run, what: str, value: float) -> DivergedError:
+    kept = [c.step for c in run.checkpoints.complete()] if run.checkpoints else []
+    saved = f"The checkpoint of step {kept[-1]} is kept." if kept else "No checkpoint was saved before it."
+    return DivergedError(
+        f"The {what} is {format_value(value)} at step {run.state.step}, so every further step would be wasted. "
+        f"Try a lower optimizer.lr (now {format_lr(run.prepared.cfg.optimizer.lr)}), a warm-up "
+        f"(lr_scheduler.warmup_ratio: 0.1), or training_optimizations.precision: fp32. {saved}"
+    )
 
 
 def _validate(run: Run) -> tuple[EvalMetrics, bool]:
@@ -95,4 +117,6 @@ def _validate(run: Run) -> tuple[EvalMetrics, bool]:
         improved = state.best.update(state.step, value) and run.prepared.cfg.checkpoint.keep_best
     run.progress.validation(state.step, metrics.values)
     run.trackers.log(state.step, {**metrics.values, "epoch": state.epoch, "time": now() - run.started}, "validation")
+    if not math.isfinite(metrics.values["loss"]):
+        raise _diverged(run, "validation loss", metrics.values["loss"])
     return metrics, improved

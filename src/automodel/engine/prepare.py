@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from automodel.config.errors import NotYetError, UserError
 from automodel.config.gate import resolve_target
@@ -53,7 +53,9 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
     tokenizer = load_tokenizer(cfg.model, hf_config)
     limits = model_limits(hf_config, task)
 
-    def load(section: DatasetConfig, role: str, like: PreparedData | None = None) -> PreparedData:
+    def load(
+        section: DatasetConfig, role: Literal["train", "validation"], like: PreparedData | None = None
+    ) -> PreparedData:
         return prepare(
             section,
             task=task,

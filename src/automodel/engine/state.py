@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,8 @@ class Best:
 
     def update(self, step: int, value: float) -> bool:
         sign = 1.0 if self.mode == "max" else -1.0
-        improved = self.value is None or sign * (value - self.value) > self.min_delta
+        # A NaN (a correlation of constant predictions) is never the best, and anything beats having none.
+        improved = math.isfinite(value) and (self.value is None or sign * (value - self.value) > self.min_delta)
         if improved:
             self.value, self.step, self.stale = value, step, 0
         else:

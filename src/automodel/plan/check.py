@@ -15,6 +15,7 @@ from automodel.config.gate import REMOTE_CODE, canonical
 from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
+from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
 from automodel.plan.config import RunConfig
 
 DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
@@ -110,6 +111,13 @@ def _schedule(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("lr_scheduler.warmup_ratio", "give this or `warmup_steps`, not both.")
     if decay.name == "constant" and (decay.warmup_steps or decay.warmup_ratio):
         yield Problem("lr_scheduler.name", "`constant` has no warm-up, but one is given. Use `constant_with_warmup`.")
+    for key, shape in (("decay_ratio", "wsd"), ("power", "polynomial")):
+        if decay.name != shape and getattr(decay, key) != getattr(LRSchedulerConfig, key):
+            yield Problem(f"lr_scheduler.{key}", f"belongs to `name: {shape}`, but the name is `{decay.name}`.")
+    if (cfg.optimizer.target or cfg.optimizer.name).split(".")[-1].lower() == "sgd":
+        for key in ("betas", "eps"):
+            if getattr(cfg.optimizer, key) != getattr(OptimizerConfig, key):
+                yield Problem(f"optimizer.{key}", "is a setting of Adam; SGD has none. Remove it.")
     if decay.min_lr and decay.min_lr >= cfg.optimizer.lr:
         yield Problem(
             "lr_scheduler.min_lr", f"is {decay.min_lr}, not below the peak optimizer.lr of {cfg.optimizer.lr}."
@@ -117,6 +125,12 @@ def _schedule(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def _validation(cfg: RunConfig) -> Iterator[Problem]:
+    watched, best = cfg.early_stopping and cfg.early_stopping.metric, cfg.checkpoint.best_metric
+    if watched and best and watched != best:
+        yield Problem(
+            "early_stopping.metric",
+            f"is {watched}, but checkpoint.best_metric is {best}; one metric decides both. Keep one of the two.",
+        )
     if cfg.validation_dataset is not None:
         return
     needs = "needs a `validation_dataset:` section; add one or remove this."

@@ -64,7 +64,9 @@ def without_effect(cfg: RunConfig, path: str, hardware: Hardware) -> Iterator[De
     if cfg.dataloader.shuffle is False:
         yield Decision("shuffle", False, "dataloader.shuffle is false: the same order in every epoch")
     if cfg.benchmark is not None:
-        yield Decision("benchmark", "not used", "these are settings of `automodel benchmark`; finetune has none of them")
+        yield Decision(
+            "benchmark", "not used", "these are settings of `automodel benchmark`; finetune has none of them"
+        )
     unused = _unused_in_evaluation(cfg.validation_dataloader)
     if unused and cfg.validation_dataset is not None:
         keys = ", ".join(f"validation_dataloader.{name}" for name in unused)
