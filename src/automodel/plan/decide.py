@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
@@ -72,6 +73,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     micro, accumulation = _batch(cfg, lines)
     bucket = _bucket(path, hardware, micro * data.tokens / max(1, data.rows), lines)
     steps_per_epoch, total, epochs = _steps(cfg, data.rows, micro * accumulation, lines)
+    lines += how_it_learns(cfg, total)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
     capture = _capture(cfg, path, hardware, lines)
     compiled = _compile(cfg, hardware, lines)
@@ -169,7 +171,7 @@ def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str
     return value
 
 
-def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decision]) -> str:
+def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decision]) -> Literal["packed", "padded"]:
     wish = cfg.packed_sequence.enabled
     if wish and not model.can_pack:
         raise UserError(
@@ -302,6 +304,9 @@ def _attention(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decisi
         used = "variable-length flash attention" if hardware.device == "cuda" else "SDPA, document by document"
     else:
         used = asked if asked in ("sdpa", "eager") else "sdpa"
+    if cfg.model.use_sdpa_patching is False and asked is None:
+        asked = "eager"  # the reference's way of asking for plain attention
+        used = used if path == "packed" else asked
     reason = f"{asked} was asked for; this is exact too" if asked and asked != used else "exact, no mask"
     lines.append(Decision("attention", used, reason if path == "packed" or asked else "the model's own"))
     if cfg.model.use_liger_kernel:
