@@ -44,7 +44,7 @@ class PackedCollator:
     bucket_tokens: int = 1
     """T is rounded up to a multiple of this; 1 adds no tail."""
     max_seqlen: int = 0
-    """Longest document of the run; 0 takes the store's longest."""
+    """Longest document of the run; the store's longest where that is larger."""
     micro_batch_size: int = 8
     bucket_reads: int = 0
     """Token tasks: read positions are rounded up to a multiple of this; 0 takes `bucket_tokens`."""
@@ -57,9 +57,8 @@ class PackedCollator:
         longest = int(self.store.lengths.max()) if len(self.store) else 1
         if self.task == SEQ2SEQ:
             raise ValueError("seq2seq batches are padded: use PaddedCollator")
-        if self.max_seqlen and self.max_seqlen < longest:
-            raise ValueError(f"max_seqlen {self.max_seqlen} is below the longest document of the store ({longest})")
-        object.__setattr__(self, "max_seqlen", self.max_seqlen or longest)
+        # Validation data may have a longer limit of its own than the training data the plan was made for.
+        object.__setattr__(self, "max_seqlen", max(self.max_seqlen, longest))
 
     @property
     def document_slots(self) -> int:

@@ -9,9 +9,12 @@ processes there were.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import multiprocessing
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -77,6 +80,10 @@ _job: tuple[Any, Encoder] | None = None  # in a worker: what it was forked with
 def _adopt(dataset: Any, encoder: Encoder) -> None:
     global _job
     _job = (dataset, encoder)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    if sys.platform == "linux":
+        # A pool worker waits for work for ever, so it must not outlive a parent that was killed (PR_SET_PDEATHSIG).
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _encode_in_worker(start: int) -> Samples:

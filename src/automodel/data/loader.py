@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -87,6 +88,7 @@ def _dataloader(
             pin_memory=pin_memory and torch.cuda.is_available(),
             prefetch_factor=prefetch if num_workers else None,
             multiprocessing_context=_worker_context() if num_workers else None,
+            worker_init_fn=_leave_signals_to_the_main_process,
             snapshot_every_n_steps=NEVER,
             # Its own generator: seeding workers must not advance the one that dropout draws from.
             generator=torch.Generator().manual_seed(0),
@@ -95,6 +97,13 @@ def _dataloader(
 
 def _unchanged(item):
     return item
+
+
+def _leave_signals_to_the_main_process(_worker: int) -> None:
+    """Ctrl-C and SIGTERM often reach the whole process group. The main process then saves and stops; a worker that
+    died first would make that look like a failure. Workers end when they are told to, or when their parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _worker_context():

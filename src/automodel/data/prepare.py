@@ -166,7 +166,8 @@ def _build(
     """Chunks to store, and the description to store with them once they were all seen."""
     if len(rows) == 0:
         raise UserError(f"{request.section}: the data has no rows (after split and num_samples_limit).")
-    if is_ready(request.cfg, rows.features) and room:
+    ready = is_ready(request.cfg, rows.features) and room is not None
+    if ready:
         # Whoever tokenised the rows chose their length; only the model's own limit still cuts them.
         request = replace(request, max_length=room)
     layout = choose_layout(rows, request)
@@ -178,7 +179,8 @@ def _build(
         labels = layout.labels
         names = labels.names if labels else None
         counted = labels.num_labels if labels and labels.problem_type != "regression" else None
-        stats = counter.stats(len(rows), request.max_length, names, counted)
+        max_length = counter.longest() if ready else request.max_length
+        stats = counter.stats(len(rows), max_length, names, counted)
         return {
             "key": key,
             "stats": stats.to_json(),

@@ -67,6 +67,9 @@ class Counter:
                 self.labels.append(_counted(labels))
             yield chunk
 
+    def longest(self) -> int:
+        return max(int(lengths.max()) for lengths in self.lengths if len(lengths))
+
     def stats(self, rows: int, max_length: int, names: Sequence[str] | None, num_labels: int | None) -> DataStats:
         lengths = np.concatenate(self.lengths) if self.lengths else np.zeros(0, dtype=np.int64)
         counts = None

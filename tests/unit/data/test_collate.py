@@ -165,6 +165,7 @@ def test_too_many_documents_for_the_micro_batch(store_of):
         collate([0, 1, 2])
 
 
-def test_max_seqlen_below_the_longest_document_is_refused(store_of):
-    with pytest.raises(ValueError, match="below the longest document"):
-        PackedCollator(store_of("text-classification"), "text-classification", max_seqlen=3)
+def test_max_seqlen_is_never_below_the_longest_document(store_of):
+    store = store_of("text-classification")
+    assert PackedCollator(store, "text-classification", max_seqlen=3).max_seqlen == store.lengths.max()
+    assert PackedCollator(store, "text-classification", max_seqlen=512).max_seqlen == 512

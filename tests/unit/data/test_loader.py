@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
+import signal
 import time
 
 import numpy as np
@@ -150,6 +152,21 @@ def test_workers_end_with_the_iterator(store_of):
     while any(w.is_alive() for w in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(w.is_alive() for w in workers)
+
+
+def test_a_signal_to_the_whole_group_does_not_break_the_stream(store_of):
+    loader = make_loader(store_of("text-classification", count=50), num_workers=1)
+    stream = iter(loader)
+    next(stream)
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGINT)
+        os.kill(worker.pid, signal.SIGTERM)
+    time.sleep(0.2)
+    steps = [next(stream) for _ in range(20)]
+    assert steps[-1].epoch == 2
+    stream.close()
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_workers_that_may_not_persist_are_replaced_each_epoch(store_of):

@@ -6,6 +6,9 @@ import copy
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -152,6 +155,43 @@ def test_a_pool_is_used_for_many_rows(monkeypatch, bert_like):
     assert os.getpid() % 1000 not in set(np.concatenate([c.input_ids for c in chunks]).tolist())
 
 
+KILLED_WHILE_TOKENISING = """
+import os, sys, time
+import datasets
+from automodel.data import encode
+
+class Slow:
+    columns = ("text",)
+
+    def encode(self, rows, first, out):
+        os.write(1, f"{os.getpid()}\\n".encode())
+        time.sleep(60)
+
+encode.ROWS_PER_CHUNK = 5
+list(encode.encode_rows(datasets.Dataset.from_list([{"text": "x"}] * 40), Slow(), num_proc=2))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="parent death signals are Linux's")
+def test_no_tokenising_process_outlives_a_killed_run():
+    run = subprocess.Popen([sys.executable, "-c", KILLED_WHILE_TOKENISING], stdout=subprocess.PIPE, text=True)
+    workers = [int(run.stdout.readline()) for _ in range(2)]
+    run.kill()
+    run.wait()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in workers)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as status:
+            return status.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 @pytest.mark.parametrize(
     ("task", "positions", "asked", "expected"),
     [
@@ -173,7 +213,7 @@ def test_ready_rows_keep_their_length(tmp_path, bert_like):
     cfg = DatasetConfig(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "cache"))
     data = prepare(cfg, task="text-classification", tokenizer=bert_like, max_positions=1024, type_vocab_size=0)
     assert data.store.lengths.tolist() == [700] * 4
-    assert data.max_length == 1024
+    assert data.max_length == 700
 
 
 def test_rows_without_files_are_known_by_their_content(tmp_path, bert_like):
