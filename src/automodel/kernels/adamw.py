@@ -16,7 +16,7 @@ the clip coefficient. A captured CUDA graph therefore advances by itself on repl
 3. `update`: one pass over p, m, v and g.
 
 The floor is memory: 12 bytes read and 12 written for p, m, v, 2 for the gradient, 2 for the copy, and 2 more to read
-the gradient for the norm: 30 bytes a parameter. For the 66.4 M of DistilBERT 1.99 GB, 0.47 ms at 4.25 TB/s (0.03 of
+the gradient for the norm: 30 bytes a parameter. For the 67.0 M of DistilBERT 2.01 GB, 0.47 ms at 4.25 TB/s (0.03 of
 them the norm). Zeroing bf16 gradients in the same pass costs 2 bytes more, and saves a launch.
 
 With `skip_nonfinite`, a step whose norm is not finite changes nothing and is counted; without it NaN spreads as in

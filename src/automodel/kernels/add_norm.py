@@ -59,8 +59,8 @@ def add_norm_reference(
     return F.layer_norm(h.to(wide), weight.shape, weight.to(wide), bias, eps).to(h.dtype), h
 
 
-class _Launch(NamedTuple):
-    """Block shapes by width: about 32 elements a thread forward, whole rows in registers, at most 16 warps."""
+class Launch(NamedTuple):
+    """Shape of a tile, a power of two as wide as the row, and the warps that share it."""
 
     block: int
     rows: int
@@ -68,11 +68,18 @@ class _Launch(NamedTuple):
 
 
 @functools.cache
-def launch_shape(width: int) -> _Launch:
+def forward_launch(width: int) -> Launch:
+    """All rows of a draw at 32 elements a thread, or single rows where that would not fit into registers."""
     block = power_of_two_above(width)
     if block <= 2048:
-        return _Launch(block, ROWS_PER_DRAW, max(1, block // 256))
-    return _Launch(block, 1, min(16, block // 512))
+        return Launch(block, ROWS_PER_DRAW, max(1, block // 256))
+    return Launch(block, 1, min(16, block // 512))
+
+
+@functools.cache
+def backward_launch(width: int) -> Launch:
+    """As forward: about 210 registers, which two programs of four warps on a processor can have."""
+    return forward_launch(width)
 
 
 def _forward(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, keep_sum):
@@ -85,7 +92,7 @@ def _forward(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, drop
     changed = residual_TD is not None or linear_bias is not None or seed is not None
     sum_TD = torch.empty_like(y_TD) if changed and keep_sum else None
     mean_T, rstd_T = torch.empty((2, T), dtype=torch.float32, device=x_TD.device)
-    shape = launch_shape(D)
+    shape = forward_launch(D)
     add_norm_forward_kernel[(-(-T // shape.rows),)](
         x_TD, residual_TD, linear_bias, weight, norm_bias, seed, y_TD, sum_TD, mean_T, rstd_T,
         T, site, drop_threshold(dropout_p), 1.0 / (1.0 - dropout_p), eps,
@@ -114,7 +121,7 @@ class _AddNorm(torch.autograd.Function):
 
         dy = torch.zeros_like(h) if dy is None else dy.contiguous()
         dsum = None if dsum is None else dsum.contiguous()
-        (T, D), shape = h.shape, launch_shape(h.shape[1])
+        (T, D), shape = h.shape, backward_launch(h.shape[1])
         n_tiles = -(-T // shape.rows)
         programs = min(n_tiles, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(h.device))
         # Without dropout both gradients are the same numbers: write them once where the dtypes allow.
@@ -162,6 +169,12 @@ def _parameter_gradients(partial, slots: _Slots, weight_dtype, bias_dtypes):
     return sums[0], dnorm_bias, dlinear_bias
 
 
+def _reference_mask(x: torch.Tensor, seed: torch.Tensor, site: int, p: float) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return torch.rand(x.shape, device=x.device) >= p
+    return keep_mask(seed, site, x.numel() // x.shape[-1], x.shape[-1], p).view(x.shape)
+
+
 def add_norm(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -180,13 +193,14 @@ def add_norm(
     x, residual: (…, D) in bf16, fp16 or fp32; y and h have their promoted dtype. weight, norm_bias, linear_bias: (D,).
     seed: one int64 on x's device, needed when dropout_p > 0. Forward and backward read it where it lies, so advance it
     between a backward and the next forward and not in between. site: a different number for each place in the model.
+    Under torch.compile the mask comes from torch's own generator, which Inductor knows how to fuse, and not from seed.
     """
     if dropout_p > 0.0 and seed is None:
         raise ValueError("add_norm with dropout_p > 0 needs `seed`, an int64 tensor on the device of x")
     shape, D = x.shape, x.shape[-1]
     seed = seed if dropout_p > 0.0 else None
     if not runs_triton(x) or D > WIDEST:
-        keep = None if seed is None else keep_mask(seed, site, x.numel() // D, D, dropout_p).view(shape)
+        keep = None if seed is None else _reference_mask(x, seed, site, dropout_p)
         y, h = add_norm_reference(
             x, residual, weight, norm_bias, eps=eps, linear_bias=linear_bias, dropout_p=dropout_p, keep=keep
         )

@@ -29,7 +29,12 @@ def interpreting() -> bool:
 
 
 def runs_triton(tensor: torch.Tensor) -> bool:
-    """Whether work on this tensor goes to the Triton kernels rather than to the torch reference."""
+    """Whether work on this tensor goes to the Triton kernels rather than to the torch reference.
+
+    Not under torch.compile: Inductor fuses the reference with what stands around it, and could not look into a kernel.
+    """
+    if torch.compiler.is_compiling() or tensor.numel() == 0:
+        return False
     return triton_installed() if tensor.is_cuda else interpreting()
 
 

@@ -74,16 +74,17 @@ def constant(**values) -> dict:
 
 
 def add_norm_cases():
-    from automodel.kernels.add_norm import launch_shape
+    from automodel.kernels.add_norm import backward_launch, forward_launch
     from automodel.kernels.add_norm_triton import add_norm_backward_kernel, add_norm_forward_kernel
 
     kinds = types("i32", "n_rows n_tiles site threshold") | types("fp32", "scale eps") | types("*i64", "SEED")
     kinds |= types("*bf16", "X RESIDUAL Y SUM DY DX DRESIDUAL WEIGHT NORM_BIAS") | types("*fp32", "MEAN RSTD PARTIAL")
     for width in (256, 768, 1024, 2048, 8192):
-        shape = launch_shape(width)
-        sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, LINEAR_BIAS=None, DSUM=None)
         slots = constant(NORM_BIAS_SLOT=1, LINEAR_BIAS_SLOT=0, SLOTS=2)
-        for kernel in (add_norm_forward_kernel, add_norm_backward_kernel):
+        launches = ((add_norm_forward_kernel, forward_launch), (add_norm_backward_kernel, backward_launch))
+        for kernel, launch in launches:
+            shape = launch(width)
+            sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, LINEAR_BIAS=None, DSUM=None)
             yield f"{kernel.__name__} D={width}", kernel, kinds | sizes | slots, shape.warps
 
 

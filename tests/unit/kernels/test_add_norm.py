@@ -130,6 +130,18 @@ def test_narrow_activations_with_wide_weights(path):
     assert error < 1e-2  # two roundings to 8 bits
 
 
+def test_under_compile_it_is_plain_torch_in_one_graph(path):
+    tensors = inputs(8, 32)
+    compiled = torch.compile(add_norm, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**tensors), add_norm_reference(**tensors)[0])
+    _, h = compiled(torch.ones(64, 64), None, torch.ones(64), dropout_p=0.25, seed=torch.tensor([1]), return_sum=True)
+    assert abs((h == 0).double().mean().item() - 0.25) < 0.05
+
+
+def test_no_rows_at_all(path):
+    assert add_norm(torch.ones(0, 8), torch.ones(0, 8), torch.ones(8)).shape == (0, 8)
+
+
 def test_dropout_without_a_seed_is_refused():
     with pytest.raises(ValueError, match="needs `seed`"):
         add_norm(torch.ones(2, 8), None, torch.ones(8), dropout_p=0.1)

@@ -1,0 +1,132 @@
+"""Where the time of a captured step goes: `python benchmarks/step_probe.py [distilbert-b8 …]` on a GPU.
+
+Random weights, lengths of the named workload. Prints ms per step (steady state), first-epoch time with captures, peak
+memory, and the kernels of one replay by total time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+WORKLOADS = {
+    "distilbert-b8": ("distilbert", 8, (5.4, 0.55, 16, 512)),
+    "distilbert-b32": ("distilbert", 32, (5.4, 0.55, 16, 512)),
+    "bert-base-b32": ("bert", 32, (5.4, 0.55, 16, 512)),
+    "modernbert-base-b16": ("modernbert", 16, (6.2, 0.6, 64, 2048)),
+}
+
+
+def make_model(kind: str):
+    import transformers as t
+
+    if kind == "distilbert":
+        return t.DistilBertForSequenceClassification(t.DistilBertConfig(num_labels=2))
+    if kind == "bert":
+        return t.BertForSequenceClassification(t.BertConfig(num_labels=2))
+    return t.ModernBertForSequenceClassification(t.ModernBertConfig(num_labels=2))
+
+
+def main() -> None:
+    from automodel.data.batch import StepBatch
+    from automodel.data.collate import PackedCollator
+    from automodel.data.samples import SampleWriter
+    from automodel.data.store import TokenStore
+    from automodel.engine.captured import CapturedStep
+    from automodel.kernels.flat_adamw import FlatAdamW
+    from automodel.losses.config import LossConfig
+    from automodel.losses.task_loss import make_loss
+    from automodel.models.forward import make_forward
+    from automodel.models.fused_encoder import fuse_encoder
+    from automodel.optim.build import parameter_groups
+    from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
+    from automodel.optim.schedule import Schedule
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=["distilbert-b8"])
+    parser.add_argument("--bucket", type=int, default=0)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--rows", type=int, default=30)
+    options = parser.parse_args()
+    for name in options.names:
+        kind, size, (mu, sigma, low, high) = WORKLOADS[name]
+        rng = np.random.default_rng(0)
+        lengths = np.clip(rng.lognormal(mu, sigma, 1000).astype(int), low, high)
+        writer = SampleWriter()
+        for row, length in enumerate(lengths):
+            ids = rng.integers(1000, 30000, length)
+            ids[1:9] = 2000 + row % 2
+            writer.add(row, ids.tolist(), label=row % 2)
+        store = TokenStore.in_memory(writer.finish())
+        bucket = options.bucket or 2 ** round(np.log2(max(1.0, size * lengths.mean() / 16)))
+        torch.manual_seed(0)
+        model = make_model(kind).cuda().train()
+        optimizer = FlatAdamW(
+            parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0,
+            copy_dtype=torch.bfloat16, lr_factors=torch.ones(10_000, dtype=torch.float64),
+        )  # fmt: skip
+        seed = torch.zeros(1, dtype=torch.int64, device="cuda")
+        fused = fuse_encoder(model, seed)
+        forward = make_forward(model, "text-classification", "packed", pools_inside=bool(fused))
+        loss = make_loss(LossConfig(), "text-classification", None, 2)
+        step = CapturedStep(
+            model, forward, loss, optimizer, Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5,
+            seed=seed, accumulates=False, device="cuda",
+        )  # fmt: skip
+        collate = PackedCollator(
+            store, task="text-classification", bucket_tokens=int(bucket), max_seqlen=high, micro_batch_size=size
+        )
+        order = rng.permutation(1000)
+        groups = [order[i : i + size] for i in range(0, 1000 - size + 1, size)]
+        batches = [StepBatch((collate(g),), 0, i) for i, g in enumerate(groups)]
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        losses = [step(i, b).loss for i, b in enumerate(batches)]
+        torch.cuda.synchronize()
+        first = time.perf_counter() - start
+        times = []
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for i, b in enumerate(batches):
+                step(i, b)
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) / len(batches) * 1e3)
+        values = torch.stack(losses).tolist()
+        tokens = sum(b.num_tokens for b in batches) / len(batches)
+        padded = sum(b.micro_batches[0].input_ids_T.numel() for b in batches) / len(batches)
+        gib = 2**30
+        print(
+            f"{name}: fused {fused} blocks, bucket {int(bucket)}, {len(step.graphs)} graphs; "
+            f"first epoch {first:.2f} s; {np.median(times):.3f} ms/step (min {min(times):.3f}); "
+            f"{tokens:.0f} tokens ({padded / tokens - 1:.1%} tail); "
+            f"loss {np.mean(values[:5]):.3f} -> {np.mean(values[-5:]):.3f}; "
+            f"peak {torch.cuda.max_memory_allocated() / gib:.2f} GiB, "
+            f"reserved {torch.cuda.max_memory_reserved() / gib:.2f}",
+            flush=True,
+        )
+        if options.profile:
+            from torch.profiler import ProfilerActivity, profile
+
+            with profile(activities=[ProfilerActivity.CUDA]) as p:
+                for i, b in enumerate(batches[:20]):
+                    step(i, b)
+                torch.cuda.synchronize()
+            rows = sorted(p.key_averages(), key=lambda e: -e.device_time_total)[: options.rows]
+            total = sum(e.device_time_total for e in p.key_averages()) / 20 / 1e3
+            count = sum(e.count for e in p.key_averages()) / 20
+            print(f"  kernels: {total:.3f} ms and {count:.0f} launches a step")
+            for e in rows:
+                print(f"  {e.device_time_total / 20:8.1f} us {e.count / 20:6.1f}x {e.key[:110]}")
+
+
+if __name__ == "__main__":
+    main()
