@@ -51,6 +51,9 @@ class PackedCollator:
     with_labels: bool = True
     """False leaves the labels out (prediction): the head then reads every position it could be asked about."""
 
+    sort_tokens: bool = False
+    """Also give the places of the tokens in order of their ids (`token_order_T`)."""
+
     pads = False  # a step's samples need no sorting: there is no padding to save
 
     def __post_init__(self):
@@ -78,8 +81,10 @@ class PackedCollator:
         cu_seqlens[: len(boundaries)] = boundaries
         reads, labels, num_labels = self._reads(chosen, boundaries[: len(chosen) + 1])
         token_types = _gathered(self.store.token_types, self.store.offsets, chosen, total)
+        input_ids = _gathered(self.store.input_ids, self.store.offsets, chosen, total)
+        order = np.argsort(input_ids, kind="stable").astype(np.int32) if self.sort_tokens else None
         return PackedBatch(
-            input_ids_T=torch.from_numpy(_gathered(self.store.input_ids, self.store.offsets, chosen, total)),
+            input_ids_T=torch.from_numpy(input_ids),
             position_ids_T=torch.from_numpy(_positions(boundaries, total)),
             cu_seqlens_D=torch.from_numpy(cu_seqlens),
             max_seqlen=self.max_seqlen,
@@ -90,6 +95,7 @@ class PackedCollator:
             num_tokens=real,
             num_labels=num_labels,
             indices=tuple(chosen.tolist()),
+            token_order_T=None if order is None else torch.from_numpy(order),
         )
 
     def _reads(self, chosen: np.ndarray, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:

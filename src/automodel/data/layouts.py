@@ -119,12 +119,17 @@ def _text_classification(rows: Any, columns: Columns, request: Request) -> Layou
     label = _label_columns(columns, cfg, known.LABEL)
     text, pair = _text_and_pair(columns, cfg, (label,) if isinstance(label, str) else label)
     labels = _label_map(rows, columns, request, label)
+    types = request.token_types and (pair is not None or _has_segments(request.tokenizer))
     encoder = TextClassifier(
-        request.tokenizer, text, pair, label, labels, request.max_length, request.token_types,
-        _own_names(columns, label, labels),
-    )  # fmt: skip
+        request.tokenizer, text, pair, label, labels, request.max_length, types, _own_names(columns, label, labels)
+    )
     shown = label if isinstance(label, str) else f"{len(label)} label columns"
     return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels)
+
+
+def _has_segments(tokenizer: Any) -> bool:
+    """Whether even a single text has segments other than 0 (XLNet). Zeros are what models assume anyway."""
+    return any(tokenizer("a", return_token_type_ids=True)["token_type_ids"])
 
 
 def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]) -> tuple[str, str | None]:
@@ -156,7 +161,8 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
         )
     labels = request.labels or _tag_map(rows, tags, columns, request)
     encoder = TokenClassifier(
-        for_words(request.tokenizer), tokens, tags, labels, request.max_length, request.token_types,
+        for_words(request.tokenizer), tokens, tags, labels, request.max_length,
+        request.token_types and _has_segments(request.tokenizer),
         _own_names(columns, tags, labels),
     )  # fmt: skip
     return Layout(encoder, f"{tokens} → {tags}", labels)

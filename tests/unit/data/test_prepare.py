@@ -58,11 +58,12 @@ def run(tmp_path, bert_like):
 def test_the_second_start_tokenises_nothing_and_reads_no_rows(run, data_file, bert_like, monkeypatch):
     counting = CountingTokenizer(bert_like)
     first = run(data_file, counting)
-    assert counting.calls == 1
+    calls = counting.calls
+    assert calls >= 1
     assert not first.from_cache
     monkeypatch.setattr("automodel.data.files.read_split", lambda *_: pytest.fail("rows were read"))
     second = run(data_file, counting)
-    assert counting.calls == 1
+    assert counting.calls == calls
     assert second.from_cache
     assert second.stats == first.stats
     assert second.label_map == first.label_map
