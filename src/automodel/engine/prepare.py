@@ -48,7 +48,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
     """Config in, plan out. Raises `UserError` for everything a user can put right."""
     unbuilt = not_yet(cfg)
     if unbuilt:
-        raise NotYetError("\n".join(str(p) for p in unbuilt))
+        raise NotYetError("the config asks for what is not yet built\n" + "\n".join(f"  {p}" for p in unbuilt))
     task, hf_config = _task(cfg)
     tokenizer = load_tokenizer(cfg.model, hf_config)
     limits = model_limits(hf_config, task)
