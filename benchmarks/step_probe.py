@@ -74,14 +74,19 @@ def main() -> None:
         )  # fmt: skip
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
         fused = fuse_encoder(model, seed)
-        forward = make_forward(model, "text-classification", "packed", pools_inside=bool(fused))
+        forward = make_forward(model, "text-classification", "packed", fused=bool(fused))
         loss = make_loss(LossConfig(), "text-classification", None, 2)
         step = CapturedStep(
             model, forward, loss, optimizer, Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5,
             seed=seed, accumulates=False, device="cuda",
         )  # fmt: skip
         collate = PackedCollator(
-            store, task="text-classification", bucket_tokens=int(bucket), max_seqlen=high, micro_batch_size=size
+            store,
+            task="text-classification",
+            bucket_tokens=int(bucket),
+            max_seqlen=high,
+            micro_batch_size=size,
+            sort_tokens=True,
         )
         order = rng.permutation(1000)
         groups = [order[i : i + size] for i in range(0, 1000 - size + 1, size)]

@@ -130,9 +130,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     fused = fuse_encoder(model, seed) if plan.precision in ("bf16", "bf16-pure", "fp16") else 0
-    forward = make_forward(
-        model, prepared.task, plan.path, pools_inside=bool(fused) and prepared.task == "text-classification"
-    )
+    forward = make_forward(model, prepared.task, plan.path, fused=bool(fused))
     return CapturedStep(
         model,
         forward,
@@ -156,6 +154,7 @@ def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> Pa
             bucket_tokens=plan.bucket_tokens,
             max_seqlen=plan.max_length,
             micro_batch_size=batch_size,
+            sort_tokens=plan.capture,
         )
     return PaddedCollator(
         data.store,

@@ -33,11 +33,9 @@ Forward = Callable[[Batch], Tensor]
 _STOCK_NAME = "_attention_before_packing"
 
 
-def make_forward(
-    model: PreTrainedModel, task: str, path: Literal["packed", "padded"], pools_inside: bool = False
-) -> Forward:
+def make_forward(model: PreTrainedModel, task: str, path: Literal["packed", "padded"], fused: bool = False) -> Forward:
     """A function from a batch to logits aligned with the batch's labels. `path="packed"` switches the model's
-    attention. `pools_inside`: the model's last block is fused and returns the pooled rows only."""
+    attention. `fused`: the model's embeddings and blocks are swapped (`fused_encoder.py`)."""
     if path == "padded":
         return _seq2seq_forward(model) if task == "seq2seq" else _padded_forward(model)
     support = packing_support(model.config, task)
@@ -46,9 +44,7 @@ def make_forward(
     use_packed_attention(model)
     if task == "causal-lm":
         return _packed_causal_lm_forward(model)
-    if pools_inside:
-        return _pooled_inside_forward(model)
-    return _packed_head_forward(model, task)
+    return _fused_forward(model, task) if fused else _packed_head_forward(model, task)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -134,13 +130,19 @@ def _packed_head_forward(model: Any, task: str) -> Forward:
     return forward
 
 
-def _pooled_inside_forward(model: Any) -> Forward:
-    """Text classification where the last block computes the pooled rows alone (`fused_encoder.py`)."""
+def _fused_forward(model: Any, task: str) -> Forward:
+    """The swapped encoder. For text classification its last block computes the pooled rows alone."""
+    from automodel.models.fused_encoder import bind_batch
+
     family = family_of(model.config)
     backbone = getattr(model, family.backbone)
 
     def forward(batch: Batch) -> Tensor:
         assert isinstance(batch, PackedBatch)
+        bind_batch(model, batch)
+        if task == "token-classification":
+            hidden_TN = backbone(**_stream(family, model, batch)).last_hidden_state[0]
+            return family.tag(model, hidden_TN.index_select(0, batch.read_positions_R)).float()
         outputs = backbone(**_stream(family, model, batch), pooled_positions=batch.read_positions_R)
         return family.classify(model, outputs.last_hidden_state[0]).float()
 

@@ -26,9 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.bias_gelu import bias_gelu
 from automodel.kernels.linear import joined_linear
+from automodel.models.families import family_of
+from automodel.models.fused_embeddings import FusedEmbeddings
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Parts:
 
     def neighbours(self) -> list[nn.Parameter]:
         """Parameters that must lie next to each other in memory, in this order."""
-        return [self.query.weight, self.key.weight, self.value.weight]
+        return [m.weight for m in (self.query, self.key, self.value)]  # ty: ignore[invalid-return-type]
 
 
 def _bert_parts(layer: Any, config: Any) -> Parts:
@@ -100,19 +103,24 @@ def _distilbert_parts(layer: Any, config: Any) -> Parts:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Where a family keeps its layers, and how one comes apart."""
+    """Where a family keeps its embeddings and layers, and how a layer comes apart."""
 
+    embeddings: Callable[[Any], Any]
     layers: Callable[[Any], Any]
     parts: Callable[[Any, Any], Parts]
 
 
+_ROBERTA = Encoder(lambda m: m.roberta.embeddings, lambda m: m.roberta.encoder.layer, _bert_parts)
+
 ENCODERS: dict[str, Encoder] = {
-    "bert": Encoder(lambda m: m.bert.encoder.layer, _bert_parts),
-    "roberta": Encoder(lambda m: m.roberta.encoder.layer, _bert_parts),
-    "xlm-roberta": Encoder(lambda m: m.roberta.encoder.layer, _bert_parts),
-    "camembert": Encoder(lambda m: m.roberta.encoder.layer, _bert_parts),
-    "electra": Encoder(lambda m: m.electra.encoder.layer, _bert_parts),
-    "distilbert": Encoder(lambda m: m.distilbert.transformer.layer, _distilbert_parts),
+    "bert": Encoder(lambda m: m.bert.embeddings, lambda m: m.bert.encoder.layer, _bert_parts),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "electra": Encoder(lambda m: m.electra.embeddings, lambda m: m.electra.encoder.layer, _bert_parts),
+    "distilbert": Encoder(
+        lambda m: m.distilbert.embeddings, lambda m: m.distilbert.transformer.layer, _distilbert_parts
+    ),
 }
 
 
@@ -154,58 +162,59 @@ class FusedBlock:
         pooled_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        training = self.layer.training
         x_TN = hidden_states[0]
         if self.last and pooled_positions is not None:
-            attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions, training)
+            attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions)
         else:
-            attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q, training), x_TN
-        return self._after_attention(attended, residual, training).unsqueeze(0)
-
-    def _after_attention(self, attended: Tensor, residual: Tensor, training: bool) -> Tensor:
+            attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q)
         p = self.parts
-        h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout if training else 0.0, 0)
-        inner = bias_gelu(joined_linear(h, p.up.weight.detach(), [p.up.weight]), p.up.bias)
-        return self._add_norm(inner, p.down, h, p.output_norm, p.down_dropout if training else 0.0, 1)
+        h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout, 0)
+        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight])
+        return self._add_norm(bias_gelu(inner, p.up.bias), p.down, h, p.output_norm, p.down_dropout, 1).unsqueeze(0)
 
     def _add_norm(
         self, x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, dropout: float, which: int
     ) -> Tensor:
         """LayerNorm(residual + dropout(linear(x))): the bias, dropout, residual and norm are one kernel."""
-        return add_norm(
-            joined_linear(x, linear.weight.detach(), [linear.weight]),
+        projected, _ = joined_linear(x, linear.weight.detach(), [linear.weight])
+        out = add_norm(
+            projected,
             residual,
             norm.weight,
             norm.bias,
             eps=norm.eps,
             linear_bias=linear.bias,
-            dropout_p=dropout,
+            dropout_p=dropout if self.layer.training else 0.0,
             seed=self.seed,
             site=2 * self.site + which,
         )
+        assert isinstance(out, Tensor)
+        return out
 
-    def _attend(self, x_TN: Tensor, cu_seqlens: Tensor, longest: int, training: bool) -> Tensor:
+    def _attend(self, x_TN: Tensor, cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+        """(attention output, the residual stream)."""
         p = self.parts
         linears = (p.query, p.key, p.value)
-        qkv = joined_linear(x_TN, self.qkv_weight, [m.weight for m in linears], [m.bias for m in linears])
+        qkv, x_TN = joined_linear(x_TN, self.qkv_weight, [m.weight for m in linears], [m.bias for m in linears])
         q, k, v = (t.unflatten(1, (p.heads, -1)) for t in qkv.chunk(3, dim=1))
-        return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest, training)
+        return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest), x_TN
 
-    def _attend_pooled(
-        self, x_TN: Tensor, cu_seqlens: Tensor, longest: int, pooled_R: Tensor, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Attention of one query a document: row r of `pooled_R` belongs to document r."""
-        p, n = self.parts, self.parts.query.weight.shape[0]
-        rows_RN = x_TN.index_select(0, pooled_R)
-        q = joined_linear(rows_RN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
-        kv = joined_linear(x_TN, self.qkv_weight[n:], [p.key.weight, p.value.weight], [p.key.bias, p.value.bias])
+    def _attend_pooled(self, x_TN: Tensor, cu_seqlens: Tensor, longest: int, pooled_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of one query a document: row r of `pooled_R` belongs to document r. The dummy documents of the tail
+        get a query too: the backward of varlen attention leaves keys that no query covers unwritten."""
+        p, n, pooled = self.parts, self.parts.query.weight.shape[0], pooled_R.shape[0]
+        tails = cu_seqlens[pooled:-1].clamp(max=x_TN.shape[0] - 1).to(pooled_R.dtype)
+        key_value = [p.key.weight, p.value.weight], [p.key.bias, p.value.bias]
+        kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value)
+        rows_DN = x_TN.index_select(0, torch.cat([pooled_R, tails]))
+        q, rows_DN = joined_linear(rows_DN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
         q, k, v = (t.unflatten(1, (p.heads, -1)) for t in (q, *kv.chunk(2, dim=1)))
-        documents = pooled_R.shape[0]
-        one_each = torch.arange(documents + 1, device=x_TN.device, dtype=cu_seqlens.dtype)
-        return self._flash(q, k, v, one_each, cu_seqlens[: documents + 1], 1, longest, training), rows_RN
+        one_each = torch.arange(rows_DN.shape[0] + 1, device=x_TN.device, dtype=cu_seqlens.dtype)
+        attended_DN = self._flash(q, k, v, one_each, cu_seqlens, 1, longest)
+        return attended_DN[:pooled], rows_DN[:pooled]
 
-    def _flash(self, q, k, v, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int, training: bool) -> Tensor:
-        dropout = self.parts.attention_dropout if training else 0.0
+    def _flash(self, q, k, v, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int) -> Tensor:
+        dropout = self.parts.attention_dropout if self.layer.training else 0.0
         out = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_q, cu_k, longest_q, longest_k, dropout, False, False, scale=self.parts.scaling
         )[0]
@@ -222,9 +231,17 @@ def fuse_encoder(model: Any, seed: Tensor) -> int:
     for index, ((layer, parts), qkv_weight) in enumerate(zip(layers, joined)):
         assert qkv_weight is not None
         layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, last=index == len(layers) - 1)
+    embeddings = ENCODERS[model.config.model_type].embeddings(model)
+    embeddings.forward = FusedEmbeddings(embeddings, family_of(model.config).position_offset(model.config))
     return len(layers)
 
 
 def unfuse_encoder(model: Any) -> None:
     for layer, _ in fusable_layers(model):
         layer.__dict__.pop("forward", None)
+    ENCODERS[model.config.model_type].embeddings(model).__dict__.pop("forward", None)
+
+
+def bind_batch(model: Any, batch: PackedBatch) -> None:
+    """Tells the fused embeddings of the model which batch is next."""
+    ENCODERS[model.config.model_type].embeddings(model).forward.bind(batch)
