@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,12 @@ from automodel.checkpoint.store import replace_text
 from automodel.config.errors import UserError
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
+MODEL_FILE = re.compile(
+    r"(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?"
+    r"|(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab)\.json"
+    r"|vocab\.txt|merges\.txt|chat_template\.jinja|.*\.model"
+)
+"""What transformers writes for a model and its tokenizer. A user's own notes or data beside them are no model."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,15 @@ class RunFolder:
     def holds_run(self) -> bool:
         return self.run.is_dir() and any(self.run.iterdir())
 
+    def holds_something_else(self) -> bool:
+        """Whether `run/` has files, but none that a run writes: it belongs to somebody else."""
+        return self.holds_run() and not any((self.run / name).exists() for name in ("config.yaml", "metrics.jsonl"))
+
+    def is_complete(self, step: int) -> bool:
+        """Whether the model of this step lies in the root. A kill between last step and export leaves it missing."""
+        summary = self.read_json("summary.json") or {}
+        return bool(self.exported()) and summary.get("status") != "interrupted" and summary.get("steps") == step
+
     def is_throwaway(self) -> bool:
         """Whether the run in here kept neither a checkpoint nor a model."""
         return not self.exported() and not any(self.steps.glob("step-*"))
@@ -62,6 +78,11 @@ def open_folder(checkpoint_dir: str, *, resume: bool, overwrite: bool) -> RunFol
     folder = RunFolder(root)
     if root.exists() and not root.is_dir():
         raise UserError(f"checkpoint.checkpoint_dir: {root} is a file. Name a folder.")
+    if folder.holds_something_else():
+        raise UserError(
+            f"{folder.run} holds files that no run of automodel wrote; they are not touched. Choose another folder: "
+            "checkpoint.checkpoint_dir=./another"
+        )
     if resume:
         if not folder.holds_run():
             raise UserError(f"--resume: there is no run in {root}. Start it without --resume, or name its folder.")
@@ -96,10 +117,10 @@ def start_fresh(folder: RunFolder) -> None:
     folder.run.mkdir(parents=True)
 
 
-def model_files(root: Path) -> list[str]:
-    """Names of the files in a folder that a saved model and tokenizer consist of."""
-    suffixes = (".safetensors", ".bin", ".json", ".jinja", ".txt", ".model")
-    return sorted(p.name for p in root.iterdir() if p.is_file() and p.suffix in suffixes)
+def model_files(root: Path) -> dict[str, tuple[int, int]]:
+    """The files in a folder that belong to a saved model and tokenizer, each with what changes when it is replaced."""
+    files = [p for p in root.iterdir() if p.is_file() and MODEL_FILE.fullmatch(p.name)]
+    return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in files}
 
 
 def _foreign_model_files(folder: RunFolder) -> list[str]:
@@ -107,7 +128,7 @@ def _foreign_model_files(folder: RunFolder) -> list[str]:
     if not folder.root.is_dir():
         return []
     ours = set(folder.exported())
-    return [name for name in model_files(folder.root) if name not in ours]
+    return sorted(name for name in model_files(folder.root) if name not in ours)
 
 
 def _check_writable(root: Path) -> None:

@@ -26,7 +26,6 @@ class Outcome:
 
     status: str
     """`finished`, `stopped early` or `interrupted`."""
-    throughput: Throughput
     memory: MemoryMeter
     validation: EvalMetrics | None
     signal: str | None = None
@@ -37,7 +36,7 @@ def train(run: Run) -> Outcome:
     plan, state, patience = run.prepared.plan, run.state, run.prepared.cfg.early_stopping
     throughput, memory = Throughput(), MemoryMeter(plan.device)
     seconds_before = state.train_seconds
-    outcome = Outcome("finished", throughput, memory, None)
+    outcome = Outcome("finished", memory, None)
     with StopRequest() as stop:
         for batch in run.loader:
             result = run.step(state.step, batch)
@@ -66,8 +65,23 @@ def train(run: Run) -> Outcome:
             throughput.resume()
             if last:
                 break
-    throughput.pause()
     return outcome
+
+
+def is_trained(run: Run) -> bool:
+    """Whether a resumed run has nothing left to learn: it was ended between its last step and its export."""
+    patience = run.prepared.cfg.early_stopping
+    stopped_early = patience is not None and run.state.best.stale >= patience.patience
+    return run.state.step >= run.prepared.plan.total_steps or stopped_early
+
+
+def only_evaluate(run: Run) -> Outcome:
+    """The outcome of a run whose training is over: its numbers, without a step."""
+    early = run.state.step < run.prepared.plan.total_steps
+    memory = MemoryMeter(run.prepared.plan.device)
+    memory.read()
+    validation = run.evaluator() if run.evaluator else None
+    return Outcome("stopped early" if early else "finished", memory, validation)
 
 
 def _log(run: Run, result: StepResult, throughput: Throughput, memory: MemoryMeter) -> None:

@@ -17,7 +17,7 @@ from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
 from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folder, start_fresh
-from automodel.engine.loop import DivergedError, Outcome, train
+from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
@@ -63,20 +63,21 @@ def finetune(
     def progress_of(total: int, start: int) -> Progress:
         return Progress(total, start_step=start, console=console, device=prepared.plan.device)
 
-    if not resume:
-        start_fresh(folder)
     run = build(prepared, folder, progress_of, resume=resume, started=started)
-    if run.state.step >= prepared.plan.total_steps:
+    trained = is_trained(run)
+    if trained and folder.is_complete(run.state.step):
         raise UserError(
             f"This run already finished its {run.state.step} steps. To train further, raise step_scheduler.max_steps "
             "or num_epochs on the command line; otherwise there is nothing to resume."
         )
+    if not resume:
+        start_fresh(folder)  # only now: whatever could be wrong with the new run has not cost the old one
     _write_start(run)
     with run.progress:
         for line in _opening_lines(run):
             run.progress.info(line)
         try:
-            outcome = train(run)
+            outcome = only_evaluate(run) if trained else train(run)
         except DivergedError:
             run.trackers.finish({"status": "diverged", "steps": run.state.step})
             write_report(folder.run)
@@ -91,7 +92,9 @@ def _opening_lines(run: Run) -> list[str]:
     for role, data in (("dataset", prepared.train), ("validation_dataset", prepared.validation)):
         if data is not None and data.stats.skipped:
             lines.append(f"{role}: skipped {data.stats.skipped:,} of {data.stats.rows:,} rows (on_bad_row: skip)")
-    if run.state.step:
+    if is_trained(run):
+        lines.append(f"All {run.state.step} steps were done before; only the export is missing")
+    elif run.state.step:
         lines.append(f"Resuming after step {run.state.step}")
     return lines
 
@@ -148,9 +151,10 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     tokenizer = run.prepared.tokenizer
     if run.prepared.train.chat_template and not tokenizer.chat_template:
         tokenizer.chat_template = run.prepared.train.chat_template
+    before = model_files(run.folder.root)
     save_hf_folder(run.model, tokenizer, run.folder.root)
-    # Files of other origin were refused when the run began, so what lies in the root now is this export.
-    run.folder.write_json(EXPORTED, model_files(run.folder.root))
+    after = model_files(run.folder.root)
+    run.folder.write_json(EXPORTED, sorted(name for name in after if after[name] != before.get(name)))
     return chosen
 
 
@@ -174,8 +178,9 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "validation": outcome.validation.values if outcome.validation else None,
         "confusion_matrix": outcome.validation.confusion_matrix if outcome.validation else None,
         "label_names": prepared.train.label_names,
-        **{k: v for k, v in outcome.throughput.overall().items() if k != "steps_per_s"},
-        "seconds_per_epoch": outcome.throughput.seconds_per_epoch(plan.steps_per_epoch),
+        "tokens_per_s": state.tokens / max(state.train_seconds, 1e-9),
+        "samples_per_s": state.samples / max(state.train_seconds, 1e-9),
+        "seconds_per_epoch": state.train_seconds / max(1, state.step) * plan.steps_per_epoch,
         "peak_memory_gib": outcome.memory.peak_gib,
         "parameters": plan.parameters,
         "device": prepared.hardware.name,

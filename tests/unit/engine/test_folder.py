@@ -25,7 +25,9 @@ def test_a_new_folder_is_fine(tmp_path):
 
 def test_another_run_is_not_overwritten(tmp_path):
     root = finished_run(tmp_path)
-    with pytest.raises(UserError, match=r"already holds a run\. Continue it with --resume, replace it with --overwrite"):
+    with pytest.raises(
+        UserError, match=r"already holds a run\. Continue it with --resume, replace it with --overwrite"
+    ):
         open_folder(str(root), resume=False, overwrite=False)
 
 
@@ -68,3 +70,30 @@ def test_exported_files_are_remembered(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_json(EXPORTED, ["config.json"])
     assert folder.exported() == ["config.json"]
+
+
+def test_a_folder_named_run_of_somebody_else_is_not_touched(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "start.sh").write_text("echo mine")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds files that no run of automodel wrote"):
+            open_folder(str(tmp_path), resume=False, overwrite=overwrite)
+
+
+def test_notes_and_data_beside_a_run_are_no_model(tmp_path):
+    root = finished_run(tmp_path)
+    (root / "requirements.txt").write_text("torch")
+    (root / "results.json").write_text("{}")
+    start_fresh(open_folder(str(root), resume=False, overwrite=True))
+    assert (root / "requirements.txt").exists()
+    assert (root / "results.json").exists()
+
+
+def test_a_run_is_complete_when_its_last_step_was_exported(tmp_path):
+    folder = RunFolder(finished_run(tmp_path))
+    assert not folder.is_complete(10), "killed before its summary"
+    folder.write_json("summary.json", {"status": "finished", "steps": 10})
+    assert folder.is_complete(10)
+    assert not folder.is_complete(20), "it was continued since, and killed before the second export"
+    folder.write_json("summary.json", {"status": "interrupted", "steps": 20})
+    assert not folder.is_complete(20)
