@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 COMPARED_STEPS = 50
+DISTURBING_PERCENT = 15.0
 TAIL_SHARE = 0.1  # the last tenth of the steps stands for the final loss
 RESULTS = "performance_comparison_results.json"
 
@@ -89,6 +90,14 @@ def agreement_lines(found: dict[str, Any], label: str) -> list[str]:
         said = ", ".join(f"{name} {mine[name]:.4f} / {other[name]:.4f}" for name in shared)
         lines.append(f"Validation, ours / {label}: {said}.")
     return lines
+
+
+def load_note(job: dict[str, Any], sides: list[dict[str, Any]]) -> str | None:
+    """A warning where other programs had a good part of the processors that a CPU run is measured on."""
+    if job["device"] != "cpu" or max(side["other_load_percent"] for side in sides) < DISTURBING_PERCENT:
+        return None
+    said = ", ".join(f"{side['other_load_percent']:.0f}% during {side['method']}" for side in sides)
+    return f"other programs used the processors ({said}), so these ratios are not reliable; measure on a quiet machine"
 
 
 def results_document(

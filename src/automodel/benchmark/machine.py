@@ -1,4 +1,4 @@
-"""What a process used of the machine: peak memory, and how busy the GPU was.
+"""What a process used of the machine: peak memory, how busy the GPU was, and who else used the processors.
 
 Peak memory is the peak: the allocator's highest value on a GPU (allocated, and reserved, which is what other programs
 can no longer have), the highest resident size of the process on the CPU. GPU utilisation is NVML's: the share of time
@@ -9,8 +9,10 @@ number of readings is reported with it.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,51 @@ class GpuWatch:
                 self.readings.append(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
             except pynvml.NVMLError:
                 return
+
+
+class LoadWatch:
+    """How much of the machine's processors *other* programs used between `start` and `stop`.
+
+    A neighbour on the cores slows one side down and not the other, and the ratio then says nothing. With several
+    compute threads it is worse than fair sharing: threads that spin at a barrier wait for one that is not running.
+    """
+
+    def start(self) -> None:
+        self._began = (time.perf_counter(), _busy_seconds(), _own_seconds())
+
+    def stop(self) -> dict[str, Any]:
+        """Processor seconds of this process, and the share of all cores that others had."""
+        clock, busy, own = self._began
+        seconds, used = time.perf_counter() - clock, _own_seconds() - own
+        others = max(0.0, _busy_seconds() - busy - used)
+        share = others / (seconds * (os.cpu_count() or 1)) if seconds > 0 else 0.0
+        return {"cpu_s": used, "other_load_percent": min(100.0, share * 100)}
+
+
+def _busy_seconds() -> float:
+    import psutil
+
+    times = psutil.cpu_times()._asdict()
+    return sum(times.get(kind, 0.0) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
+
+
+def _own_seconds() -> float:
+    import psutil
+
+    own = psutil.Process()
+    mine = own.cpu_times()
+    # Data loader workers are ours too.
+    return mine.user + mine.system + sum(_cpu_seconds(child) for child in own.children(recursive=True))
+
+
+def _cpu_seconds(process: Any) -> float:
+    import psutil
+
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return times.user + times.system
 
 
 def _nvml_handle() -> Any:
@@ -107,7 +154,6 @@ def _peak_resident() -> float:
 
 def system_info() -> dict[str, Any]:
     """The machine, under the reference script's keys and a few more."""
-    import os
     import platform
 
     import torch

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from automodel.benchmark.machine import GpuWatch, peak_memory
+from automodel.benchmark.machine import GpuWatch, LoadWatch, peak_memory
 from automodel.benchmark.recorder import Recorder
 from automodel.benchmark.sides import Side
 
@@ -53,13 +53,14 @@ def train_with_automodel(
     def watched_train(run: Any) -> Any:
         plan = run.prepared.plan
         run.step = WatchedStep(run.step, recorder, plan)
-        watch = GpuWatch(plan.device)
+        watch, load = GpuWatch(plan.device), LoadWatch()
+        load.start()
         recorder.mark("loop_start_s")
         watch.start()
         outcome = train(run)
         recorder.finish()
         recorder.mark("loop_end_s")
-        seen.update(watch.stop())
+        seen.update(watch.stop() | load.stop())
         seen["precision"] = plan.precision
         seen["setup"] = described(plan)
         seen["validation"] = dict(outcome.validation.values) if outcome.validation else None

@@ -26,7 +26,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from automodel.benchmark.machine import GpuWatch, peak_memory
+from automodel.benchmark.machine import GpuWatch, LoadWatch, peak_memory
 from automodel.benchmark.recorder import Recorder
 from automodel.benchmark.sides import TrainerSettings
 from automodel.benchmark.trainer_rows import TOKENS, StoreRows, make_collator
@@ -105,7 +105,8 @@ def train_with_trainer(
     tokenizer: Any = AutoTokenizer.from_pretrained(job["model"])
     model = load_model(job, settings, tokenizer)
     trainer = build_trainer(job, settings, output, model, tokenizer, recorder)
-    watch = GpuWatch(job["device"])
+    watch, load = GpuWatch(job["device"]), LoadWatch()
+    load.start()
     recorder.mark("loop_start_s")
     watch.start()
     trainer.train()
@@ -113,13 +114,13 @@ def train_with_trainer(
         trainer.evaluate()  # the other side always evaluates once at the end
     recorder.finish()
     recorder.mark("loop_end_s")
-    utilization = watch.stop()
+    used = watch.stop() | load.stop()
     if job["checkpoint"]["enabled"]:
         trainer.save_model(str(output / "model"))
         tokenizer.save_pretrained(str(output / "model"))
     recorder.mark("end_s")
     return {
-        **utilization,
+        **used,
         **peak_memory(job["device"]),
         "end_s": recorder.marks["end_s"],
         "precision": precision_of(job, settings),

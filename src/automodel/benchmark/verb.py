@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from automodel.benchmark.compare import agreement_lines, results_document, write_results
+from automodel.benchmark.compare import agreement_lines, load_note, results_document, write_results
 from automodel.benchmark.job import Job, make_job
 from automodel.benchmark.ladder import ladder_sides, new_sides
 from automodel.benchmark.launch import run_sides
@@ -54,7 +54,8 @@ class Compared:
 
 def benchmark(cfg: RunConfig, wishes: Wishes, console: Console | None = None) -> Compared:
     """Compares this library with Trainer on one config. The first name of `against` is the baseline."""
-    console = console or Console()
+    # A log file or a pipe has no width of its own; the table needs some.
+    console = console or (Console() if sys.stdout.isatty() else Console(width=140))
     opponents = sides_against(list(wishes.against))
     if importlib.util.find_spec("accelerate") is None:
         raise UserError("transformers.Trainer needs the package accelerate: pip install 'automodel[compare]'")
@@ -88,9 +89,9 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
         return Compared(None, None, None, EXIT_FAILED)
     ours = measured[AUTOMODEL.name]
     theirs = [measured[side.name] for side in opponents]
-    document = results_document(
-        job.settings, system_info(), theirs[0], ours, theirs[1:], [*job.notes, *missing], shlex.join(sys.argv)
-    )
+    disturbed = load_note(job.settings, [*theirs, ours])
+    notes = [*job.notes, *missing, *([disturbed] if disturbed else [])]
+    document = results_document(job.settings, system_info(), theirs[0], ours, theirs[1:], notes, shlex.join(sys.argv))
     ladder = [{**(measured | climbed)[side.name], "rung": side.label} for side in rungs]
     if ladder:
         document["ladder"] = ladder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -51,8 +50,6 @@ def benchmark(
     from automodel.plan.check import load_run_config
 
     cfg = load_run_config(config, collect_overrides(context.args), trust or [])
-    from rich.console import Console
-
     from automodel.benchmark.verb import Wishes
     from automodel.benchmark.verb import benchmark as compare
 
@@ -68,6 +65,4 @@ def benchmark(
         ladder=ladder,
         trust=tuple(trust or ()),
     )
-    # A log file or a pipe has no width of its own; the table needs some.
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    raise typer.Exit(compare(cfg, wishes, console).exit_code)
+    raise typer.Exit(compare(cfg, wishes).exit_code)

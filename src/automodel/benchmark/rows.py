@@ -1,0 +1,99 @@
+"""Measured rows as they are committed to `benchmarks/results/*.json`.
+
+A results file is a JSON list of flat objects. Rows of workloads are known by workload and provider: measuring again
+replaces them and leaves every other row alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from automodel.benchmark.sides import OURS
+
+Row = dict[str, Any]
+# Column of the row, and the opponent it compares with.
+SPEEDUPS = {
+    "speedup_vs_hf": "hf-trainer-tuned",
+    "speedup_vs_hf_stock": "hf-trainer",
+    "speedup_vs_hf_compile": "hf-trainer-compile",
+}
+
+
+def rows_of(workload: str, document: dict[str, Any], *, date: str, commit: str | None, command: str) -> list[Row]:
+    """One row a side, from what the results file of a comparison holds. Speed-ups are of median step times."""
+    system, sides = document["system_info"], document["sides"]
+    rows = []
+    for side in sides.values():
+        row = {
+            "workload": workload,
+            "provider": side["provider"],
+            "ms_per_step": round(side["ms_per_step"], 3),
+            "ms_p20": round(side["ms_p20"], 3),
+            "ms_p80": round(side["ms_p80"], 3),
+            "ms_mean": round(side["ms_mean"], 3),
+            "tokens_per_s": round(side["tokens_per_s"]),
+            "peak_gib": round(side["peak_memory_gib"], 3),
+            "peak_reserved_gib": round(side["peak_reserved_gib"], 3),
+            "first_step_s": round(side["first_step_s"], 2),
+            "wall_s": round(side["wall_s"], 2),
+            "training_s": round(side["training_time"], 2),
+        }
+        for column, opponent in SPEEDUPS.items():
+            known = opponent in sides
+            row[column] = round(sides[opponent]["ms_per_step"] / side["ms_per_step"], 2) if known else None
+        row |= {
+            "precision": side["precision"],
+            "setup": side["setup"],
+            "steps": side["steps"],
+            "final_loss": round(_final(document, side), 4),
+            "gpu_utilization_percent": side["gpu_utilization_percent"],
+            "other_load_percent": round(side["other_load_percent"]),
+            "date": date,
+            "commit": commit,
+            "torch": system["torch"],
+            "transformers": system["transformers"],
+            "gpu": system["gpu_name"],
+            "command": command,
+        }
+        rows.append(row)
+    return rows
+
+
+def _final(document: dict[str, Any], side: dict[str, Any]) -> float:
+    found = document["agreement"][0] if side["provider"] == OURS else None
+    for entry in document["agreement"]:
+        if entry["against"] == side["provider"]:
+            found = entry
+    assert found is not None
+    return found["final_loss"][side["provider"]]
+
+
+def merge_rows(existing: list[Row], new: list[Row]) -> list[Row]:
+    """`existing` with rows of the same workload and provider replaced, in place, and unknown ones appended."""
+    merged = list(existing)
+    places = {_key(row): i for i, row in enumerate(merged) if _key(row) is not None}
+    for row in new:
+        place = places.get(_key(row))
+        if place is None:
+            places[_key(row)] = len(merged)
+            merged.append(row)
+        else:
+            merged[place] = row
+    return merged
+
+
+def _key(row: Row) -> tuple[str, str] | None:
+    """None for rows of another kind (kernels)."""
+    return (row["workload"], row["provider"]) if "workload" in row and "provider" in row else None
+
+
+def merge_into(path: Path, new: list[Row]) -> None:
+    """Merges rows into a results file, which is made where it is absent."""
+    existing = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(merge_rows(existing, new), indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
