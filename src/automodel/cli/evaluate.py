@@ -1,0 +1,105 @@
+"""`automodel evaluate RUN`: measure a fine-tuned model on held-out data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+from automodel.config.errors import UserError
+
+if TYPE_CHECKING:
+    from automodel.engine.assess import Assessment
+
+app = typer.Typer(help="Measure a fine-tuned model on a dataset.")
+
+MOST_CLASSES = 12  # a larger confusion matrix does not fit a terminal; --json has it
+
+
+@app.command("evaluate", context_settings=TAKES_SETTINGS, no_args_is_help=True)
+def evaluate(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any Hugging Face model folder.")],
+    config: Annotated[
+        list[Path] | None, typer.Option("--config", "-c", help="YAML file layered over the run's own config.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Data to measure on instead of the run's validation_dataset.")
+    ] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Split, e.g. test or test[:1000].")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result as a .json file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+) -> None:
+    """Measure a fine-tuned model, with the metrics of its training.
+
+    The run's validation_dataset is used, prepared as in training. Any key can be overridden:
+    validation_dataloader.batch_size=64.
+    """
+    if run.startswith("-"):
+        raise UserError(f"the run folder comes first: automodel evaluate RUN {run} …")
+    settings = collect_overrides(context.args)
+    if output is not None and (output.suffix != ".json" or not output.parent.is_dir() or output.is_dir()):
+        raise UserError(f"--output: '{output}' must be a .json file in a folder that exists.")
+    from automodel.engine.assess import assess
+
+    found = assess(run, files=config or [], settings=settings, dataset=dataset, split=split, trust=trust or [])
+    text = json.dumps(found.to_json(), indent=2)
+    if output is not None:
+        from automodel.checkpoint.store import replace_text
+
+        replace_text(output, text + "\n")
+    if as_json:
+        print(text)
+    else:
+        _print(found)
+    if output is not None:
+        print(f"Wrote {output}", file=sys.stderr)
+
+
+def _print(found: Assessment) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    stats = found.data.stats
+    where = found.dataset + (f" ({found.split})" if found.split else "")
+    details = [f"{stats.used:,} examples"]
+    details += [f"{stats.skipped:,} rows skipped"] if stats.skipped else []
+    details += [f"{stats.truncated:,} cut at {stats.max_length}"] if stats.truncated else []
+    _say(console, f"{found.folder} on {where}: {', '.join(details)}, {found.precision} on {found.device}")
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="cyan")
+    table.add_column(justify="right")
+    for name, value in found.metrics.values.items():
+        table.add_row(name, f"{value:.4f}")
+    console.print(table)
+    matrix = found.metrics.confusion_matrix
+    if matrix and found.label_names:
+        if len(matrix) <= MOST_CLASSES:
+            _say(console, "\nConfusion matrix: true classes are rows, predicted ones columns")
+            console.print(_confusion(matrix, found.label_names))
+        else:
+            _say(console, f"The confusion matrix of {len(matrix)} classes is in --json.")
+
+
+def _say(console: Any, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _confusion(matrix: list[list[int]], names: list[str]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in names:
+        table.add_column(Text(name), justify="right")
+    for i, row in enumerate(matrix):
+        cells = [Text(f"{count:,}", style="bold" if i == j else "") for j, count in enumerate(row)]
+        table.add_row(Text(names[i]), *cells)
+    return table

@@ -1,0 +1,181 @@
+"""`automodel predict RUN "text" …`: ask a fine-tuned model, for a few texts or for a whole file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from automodel.config.errors import UserError
+
+if TYPE_CHECKING:
+    from automodel.engine.predict import Predictor
+
+app = typer.Typer(help="Classify or complete text with a fine-tuned model.")
+
+SHOWN_CLASSES = 5
+WIDTH = 60  # characters of a text that are shown beside its prediction
+GENERATES = ("causal-lm", "seq2seq")
+
+
+@app.command("predict", no_args_is_help=True)
+def predict(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or any Hugging Face model folder.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="TEXT", help="Texts; `-` reads one from each line of stdin.")
+    ] = None,
+    input_file: Annotated[
+        str | None, typer.Option("--input", "-i", help="CSV, JSONL, Parquet, text … file; its columns are kept.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="Column of --input that holds the text.")] = None,
+    pair_column: Annotated[str | None, typer.Option(help="Column of --input that holds the second text.")] = None,
+    pair: Annotated[list[str] | None, typer.Option("--pair", help="Second text of a pair, one for each text.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time.")] = 32,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest generated text, in tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Above 0: draw tokens instead of taking the best.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this share.")] = None,
+    num_beams: Annotated[int | None, typer.Option(min=1, help="Search with this many beams.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of drawn tokens.")] = 42,
+    system: Annotated[str | None, typer.Option(help="System message for a chat model.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Give prompts as they are, without any template.")] = False,
+    on_bad_row: Annotated[
+        Literal["error", "skip"], typer.Option(help="Empty texts: stop, or give them no prediction.")
+    ] = "error",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+) -> None:
+    """Classify, tag or complete texts with a fine-tuned model.
+
+    Texts are prepared as in training: same length limit, template and prefix. Chat and instruction models are asked
+    through their templates; --raw turns that off.
+    """
+    given = _texts(texts or [], input_file)
+    if input_file is None and (text_column or pair_column):
+        raise UserError(f"--{'text' if text_column else 'pair'}-column names a column of --input, which is not given.")
+    if input_file is not None and pair:
+        raise UserError("--pair belongs to texts on the command line; for a file, name the column: --pair-column.")
+    from automodel.engine import tables
+
+    if output is not None:
+        tables.check_output(output, input_file)
+    from automodel.engine.predict import Predictor
+
+    with _Progress() as progress:
+        predictor = Predictor(
+            run, batch_size=batch_size, on_bad_row=on_bad_row, trust=trust or [], on_progress=progress.update
+        )
+        generation = {
+            "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "num_beams": num_beams,
+            "system": system, "raw": raw or None,
+        }  # fmt: skip
+        asked = {name: value for name, value in generation.items() if value is not None}
+        if asked and predictor.task not in GENERATES:
+            flag = next(iter(asked)).replace("_", "-")
+            raise UserError(f"--{flag} is for models that generate text; '{run}' holds a {predictor.task} model.")
+        if input_file is not None:
+            table = tables.read_table(input_file)
+            questions = tables.questions_of(table, predictor, text_column, pair_column)
+            rows: Any = table
+        else:
+            questions = tables.Questions(given, pair or None)
+            rows = [{"text": text} for text in given]
+            if pair:
+                rows = [{**row, "text_pair": second} for row, second in zip(rows, pair)]
+        answers = _ask(predictor, questions, {**asked, "seed": seed})
+    done = tables.answered(rows, answers)
+    if output is not None:
+        tables.write_table(output, done)
+    if as_json:
+        for row in done:
+            print(tables.json_line(row))
+    elif output is None:
+        for item, answer in zip(questions.items, answers):
+            print(_shown(item, answer))
+    for note in predictor.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if output is not None:
+        print(f"Wrote {len(done):,} rows to {output}", file=sys.stderr)
+
+
+def _texts(texts: list[str], input_file: str | None) -> list[str]:
+    if input_file is not None:
+        if texts:
+            raise UserError("give texts or --input, not both.")
+        return []
+    if not texts:
+        raise UserError('there is nothing to predict. Give texts ("…"), a file (--input FILE), or `-` for stdin.')
+    if "-" not in texts:
+        return texts
+    if texts != ["-"]:
+        raise UserError("`-` reads all texts from stdin; give no others beside it.")
+    lines = sys.stdin.read().splitlines()
+    if not lines:
+        raise UserError("stdin is empty; one text is read from each of its lines.")
+    return lines
+
+
+def _ask(predictor: Predictor, questions: Any, generation: dict[str, Any]) -> list[Any]:
+    if predictor.task == "text-classification":
+        return predictor.classify(questions.items, questions.pairs)
+    if questions.pairs:
+        raise UserError(f"--pair is for text classification; this is a {predictor.task} model.")
+    if predictor.task == "token-classification":
+        return predictor.tag(questions.items)
+    return predictor.generate(questions.items, **generation)
+
+
+def _shown(item: Any, answer: Any) -> str:
+    """A prediction for people."""
+    from automodel.engine.answers import Classification, Generation
+
+    if answer is None:
+        return f"(no prediction)  {_short(item)}"
+    if isinstance(answer, Generation):
+        return answer.prediction
+    if not isinstance(answer, Classification):
+        tagged = "  ".join(f"{word}/{tag or '?'}" for word, tag in zip(answer.words, answer.prediction))
+        found = [f"  {e['type']}: {e['text']} ({e['score']:.3f})" for e in answer.entities or ()]
+        return "\n".join([tagged, *found])
+    if answer.scores is None:
+        numbers = answer.prediction if isinstance(answer.prediction, list) else [answer.prediction]
+        return f"{' '.join(f'{number:.4f}' for number in numbers)}  {_short(item)}"
+    label = answer.prediction if isinstance(answer.prediction, str) else ", ".join(map(str, answer.prediction))
+    ranked = sorted(answer.scores.items(), key=lambda pair: -pair[1])
+    scores = ", ".join(f"{name} {score:.3f}" for name, score in ranked[:SHOWN_CLASSES])
+    more = f", … {len(ranked) - SHOWN_CLASSES} more" if len(ranked) > SHOWN_CLASSES else ""
+    return f"{label or '(none)'}  [{scores}{more}]  {_short(item)}"
+
+
+def _short(item: Any) -> str:
+    text = " ".join((item if isinstance(item, str) else str(item)).split())
+    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
+
+
+class _Progress:
+    """A bar on the terminal for long inputs; nothing elsewhere, and nothing on stdout."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def update(self, done: int, total: int) -> None:
+        if not sys.stderr.isatty() or (self._bar is None and done >= total):
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("Predicting", total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=done)
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()

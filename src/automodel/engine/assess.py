@@ -1,0 +1,237 @@
+"""`assess`: measure a saved model on held-out data, as training measured it.
+
+The run's own config decides columns, lengths, batch size, precision and loss, so that the numbers are those of the
+run's last validation. What the labels mean comes from the saved model itself (its class names and problem type): the
+training data need not be there any more. A plain Hugging Face folder can be measured too, with `--dataset`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from automodel.config.errors import UserError
+from automodel.data.collate import PackedCollator, PaddedCollator
+from automodel.data.columns import LABEL, Columns
+from automodel.data.config import DatasetConfig
+from automodel.data.labels import MULTI, SINGLE, LabelMap, infer_labels
+from automodel.data.loader import EvalLoader
+from automodel.data.prepare import PreparedData, inherit, prepare
+from automodel.data.sources import load_rows
+from automodel.engine.evaluate import Evaluator
+from automodel.engine.prepare import custom_target
+from automodel.engine.saved import CLASSIFIERS, SavedModel, open_saved, quoted, require_model
+from automodel.engine.step import autocast
+from automodel.losses.task_loss import make_loss
+from automodel.metrics.compute import EvalMetrics
+from automodel.models.families import PackingSupport, packing_support
+from automodel.models.forward import make_forward
+from automodel.models.load import count_parameters, model_limits
+from automodel.plan.config import RunConfig
+from automodel.plan.decide import DataFacts, ModelFacts, make_plan
+from automodel.plan.hardware import read_hardware
+from automodel.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What was measured, on what."""
+
+    folder: Path
+    task: str
+    problem_type: str | None
+    dataset: str
+    split: str | None
+    data: PreparedData
+    metrics: EvalMetrics
+    label_names: list[str] | None
+    device: str
+    precision: str
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        stats = self.data.stats
+        return {
+            "model": str(self.folder),
+            "task": self.task,
+            "problem_type": self.problem_type,
+            "dataset": self.dataset,
+            "split": self.split,
+            "rows": stats.rows,
+            "used": stats.used,
+            "skipped": stats.skipped,
+            "truncated": stats.truncated,
+            "metrics": {name: value if value == value else None for name, value in self.metrics.values.items()},
+            "label_names": self.label_names,
+            "confusion_matrix": self.metrics.confusion_matrix,
+            "device": self.device,
+            "precision": self.precision,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def assess(
+    folder: str | Path,
+    *,
+    files: Sequence[Path] = (),
+    settings: Sequence[str] = (),
+    dataset: str | None = None,
+    split: str | None = None,
+    trust: Sequence[str] = (),
+) -> Assessment:
+    """Evaluates the model of a run folder on its validation data, or on `dataset`."""
+    saved = _opened(folder, files, settings, dataset, trust)
+    cfg = saved.run
+    assert cfg is not None
+    section = _held_out(cfg, saved.folder, dataset, split)
+    data = _prepared(saved, cfg, section, trust)
+    packing = packing_support(saved.hf_config, saved.task)
+    plan = _plan(saved, cfg, data, packing)
+    started = time.perf_counter()
+    metrics = _evaluator(saved, cfg, data, packing, plan)()
+    return Assessment(
+        folder=saved.folder,
+        task=saved.task,
+        problem_type=saved.problem_type,
+        dataset=section.path or section.target or "",
+        split=section.split,
+        data=data,
+        metrics=metrics,
+        label_names=saved.label_names if saved.task in CLASSIFIERS else None,
+        device=plan.device,
+        precision=plan.precision,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _opened(folder, files, settings, dataset: str | None, trust) -> SavedModel:
+    root = require_model(folder)
+    if not (root / "run" / "config.yaml").is_file() and not files:
+        if dataset is None:
+            raise UserError(
+                f"'{root}' has no run/config.yaml that would name its data. Say what to measure: --dataset."
+            )
+        settings = [f"dataset.path={quoted(dataset)}", *settings]
+    return open_saved(root, files=files, settings=settings, trust=trust)
+
+
+def _held_out(cfg: RunConfig, root: Path, dataset: str | None, split: str | None) -> DatasetConfig:
+    """The section that is measured, with everything it leaves open taken from the training one."""
+    section = cfg.validation_dataset
+    if dataset is not None:
+        rest = section or DatasetConfig()
+        section = replace(
+            rest, path=dataset, split=None, target=None, name=None, data_files=None, revision=None,
+            num_samples_limit=None, extra={},
+        )  # fmt: skip
+    if section is None and split is None:
+        raise UserError(
+            f"the run in '{root}' has no validation_dataset. Name the data to measure it on with --dataset, or another "
+            "split of its training data with --split."
+        )
+    section = inherit(cfg.dataset, section or DatasetConfig())
+    return replace(section, split=split) if split is not None else section
+
+
+def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: Sequence[str]) -> PreparedData:
+    limits = model_limits(saved.hf_config, saved.task)
+    target = custom_target(section, trust)
+    labels = _labels(saved, section, target)
+    like: Any = None if labels is None else _Classes(labels)
+    return prepare(
+        section,
+        task=saved.task,
+        tokenizer=saved.tokenizer,
+        max_positions=limits.max_positions,
+        type_vocab_size=limits.type_vocab_size,
+        role="validation",
+        like=like,
+        resolved_target=target,
+    )
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """Stands where `prepare` expects the training data: all it takes from there is the classes."""
+
+    label_map: LabelMap
+
+
+def _labels(saved: SavedModel, section: DatasetConfig, target: Any) -> LabelMap | None:
+    """What the saved model's logits stand for, as a map for the data's labels."""
+    if saved.task not in CLASSIFIERS:
+        return None
+    count, names = saved.hf_config.num_labels, tuple(saved.label_names) if saved.has_own_names else None
+    problem = saved.problem_type or SINGLE
+    if problem == "regression":
+        return LabelMap(problem, count)
+    # Names that are numbers (1 to 5 stars) came from the data's own integers, which are then names and not ids.
+    numbers = names is not None and all(_is_integer(name) for name in names) and not section.labels
+    vectors = problem == MULTI and _holds_vectors(saved, section, target)
+    return LabelMap(problem, count, names, ids_allowed=not numbers, vectors=vectors, origin="the model's classes")
+
+
+def _is_integer(name: str) -> bool:
+    return name.removeprefix("-").isdecimal()
+
+
+def _holds_vectors(saved: SavedModel, section: DatasetConfig, target: Any) -> bool:
+    """Whether multi-label rows are 0/1 vectors or lists of classes; only the data can tell."""
+    if section.label_columns:
+        return True
+    rows = load_rows(section, role="validation", resolved_target=target, tokenizer=saved.tokenizer)
+    columns = Columns(rows.features, "validation_dataset")
+    label = section.label_column or columns.first_of(LABEL, "label_column", "the label")
+    columns.required(label, "label_column")
+    return infer_labels(rows, columns, label, section, saved.hf_config.num_labels, MULTI).vectors
+
+
+def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: PackingSupport) -> Plan:
+    """The run's plan for this machine; only device, precision and batch size matter here."""
+    cfg = replace(cfg, dataloader=replace(cfg.dataloader, drop_last=False))
+    return make_plan(
+        cfg,
+        saved.task,
+        read_hardware(),
+        ModelFacts(
+            name=str(saved.folder),
+            model_type=saved.hf_config.model_type,
+            parameters=count_parameters(saved.hf_config, saved.task),
+            can_pack=packing.packed,
+            packing_reason=packing.reason,
+        ),
+        DataFacts(
+            rows=data.stats.used,
+            tokens=data.stats.tokens,
+            longest=int(data.store.lengths.max()),
+            max_length=data.max_length,
+            has_validation=True,
+        ),
+    )
+
+
+def _evaluator(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: PackingSupport, plan: Plan) -> Evaluator:
+    batch_size = cfg.validation_dataloader.batch_size or max(16, plan.micro_batch_size)
+    if plan.path == "packed":
+        collate: Any = PackedCollator(
+            data.store, saved.task, packing.pooling or "first", max_seqlen=data.max_length, micro_batch_size=batch_size
+        )
+    else:
+        collate = PaddedCollator(data.store, saved.task, saved.tokenizer.pad_token_id or 0)
+    model = saved.load(plan.device, torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32)
+    return Evaluator(
+        model=model,
+        forward=make_forward(model, saved.task, plan.path),
+        loss=make_loss(cfg.loss_fn, saved.task, saved.problem_type, data.num_labels),
+        loader=EvalLoader(collate, lengths=data.store.lengths, batch_size=batch_size),
+        task=saved.task,
+        problem_type=saved.problem_type,
+        label_names=data.label_names,
+        compute=lambda: autocast(plan.precision, plan.device),
+        device=plan.device,
+    )

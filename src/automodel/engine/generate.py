@@ -1,0 +1,84 @@
+"""Generating text, one padded batch at a time, with the model's stock attention and its key/value cache.
+
+A causal model is padded on the left, so that every row ends where its answer begins; an encoder-decoder on the right.
+Greedy decoding is the default whatever the model's own generation config prefers: the same prompt gives the same
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from automodel.config.errors import UserError
+from automodel.data.batch import PaddedBatch
+from automodel.models.forward import stock_attention
+from automodel.models.quiet import quiet_transformers
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    """0 takes the likeliest token."""
+    top_p: float | None = None
+    num_beams: int = 1
+    seed: int = 42
+
+    def check(self) -> None:
+        wrong = [
+            (self.max_new_tokens < 1, "--max-new-tokens must be at least 1", self.max_new_tokens),
+            (not 0 <= self.temperature < float("inf"), "--temperature must be 0 or more", self.temperature),
+            (self.num_beams < 1, "--num-beams must be at least 1", self.num_beams),
+            (self.top_p is not None and not 0 < self.top_p <= 1, "--top-p must lie in (0, 1]", self.top_p),
+        ]
+        for is_wrong, message, value in wrong:
+            if is_wrong:
+                raise UserError(f"{message}; got {value}.")
+        if self.top_p is not None and not self.temperature:
+            raise UserError("--top-p only matters when tokens are drawn: give a --temperature above 0 too.")
+
+    def keywords(self) -> dict[str, Any]:
+        """For transformers' `generate`. What does not apply is cleared: a model's own settings must not leak in."""
+        if self.temperature:
+            drawn = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p or 1.0, "top_k": 0}
+        else:
+            drawn = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+        return {**drawn, "num_beams": self.num_beams, "use_cache": True}
+
+
+def generate_batch(
+    model: Any,
+    tokenizer: Any,
+    batch: PaddedBatch,
+    sampling: Sampling,
+    stops: Sequence[int],
+    max_positions: int | None,
+    task: str,
+) -> list[tuple[str, bool]]:
+    """For each row: the text after the prompt, and whether the model ended it itself."""
+    causal = task == "causal-lm"
+    width = batch.input_ids_BS.shape[1]
+    longest = sampling.max_new_tokens
+    if causal and max_positions is not None:
+        longest = min(longest, max_positions - width)
+    with torch.inference_mode(), stock_attention(model), quiet_transformers():
+        output_BS = model.generate(
+            input_ids=batch.input_ids_BS,
+            attention_mask=batch.attention_mask_BS,
+            max_new_tokens=longest,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=list(stops) or None,
+            **sampling.keywords(),
+        )
+    return [_answer(tokenizer, row, stops) for row in output_BS[:, width if causal else 1 :].tolist()]
+
+
+def _answer(tokenizer: Any, ids: list[int], stops: Sequence[int]) -> tuple[str, bool]:
+    end = next((place for place, token in enumerate(ids) if token in stops), None)
+    return tokenizer.decode(ids[:end], skip_special_tokens=True), end is not None

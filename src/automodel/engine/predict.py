@@ -1,0 +1,321 @@
+"""`Predictor`: ask a fine-tuned model.
+
+    predictor = Predictor("./checkpoints")
+    predictor.classify(["A wonderful film.", "Two hours of my life."])[0].prediction   # 'positive'
+    predictor.generate(["What is the capital of France?"])[0].prediction
+
+Texts are encoded by the encoders that made the training samples (with labels that are never read), under the run's own
+settings, so a text becomes the same tokens here as there. Classifiers run over packed batches, longest texts first;
+results come back in the order of the texts. Nothing about a text depends on its neighbours: asked alone or among a
+thousand others, it gets the same answer, which is also the one that stock transformers gives for the saved folder.
+
+Texts that cannot be used (empty ones, conversations without a question) are an error that names all of them, or, with
+`on_bad_row="skip"`, are answered with None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE, Batch, PackedBatch
+from automodel.data.classify import TextClassifier, TokenClassifier, for_words
+from automodel.data.collate import PackedCollator, PaddedCollator
+from automodel.data.encode import ROWS_PER_CHUNK, Encoder
+from automodel.data.labels import SINGLE, LabelMap
+from automodel.data.loader import EvalLoader
+from automodel.data.prepare import choose_max_length
+from automodel.data.samples import SampleWriter
+from automodel.data.sequences import SourceTarget
+from automodel.data.store import TokenStore
+from automodel.engine.answers import Classification, Generation, Tagging, grouped_entities
+from automodel.engine.evaluate import document_of_each_label
+from automodel.engine.generate import Sampling, generate_batch
+from automodel.engine.prompts import BadPrompt, Prompt, prompt_writer
+from automodel.engine.saved import open_saved
+from automodel.models.families import packing_support
+from automodel.models.forward import make_forward
+from automodel.models.load import model_limits
+
+WORDS = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")  # tagged corpora keep punctuation apart from words
+ANY_LABEL = LabelMap(SINGLE, num_labels=2**31)  # the training encoders want labels; here they only mark positions
+SHOWN_BAD_ROWS = 10
+THRESHOLD = 0.5  # of a multi-label class, as in the metrics
+
+
+class Predictor:
+    """A saved model and everything needed to ask it. Weights are loaded by the first question."""
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        batch_size: int = 32,
+        on_bad_row: Literal["error", "skip"] = "error",
+        device: str | None = None,
+        trust: Sequence[str] = (),
+        on_progress: Callable[[int, int], None] | None = None,
+    ):
+        """`on_progress` is called with texts done and texts in all, after every batch."""
+        if batch_size < 1:
+            raise UserError(f"the batch size must be at least 1; got {batch_size}.")
+        self.saved = open_saved(folder, trust=trust)
+        self.task, self.tokenizer = self.saved.task, self.saved.tokenizer
+        self.batch_size, self.on_bad_row, self.on_progress = batch_size, on_bad_row, on_progress
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.limits = model_limits(self.saved.hf_config, self.task)
+        self.max_length, _ = choose_max_length(self.saved.dataset, self.task, self.limits.max_positions)
+        self.notes: list[str] = []
+        """What a person should know about the last answers."""
+
+    @cached_property
+    def model(self) -> Any:
+        # What stock transformers loads; only a CPU computes halves more slowly than floats.
+        return self.saved.load(self.device, torch.float32 if self.device == "cpu" else self.saved.saved_dtype())
+
+    @cached_property
+    def packed(self) -> bool:
+        unwanted = self.saved.run is not None and self.saved.run.packed_sequence.enabled is False
+        return packing_support(self.saved.hf_config, self.task).packed and not unwanted
+
+    # -- text classification --------------------------------------------------------------------------------------
+
+    def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Classification | None]:
+        """The class of each text (or pair of texts), with the probability of every class; numbers for regression."""
+        self._require("classify", "text-classification")
+        rows: dict[str, Sequence[Any]] = {"text": texts, "label": [0] * len(texts)}
+        if pairs is not None:
+            if len(pairs) != len(texts):
+                raise UserError(f"there are {len(texts)} texts but {len(pairs)} second texts; give one for each.")
+            rows["second text"] = pairs
+        elif self.saved.dataset.text_pair_column:
+            raise UserError(
+                f"this model was trained on pairs of texts ('{self.saved.dataset.text_pair_column}' is the second). "
+                "Give both: --pair on the command line, a column of --input, or `pairs=`."
+            )
+        token_types = self.limits.type_vocab_size > 1
+        encoder = TextClassifier(
+            self.tokenizer, "text", "second text" if pairs is not None else None, "label", ANY_LABEL, self.max_length,
+            token_types,
+        )  # fmt: skip
+        store = self._encoded(encoder, rows, len(texts))
+        answers: list[Classification | None] = [None] * len(texts)
+        for batch, logits_NC in self._classified(store):
+            for index, logits_C in zip(batch.indices, logits_NC.cpu()):
+                answers[int(store.rows[index])] = self._classification(logits_C)
+        return answers
+
+    def _classification(self, logits_C: Tensor) -> Classification:
+        names, problem = self.saved.label_names, self.saved.problem_type
+        if problem == "regression":
+            numbers = logits_C.tolist()
+            return Classification(numbers[0] if len(numbers) == 1 else numbers)
+        if problem == "multi_label_classification":
+            scores = dict(zip(names, logits_C.sigmoid().tolist()))
+            return Classification([name for name, score in scores.items() if score > THRESHOLD], None, scores)
+        probabilities = logits_C.softmax(-1).tolist()
+        best = int(logits_C.argmax())
+        return Classification(names[best], probabilities[best], dict(zip(names, probabilities)))
+
+    # -- token classification -------------------------------------------------------------------------------------
+
+    def tag(self, texts: Sequence[str | Sequence[str]]) -> list[Tagging | None]:
+        """A tag for each word, and the entities they make up. Texts are split into words and punctuation marks; lists
+        of words are taken as they are."""
+        self._require("tag", "token-classification")
+        splits = [WORDS.finditer(text) if isinstance(text, str) else None for text in texts]
+        places = [None if found is None else [match.span() for match in found] for found in splits]
+        words = [
+            [str(text)[a:b] for a, b in spans] if spans is not None else text for text, spans in zip(texts, places)
+        ]
+        # A word's tag is its own number: wherever the training encoder puts it, that word is to be read.
+        rows = {"words": words, "numbers": [list(range(len(w))) if w is not None else None for w in words]}
+        token_types = self.limits.type_vocab_size > 1
+        encoder = TokenClassifier(
+            for_words(self.tokenizer), "words", "numbers", ANY_LABEL, self.max_length, token_types
+        )
+        store = self._encoded(encoder, rows, len(words))
+        answers: list[Tagging | None] = [None] * len(words)
+        for batch, logits in self._classified(store):
+            documents, numbers, logits_NC = _labelled(batch, logits)
+            scores, classes = logits_NC.softmax(-1).max(-1)
+            for slot, index in enumerate(batch.indices):
+                row, here = int(store.rows[index]), documents == slot
+                answers[row] = self._tagging(
+                    list(words[row]), numbers[here].tolist(), classes[here].tolist(), scores[here].tolist(),
+                    texts[row], places[row],
+                )  # fmt: skip
+        return answers
+
+    def _tagging(self, words, numbers, classes, scores, text, places) -> Tagging:
+        names = self.saved.label_names
+        tags: list[str | None] = [None] * len(words)
+        word_scores: list[float | None] = [None] * len(words)
+        for number, label, score in zip(numbers, classes, scores):
+            tags[number], word_scores[number] = names[label], score
+        entities = grouped_entities(words, tags, word_scores, names, text, places)
+        return Tagging(words, tags, word_scores, entities)
+
+    # -- generation -----------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float = 0.0,
+        top_p: float | None = None,
+        num_beams: int = 1,
+        seed: int = 42,
+        system: str | None = None,
+        raw: bool = False,
+    ) -> list[Generation | None]:
+        """An answer to each prompt: a text, chat messages, or a row of the run's prompt columns. Greedy unless a
+        temperature is given; `raw` leaves the prompt as it is, without template."""
+        self._require("generate", "causal-lm", "seq2seq")
+        sampling = Sampling(max_new_tokens or self._usual_length(), temperature, top_p, num_beams, seed)
+        sampling.check()
+        self.notes = []
+        if self.task == "seq2seq":
+            if system is not None:
+                raise UserError("--system belongs to chat models; this one reads a source text.")
+            room = self.limits.max_positions
+            if room is not None and sampling.max_new_tokens >= room:
+                raise UserError(f"--max-new-tokens is {sampling.max_new_tokens}, but the model has {room} positions.")
+            store, stops, strips = self._sources(prompts, raw), self._model_stops(), True
+        else:
+            store, stops, strips = self._prompts(prompts, sampling, system, raw)
+        collate = PaddedCollator(
+            store, self.task, self.tokenizer.pad_token_id or 0, "right" if self.task == "seq2seq" else "left", False
+        )
+        answers: list[Generation | None] = [None] * len(prompts)
+        with torch.random.fork_rng(enabled=temperature > 0):
+            torch.manual_seed(seed) if temperature > 0 else None
+            for batch in self._counted(store, collate):
+                outputs = generate_batch(
+                    self.model, self.tokenizer, batch, sampling, stops, self.limits.max_positions, self.task
+                )
+                for index, (text, stopped) in zip(batch.indices, outputs):
+                    answers[int(store.rows[index])] = Generation(
+                        text.strip() if strips else text, "stop" if stopped else "length"
+                    )
+        return answers
+
+    def _usual_length(self) -> int:
+        return self.saved.dataset.max_target_length if self.task == "seq2seq" else 256
+
+    def _sources(self, prompts: Sequence[Prompt], raw: bool) -> TokenStore:
+        """Source texts of an encoder-decoder, with the run's prefix before them."""
+        prefix = "" if raw else self.saved.dataset.source_prefix
+        encoder = SourceTarget(self.tokenizer, "text", "target", None, prefix, self.max_length, max_target_length=8)
+        return self._encoded(encoder, {"text": prompts, "target": ["x"] * len(prompts)}, len(prompts))
+
+    def _prompts(self, prompts, sampling: Sampling, system, raw) -> tuple[TokenStore, list[int], bool]:
+        writer = prompt_writer(self.saved, raw=raw, system=system)
+        self.notes += writer.notes
+        room, out, cut = self.limits.max_positions, SampleWriter(), 0
+        for row, prompt in enumerate(prompts):
+            try:
+                ids = writer.tokens(prompt)
+            except BadPrompt as error:
+                out.reject(row, str(error))
+                continue
+            if room is not None and len(ids) >= room:
+                out.reject(row, f"the prompt has {len(ids):,} tokens and the model only {room:,} positions")
+                continue
+            cut += room is not None and len(ids) + sampling.max_new_tokens > room
+            out.add(row, ids)
+        if cut:
+            them = f"{cut:,} of {len(prompts):,} answers"
+            self.notes.append(f"{them} may end early: the model has only {room:,} positions")
+        store = self._stored(out, len(prompts))  # bad prompts are told before the weights are loaded
+        return store, list(dict.fromkeys([*writer.stops(), *self._model_stops()])), not writer.continues
+
+    def _model_stops(self) -> list[int]:
+        stops = self.model.generation_config.eos_token_id if self.model.can_generate() else None
+        if stops is None:
+            stops = self.tokenizer.eos_token_id
+        return [] if stops is None else [stops] if isinstance(stops, int) else list(stops)
+
+    # -- shared ---------------------------------------------------------------------------------------------------
+
+    def _require(self, verb: str, *tasks: str) -> None:
+        if self.task not in tasks:
+            does = {"text-classification": "classify", "token-classification": "tag"}.get(self.task, "generate")
+            raise UserError(f"'{self.saved.folder}' holds a {self.task} model: use `{does}`, not `{verb}`.")
+
+    def _encoded(self, encoder: Encoder, rows: Mapping[str, Sequence[Any]], count: int) -> TokenStore:
+        """All rows as tokens, or an error that names the bad ones."""
+        self.notes = []
+        out = SampleWriter()
+        for start in range(0, count, ROWS_PER_CHUNK):
+            chunk = {name: list(column[start : start + ROWS_PER_CHUNK]) for name, column in rows.items()}
+            encoder.encode(chunk, start, out)
+        if out.truncated:
+            self.notes.append(f"{out.truncated:,} of {count:,} texts were cut at max_length {self.max_length:,}")
+        return self._stored(out, count)
+
+    def _stored(self, out: SampleWriter, count: int) -> TokenStore:
+        if out.bad and self.on_bad_row == "error":
+            bad = sorted(out.bad, key=lambda b: b.row)
+            lines = [f"  row {b.row}: {b.reason}" for b in bad[:SHOWN_BAD_ROWS]]
+            if len(bad) > SHOWN_BAD_ROWS:
+                lines.append(f"  … and {len(bad) - SHOWN_BAD_ROWS:,} more")
+            them = "it" if len(bad) == 1 else "them"
+            raise UserError(
+                f"{len(bad):,} of {count:,} rows cannot be used (rows are counted from 0):\n"
+                + "\n".join(lines)
+                + f"\nPut {them} right, or leave {them} unanswered with --on-bad-row skip."
+            )
+        if out.bad:
+            self.notes.append(f"{len(out.bad):,} of {count:,} rows cannot be used and have no prediction")
+        return TokenStore.in_memory(out.finish())
+
+    def _classified(self, store: TokenStore) -> Iterator[tuple[Batch, Tensor]]:
+        """Batches with their logits."""
+        reads_words = self.task == "token-classification"
+        if not len(store):
+            return
+        if self.packed:
+            pool = packing_support(self.saved.hf_config, self.task).pooling or "first"
+            collate: Any = PackedCollator(
+                store, self.task, pool, micro_batch_size=self.batch_size, with_labels=reads_words
+            )
+        else:
+            collate = PaddedCollator(store, self.task, self.tokenizer.pad_token_id or 0, with_labels=reads_words)
+        forward = make_forward(self.model, self.task, "packed" if self.packed else "padded")
+        for batch in self._counted(store, collate):
+            with torch.inference_mode():
+                logits = forward(batch).float()
+            yield batch, logits
+
+    def _counted(self, store: TokenStore, collate: Any) -> Iterator[Any]:
+        """Batches on the device, longest texts first."""
+        if not len(store):
+            return
+        done = 0
+        for batch in EvalLoader(collate, lengths=store.lengths, batch_size=self.batch_size):
+            yield batch.to(self.device)
+            done += batch.num_documents
+            if self.on_progress is not None:
+                self.on_progress(done, len(store))
+
+
+def _labelled(batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Document slot, label and logits of every position that carries a label."""
+    if isinstance(batch, PackedBatch):
+        documents, labels = document_of_each_label(batch), batch.labels_R
+        assert documents is not None
+    else:
+        labels = batch.labels
+        documents = torch.arange(len(labels), device=labels.device).unsqueeze(1).expand_as(labels).reshape(-1)
+        labels, logits = labels.reshape(-1), logits.reshape(-1, logits.shape[-1])
+    kept = labels != IGNORE
+    return documents[kept].cpu(), labels[kept].cpu(), logits[kept].cpu()

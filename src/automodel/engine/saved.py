@@ -1,0 +1,166 @@
+"""Opening what a run left behind: the model in a run folder, with the settings it was trained under.
+
+`predict` and `evaluate` must prepare text exactly as training did, so the folder's own `run/config.yaml` is read along
+with the model's `config.json`. A folder without `run/` is a plain Hugging Face folder and works too, with defaults.
+
+A run folder need not hold a model (it was stopped, or was told to save none). Then the person learns which it was and
+what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from automodel.config.errors import NotYetError, UserError
+from automodel.config.gate import REMOTE_CODE
+from automodel.data.config import DatasetConfig
+from automodel.engine.folder import RunFolder
+from automodel.models.config import ModelConfig
+from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, read_hf_config
+from automodel.models.save import finish_interrupted_save
+from automodel.models.tasks import TASKS, infer_task
+from automodel.plan.check import load_run_config
+from automodel.plan.config import RunConfig
+
+CLASSIFIERS = ("text-classification", "token-classification")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A model folder that was looked at, with its weights still on the disk."""
+
+    folder: Path
+    source: ModelConfig
+    """The folder as a `model:` section."""
+    task: str
+    hf_config: Any
+    tokenizer: Any
+    run: RunConfig | None
+    """How it was trained; None for a plain Hugging Face folder."""
+
+    @property
+    def dataset(self) -> DatasetConfig:
+        """What the training data looked like."""
+        return self.run.dataset if self.run else DatasetConfig()
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of a classifier's classes, in the order of its logits."""
+        return [str(self.hf_config.id2label[i]) for i in range(self.hf_config.num_labels)]
+
+    @property
+    def has_own_names(self) -> bool:
+        """Whether anybody named the classes; transformers fills in LABEL_0, LABEL_1, … otherwise."""
+        return self.label_names != [f"LABEL_{i}" for i in range(self.hf_config.num_labels)]
+
+    @property
+    def problem_type(self) -> str | None:
+        """What a text classifier's logits mean, by transformers' own rule where the config leaves it open."""
+        if self.task != "text-classification":
+            return None
+        fallback = "regression" if self.hf_config.num_labels == 1 else "single_label_classification"
+        return self.hf_config.problem_type or fallback
+
+    def load(self, device: str, dtype: torch.dtype = torch.float32) -> Any:
+        """The model with its weights, ready to be asked."""
+        model = load_model(self.source, self.hf_config, self.task, dtype=dtype, device=device)
+        align_pad_token(model, self.tokenizer)
+        return model.eval()
+
+    def saved_dtype(self) -> torch.dtype:
+        name = str(getattr(self.hf_config, "dtype", None) or "float32").removeprefix("torch.")
+        return getattr(torch, name)
+
+
+def open_saved(
+    folder: str | Path, *, files: Sequence[Path] = (), settings: Sequence[str] = (), trust: Sequence[str] = ()
+) -> SavedModel:
+    """Reads configs and tokenizer of a run folder. `files` and `settings` are layered over its `run/config.yaml`."""
+    root = require_model(folder)
+    run = None
+    if RunFolder(root).config.is_file():
+        run = load_run_config([RunFolder(root).config, *files], settings, trust)
+    elif files or settings:
+        run = load_run_config(files, [f"model={quoted(str(root))}", *settings], trust)
+    remote = run.model.trust_remote_code if run else REMOTE_CODE in trust
+    source = ModelConfig(pretrained_model_name_or_path=str(root), trust_remote_code=remote)
+    task = _task_of(source, run)
+    hf_config = load_hf_config(source, task)
+    return SavedModel(root, source, task, hf_config, load_tokenizer(source, hf_config), run)
+
+
+def quoted(value: str) -> str:
+    """A value for a setting (`key=value`) that is taken literally."""
+    return json.dumps(value, ensure_ascii=False).replace("${", "$${")
+
+
+def require_model(folder: str | Path) -> Path:
+    """The folder, if it holds a model; a `UserError` that says why not, otherwise."""
+    root = Path(folder).expanduser()
+    if not root.is_dir():
+        near = []
+        if root.parent.is_dir():
+            near = difflib.get_close_matches(root.name, [p.name for p in root.parent.iterdir() if p.is_dir()], n=1)
+        hint = f" Did you mean '{root.parent / near[0]}'?" if near else ""
+        raise UserError(f"there is no folder '{folder}'. Give the run folder (checkpoint.checkpoint_dir).{hint}")
+    finish_interrupted_save(root)
+    if not (root / "config.json").is_file():
+        raise _no_model(root)
+    return root
+
+
+def _no_model(root: Path) -> UserError:
+    folder = RunFolder(root)
+    if (root / "adapter_config.json").is_file():
+        return NotYetError(f"'{root}' holds an adapter; adapters come in a later release.")
+    if root.name == "run" and (root.parent / "config.json").is_file():
+        return UserError(f"'{root}' is the record of a run; the model lies beside it. Give '{root.parent}'.")
+    if not folder.holds_run():
+        names = sorted(p.name for p in root.iterdir())
+        held = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+        return UserError(
+            f"'{root}' holds no model: there is no config.json in it (it holds: {held}). Give a run folder, or a "
+            "folder that `save_pretrained` wrote."
+        )
+    try:
+        config = yaml.safe_load(folder.config.read_text()) or {}
+    except (OSError, yaml.YAMLError):
+        config = {}
+    command = f"automodel finetune llm -c {folder.config}"
+    if config.get("checkpoint", {}).get("enabled") is False:
+        return UserError(
+            f"the run in '{root}' saved no model, because checkpoint.enabled was false. Train again with it: "
+            f"{command} checkpoint.enabled=true"
+        )
+    summary = folder.read_json("summary.json") or {}
+    after = f" after step {summary['steps']}" if summary.get("steps") else ""
+    state = f"was interrupted{after}" if summary.get("status") == "interrupted" else "did not finish, or is still going"
+    can_resume = any(folder.steps.glob("step-*"))
+    what = f"Continue it: {command} --resume" if can_resume else f"Start it again: {command} --overwrite"
+    return UserError(f"the run in '{root}' {state}, and its model is saved when a run ends. {what}")
+
+
+def _task_of(source: ModelConfig, run: RunConfig | None) -> str:
+    """The task the saved weights have a head for."""
+    hf_config = read_hf_config(source)
+    can = infer_task(source, None, hf_config)
+    architecture = (getattr(hf_config, "architectures", None) or ["a model of unknown class"])[0]
+    if can is None:
+        raise UserError(
+            f"'{source.pretrained_model_name_or_path}' holds {architecture}, which has no head for any of "
+            f"{', '.join(TASKS)}. Fine-tune it first: automodel finetune llm -c run.yaml"
+        )
+    if run is not None and run.task is not None and run.task != can:
+        raise UserError(
+            f"'{source.pretrained_model_name_or_path}' holds {architecture}, a model for {can}, but the config says "
+            f"task: {run.task}. Give the folder of that run, or remove `task`."
+        )
+    return can

@@ -1,0 +1,211 @@
+"""Predictions for files: which columns of a file are the question, and the file that comes back.
+
+The run's own column names are looked for first, then the names that public datasets use, as in training;
+`--text-column` wins over both. The answer file keeps every column of the input and adds the prediction's.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from automodel.config.errors import UserError
+from automodel.data import columns as known
+from automodel.data.columns import did_you_mean, is_list, is_string, kind_of
+from automodel.data.config import DatasetConfig
+from automodel.data.prepare import cache_root
+from automodel.data.sources import find_source
+from automodel.engine.answers import Classification, Generation, Tagging
+from automodel.engine.predict import Predictor
+from automodel.engine.prompts import prompt_writer
+
+Answer = Classification | Tagging | Generation
+ADDED = ("prediction", "score", "scores", "entities", "finish_reason")
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a model is asked, row by row."""
+
+    items: list[Any]
+    pairs: list[str] | None = None
+    """Second texts, for a model of pairs."""
+
+
+def read_table(path: str) -> Any:
+    """The rows of any file, folder or hub dataset that training could read."""
+    cfg = DatasetConfig(path=path)
+    try:
+        source = find_source(cfg, role="train", section="--input", resolved_target=None, memory=cache_root(cfg))
+        rows = source.load()
+    except UserError as error:
+        raise UserError(str(error).replace("--input.path", "--input")) from error
+    taken = [name for name in ADDED if name in rows.features]
+    if taken:
+        raise UserError(f"--input: '{path}' has a column '{taken[0]}', which the prediction would replace. Rename it.")
+    if len(rows) == 0:
+        raise UserError(f"--input: '{path}' has no rows.")
+    return rows
+
+
+def questions_of(rows: Any, predictor: Predictor, text_column: str | None, pair_column: str | None) -> Questions:
+    """The columns that the model reads."""
+    table = _Table(rows.features, predictor.saved.dataset, text_column)
+    if pair_column is not None and predictor.task != "text-classification":
+        raise UserError(f"--pair-column belongs to text classification; this is a {predictor.task} model.")
+    if predictor.task == "text-classification":
+        text, pair = table.text_and_pair(pair_column)
+        return Questions(rows[text][:], rows[pair][:] if pair else None)
+    if predictor.task == "token-classification":
+        return Questions(rows[table.tokens()][:])
+    if predictor.task == "seq2seq":
+        record, column = table.source()
+        values = rows[record or column][:]
+        return Questions([(value or {}).get(column) for value in values] if record else values)
+    return Questions(_prompts(rows, table, predictor))
+
+
+def _prompts(rows: Any, table: _Table, predictor: Predictor) -> list[Any]:
+    messages = table.messages()
+    if messages and table.asked is None:
+        extra = [name for name in ("system", "tools") if name in rows.features]
+        return [{"messages": row[messages], **{name: row[name] for name in extra}} for row in rows]
+    roles = prompt_writer(predictor.saved).columns
+    if roles and table.asked is None:
+        named = {role: role if role in rows.features else column for role, column in roles.items()}
+        missing = [column for column in named.values() if column not in rows.features]
+        if not missing:
+            return [{role: row[column] for role, column in named.items()} for row in rows]
+        if len(roles) > 1:
+            raise table.absent(missing[0], "a part of the prompts that the run was trained on")
+    return rows[table.text(known_names=("prompt", "instruction", "question", *known.TEXT))][:]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The columns of a file, asked for with the run's settings."""
+
+    features: Any
+    cfg: DatasetConfig
+    asked: str | None
+    """`--text-column`."""
+
+    def absent(self, column: str, what: str) -> UserError:
+        listed = ", ".join(f"{name} ({kind_of(feature)})" for name, feature in self.features.items())
+        return UserError(
+            f"--input has no column '{column}', {what}. It has: {listed}. Name the right one with --text-column, or "
+            f"rename it.{did_you_mean(column, self.features)}"
+        )
+
+    def _mapped(self, role: str, configured: str | None) -> str | None:
+        return configured or (self.cfg.column_mapping or {}).get(role)
+
+    def text(self, configured: str | None = None, known_names: Sequence[str] = known.TEXT) -> str:
+        """A column of strings: the one asked for, the run's, one of a known name, or the only one there is."""
+        if self.asked is not None:
+            if self.asked not in self.features:
+                raise self.absent(self.asked, "as --text-column says")
+            return self._strings(self.asked)
+        configured = configured or self.cfg.text_column
+        if configured is not None:
+            if configured not in self.features:
+                raise self.absent(configured, "which the run was trained on")
+            return self._strings(configured)
+        strings = [name for name, feature in self.features.items() if is_string(feature)]
+        found = next((name for name in known_names if name in strings), None)
+        labels = {self.cfg.label_column, *known.LABEL}
+        others = [name for name in strings if name not in labels] or strings
+        if found is None and len(others) == 1:
+            found = others[0]
+        if found is None:
+            listed = ", ".join(f"{name} ({kind_of(feature)})" for name, feature in self.features.items())
+            raise UserError(f"--input: no column is known to hold the text. It has: {listed}. Name it: --text-column.")
+        return found
+
+    def _strings(self, name: str) -> str:
+        if not is_string(self.features[name]):
+            raise UserError(f"--input: column '{name}' holds {kind_of(self.features[name])}, not text.")
+        return name
+
+    def text_and_pair(self, asked_pair: str | None) -> tuple[str, str | None]:
+        text, pair = self._mapped("text", self.cfg.text_column), self._mapped("text_pair", self.cfg.text_pair_column)
+        pair = asked_pair or pair
+        if text is None and pair is None and self.asked is None:
+            for first, second in known.TEXT_PAIRS:
+                if all(name in self.features and is_string(self.features[name]) for name in (first, second)):
+                    return first, second
+        if pair is not None and pair not in self.features:
+            raise self.absent(pair, "which holds the second text of each pair")
+        return self.text(text), pair
+
+    def tokens(self) -> str:
+        configured = self._mapped("tokens", self.cfg.tokens_column)
+        if self.asked is None:
+            for name in (configured, *known.TOKENS):
+                if name is not None and name in self.features and is_list(self.features[name]):
+                    return name
+        return self.text()
+
+    def source(self) -> tuple[str | None, str]:
+        """A record's column and the key in it, or None and a column."""
+        configured = self._mapped("source", self.cfg.source_column)
+        record = self.features.get("translation")
+        if self.asked is None and isinstance(record, dict) and (configured is None or configured not in self.features):
+            language = configured or next(name for name in record if name != self.cfg.target_column)
+            if language not in record:
+                raise self.absent(language, "a language of 'translation' that the run was trained on")
+            return "translation", language
+        sources = tuple(dict.fromkeys(source for source, _ in known.SOURCE_TARGET))
+        return None, self.text(configured, (*sources, *known.TEXT))
+
+    def messages(self) -> str | None:
+        names = [self.cfg.messages_column, *known.MESSAGES]
+        return next((name for name in names if name in self.features and is_list(self.features[name])), None)
+
+
+def check_output(path: Path, source: str | None) -> None:
+    """Whatever would stop the answers from being written, before they are made."""
+    if path.suffix not in (".jsonl", ".csv"):
+        raise UserError(f"--output: '{path}' must end in .jsonl or .csv.")
+    if not path.parent.is_dir():
+        raise UserError(f"--output: the folder '{path.parent}' does not exist.")
+    if path.is_dir():
+        raise UserError(f"--output: '{path}' is a folder. Name a file in it.")
+    if source is not None and path.exists() and os.path.exists(source) and os.path.samefile(path, source):
+        raise UserError("--output is the same file as --input, which would be lost. Name another one.")
+
+
+def answered(rows: Sequence[dict[str, Any]], answers: Sequence[Answer | None]) -> list[dict[str, Any]]:
+    """Each row with its prediction's columns; null where a row could not be used."""
+    added = [answer.to_json() if answer is not None else {"prediction": None} for answer in answers]
+    return [{**row, **new} for row, new in zip(rows, added, strict=True)]
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """`.jsonl` or `.csv`, in one rename; lists and records become JSON in the cells of a CSV file."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            if path.suffix == ".jsonl":
+                file.writelines(json_line(row) + "\n" for row in rows)
+            else:
+                columns = list(dict.fromkeys(name for row in rows for name in row))
+                writer = csv.DictWriter(file, columns)
+                writer.writeheader()
+                writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def json_line(row: dict[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False, default=str)
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, dict | list) else value

@@ -1,0 +1,381 @@
+"""Asking a saved model gives what stock transformers gives for the same folder, prepared as in training.
+
+One tiny model is trained for each task, in this process.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import tiny_runs as tiny
+from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE
+from automodel.engine.assess import assess
+from automodel.engine.predict import Predictor
+from automodel.engine.prompts import BadPrompt, prompt_writer
+from automodel.engine.run import finetune
+from automodel.engine.saved import open_saved
+from automodel.plan.check import load_run_config
+
+SENTIMENT = ["negative", "positive"]
+TEXTS = [
+    "good film",
+    "a very dull plot with awful music and a poor camera and a sad story",
+    "superb",
+    "the story was quite bad",
+    "warm and bright and happy the film was lovely with great music",
+]
+
+
+def train(folder: Path, kind: str, task: str, rows: list[dict], settings: str = "", dataset: str = "", **model) -> Path:
+    """A run in this process; the rows are the validation data too. Returns the run folder."""
+    tiny.make_model_folder(folder / "model", kind, **model)
+    tiny.write_jsonl(folder / "rows.jsonl", rows)
+    (folder / "run.yaml").write_text(
+        f"model: {folder / 'model'}\ntask: {task}\n"
+        f"dataset: {{path: {folder / 'rows.jsonl'}, {dataset}}}\n"
+        f"validation_dataset: {{path: {folder / 'rows.jsonl'}}}\n"
+        f"checkpoint: {{checkpoint_dir: {folder / 'out'}, keep_best: false}}\n"
+        f"{settings or 'step_scheduler: {num_epochs: 1}'}\n"
+    )
+    return finetune(load_run_config([folder / "run.yaml"]), console=Console(file=io.StringIO())).folder
+
+
+def sentences(count: int) -> list[dict]:
+    return [{"text": row["text"], "label": SENTIMENT[row["label"]]} for row in tiny.reviews(count)]
+
+
+ENTITIES = {
+    "tokens": [["good", "actor", "was", "the", "dark", "camera"], ["a", "film", "and", "the", "actor"]],
+    "ner_tags": [["B-PER", "I-PER", "O", "O", "B-TOOL", "I-TOOL"], ["O", "O", "O", "O", "B-PER"]],
+}
+QUESTIONS = [
+    {"question": "what is the capital of good", "answer": "great fine"},
+    {"question": "what of the sad film", "answer": "dull"},
+    {"question": "music ?", "answer": "lovely superb happy"},
+]
+MEMORISE = "step_scheduler: {num_epochs: 80, val_every_steps: 1000}\noptimizer: {lr: 1e-2}\ndataloader: {batch_size: 4}"
+
+
+def make(name: str, folder: Path) -> Path:
+    if name == "classifier":
+        fast = "optimizer: {lr: 1e-2}\nstep_scheduler: {num_epochs: 12, val_every_steps: 100}"
+        return train(folder, "distilbert", "text-classification", sentences(24), fast, "max_length: 12")
+    if name == "pairs":
+        rows = [{"premise": r["text"], "hypothesis": "good film", "label": r["label"]} for r in tiny.reviews(8)]
+        return train(folder, "bert", "text-classification", rows)
+    if name == "multi-label":
+        rows = [
+            {"text": r["text"], "label": [["funny"], ["sad", "slow"], []][i % 3]} for i, r in enumerate(sentences(9))
+        ]
+        return train(folder, "bert", "text-classification", rows)
+    if name == "vectors":
+        rows = [{"text": r["text"], "a": i % 2, "b": 1, "c": 0} for i, r in enumerate(sentences(8))]
+        return train(folder, "bert", "text-classification", rows, dataset="label_columns: [a, b, c]")
+    if name == "regression":
+        rows = [{"text": r["text"], "label": 0.25 + i} for i, r in enumerate(sentences(8))]
+        return train(folder, "bert", "text-classification", rows)
+    if name == "stars":
+        rows = [{"text": r["text"], "label": 1 + i % 5} for i, r in enumerate(sentences(10))]
+        return train(folder, "bert", "text-classification", rows)
+    if name == "tagger":
+        rows = [dict(zip(ENTITIES, values)) for values in zip(*ENTITIES.values())]
+        return train(folder, "bert", "token-classification", rows, MEMORISE, "max_length: 8")
+    if name == "template":
+        return train(
+            folder, "llama", "causal-lm", QUESTIONS, MEMORISE, "prompt_template: 'question : {question} answer :'"
+        )
+    if name == "chat":
+        rows = [
+            {"messages": [{"role": "user", "content": q["question"]}, {"role": "assistant", "content": q["answer"]}]}
+            for q in QUESTIONS
+        ]
+        return train(folder, "llama", "causal-lm", rows, MEMORISE)
+    assert name == "seq2seq"
+    rows = [{"source": q["question"], "target": q["answer"]} for q in QUESTIONS]
+    return train(folder, "t5", "seq2seq", rows, MEMORISE, "source_prefix: 'answer : '")
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """`run_of("chat")`: the run folder of that run, trained when it is first asked for."""
+    root = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOMODEL_CACHE", str(root / "cache"))
+
+        @cache
+        def made(name: str) -> Path:
+            (root / name).mkdir()
+            return make(name, root / name)
+
+        yield made
+
+
+# -- text classification ----------------------------------------------------------------------------------------------
+
+
+def stock_logits(folder: Path, *texts: str, **limits) -> torch.Tensor:
+    """What plain transformers says about one text (or pair) alone."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return model(**tokenizer(*texts, return_tensors="pt", truncation=True, **limits)).logits[0]
+
+
+def test_classes_and_probabilities_are_those_of_stock_transformers(run_of):
+    folder = run_of("classifier")
+    assert json.loads((folder / "config.json").read_text())["id2label"] == dict(zip("01", SENTIMENT))
+    predictor = Predictor(folder, batch_size=2)
+    for text, answer in zip(TEXTS, predictor.classify(TEXTS), strict=True):
+        expected = stock_logits(folder, text, max_length=12).softmax(-1)
+        assert list(answer.scores) == SENTIMENT
+        torch.testing.assert_close(torch.tensor(list(answer.scores.values())), expected, atol=1e-5, rtol=0)
+        assert answer.prediction == SENTIMENT[int(expected.argmax())]
+        assert answer.score == max(answer.scores.values())
+    assert predictor.notes == ["2 of 5 texts were cut at max_length 12"]
+
+
+def test_the_model_has_learned_and_order_is_kept(run_of):
+    rows = tiny.reviews(20, seed=3)
+    answers = Predictor(run_of("classifier"), batch_size=3).classify([row["text"] for row in rows])
+    right = [answer.prediction == SENTIMENT[row["label"]] for answer, row in zip(answers, rows)]
+    assert sum(right) >= 18
+
+
+def test_padded_path_gives_the_same(run_of):
+    packed, padded = Predictor(run_of("classifier")), Predictor(run_of("classifier"))
+    padded.__dict__["packed"] = False
+    for a, b in zip(packed.classify(TEXTS), padded.classify(TEXTS)):
+        assert a.scores == pytest.approx(b.scores, abs=1e-6)
+
+
+def test_plain_hugging_face_folder(run_of, tmp_path):
+    """The model's files alone, without `run/`; nothing says how long texts may be, so the model's limit holds."""
+    for file in run_of("classifier").iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    predictor = Predictor(tmp_path)
+    assert (predictor.saved.run, predictor.max_length) == (None, 128)
+    scores = list(predictor.classify(TEXTS[1:2])[0].scores.values())
+    torch.testing.assert_close(torch.tensor(scores), stock_logits(tmp_path, TEXTS[1]).softmax(-1), atol=1e-5, rtol=0)
+
+
+def test_pairs(run_of):
+    folder = run_of("pairs")
+    (answer,) = Predictor(folder).classify(["a very dull plot"], ["good film"])
+    expected = stock_logits(folder, "a very dull plot", "good film").softmax(-1)
+    torch.testing.assert_close(torch.tensor(list(answer.scores.values())), expected, atol=1e-5, rtol=0)
+
+
+def test_multi_label(run_of):
+    folder = run_of("multi-label")
+    (answer,) = Predictor(folder).classify(TEXTS[:1])
+    expected = stock_logits(folder, TEXTS[0]).sigmoid()
+    torch.testing.assert_close(torch.tensor(list(answer.scores.values())), expected, atol=1e-5, rtol=0)
+    assert list(answer.scores) == ["funny", "sad", "slow"]
+    assert answer.prediction == [name for name, score in answer.scores.items() if score > 0.5]
+    assert set(answer.to_json()) == {"prediction", "scores"}
+
+
+def test_regression(run_of):
+    folder = run_of("regression")
+    (answer,) = Predictor(folder).classify(TEXTS[:1])
+    assert answer.to_json() == {"prediction": pytest.approx(float(stock_logits(folder, TEXTS[0])), abs=1e-5)}
+
+
+def test_bad_rows_are_all_named_or_have_no_answer(run_of):
+    predictor = Predictor(run_of("classifier"))
+    with pytest.raises(UserError) as caught:
+        predictor.classify(["good", "", "bad", "  ", None])
+    assert str(caught.value) == (
+        "3 of 5 rows cannot be used (rows are counted from 0):\n"
+        "  row 1: the text is empty\n  row 3: the text is empty\n  row 4: the text is missing\n"
+        "Put them right, or leave them unanswered with --on-bad-row skip."
+    )
+    skipping = Predictor(run_of("classifier"), on_bad_row="skip")
+    answers = skipping.classify(["good", "", "bad", "  ", None])
+    assert [answer is None for answer in answers] == [False, True, False, True, True]
+    assert answers[2] == skipping.classify(["bad"])[0]
+    assert skipping.classify([""]) == [None]
+    assert "have no prediction" in skipping.notes[0]
+
+
+def test_wrong_verb(run_of):
+    with pytest.raises(UserError, match="holds a text-classification model: use `classify`, not `generate`"):
+        Predictor(run_of("classifier")).generate(["good"])
+
+
+# -- token classification ---------------------------------------------------------------------------------------------
+
+
+def test_tags_and_entities(run_of):
+    folder = run_of("tagger")
+    text = "good actor was  the dark camera"
+    answer, shorter = Predictor(folder).tag([text, ["a", "film", "and", "the", "actor"]])
+    assert answer.prediction == ENTITIES["ner_tags"][0]
+    assert shorter.prediction == ENTITIES["ner_tags"][1]
+    person, tool = answer.entities
+    assert (person["type"], person["text"], person["words"]) == ("PER", "good actor", [0, 2])
+    assert (tool["type"], text[tool["start"] : tool["end"]]) == ("TOOL", "dark camera")
+    assert "start" not in shorter.entities[0]
+
+
+def test_tag_scores_are_those_of_stock_transformers(run_of):
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    folder = run_of("tagger")
+    tokens = AutoTokenizer.from_pretrained(folder)("good actor was", return_tensors="pt")
+    with torch.no_grad():
+        expected = AutoModelForTokenClassification.from_pretrained(folder)(**tokens).logits[0, 1:-1].softmax(-1)
+    for packed in (True, False):
+        predictor = Predictor(folder)
+        predictor.__dict__["packed"] = packed
+        first, _ = predictor.tag(["good actor was", "the camera was very dark"])
+        assert first.scores == pytest.approx(expected.max(-1).values.tolist(), abs=1e-5)
+
+
+def test_words_beyond_the_limit_have_no_tag(run_of):
+    (answer,) = Predictor(run_of("tagger")).tag(["the film, the actor and the camera"])
+    assert answer.words == ["the", "film", ",", "the", "actor", "and", "the", "camera"]
+    assert [tag is None for tag in answer.prediction] == [False] * 6 + [True] * 2
+
+
+# -- generation -------------------------------------------------------------------------------------------------------
+
+
+def stock_answer(folder: Path, prompt: str, special: bool = True) -> str:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(prompt, return_tensors="pt", add_special_tokens=special)
+    output = AutoModelForCausalLM.from_pretrained(folder).generate(**inputs, do_sample=False, max_new_tokens=8)
+    return tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+
+
+def test_the_prompt_template_is_used(run_of):
+    """The model answers only prompts in the form it was trained on, so right answers prove the form."""
+    folder = run_of("template")
+    predictor = Predictor(folder, batch_size=2)
+    questions = [q["question"] for q in QUESTIONS]
+    answers = predictor.generate(questions, max_new_tokens=8)
+    assert [a.prediction for a in answers] == [q["answer"] for q in QUESTIONS]
+    assert {a.finish_reason for a in answers} == {"stop"}
+    assert predictor.generate([{"question": questions[2]}])[0] == answers[2]
+    assert answers[1].prediction == stock_answer(folder, f"question : {questions[1]} answer :")
+    raw = predictor.generate([f"question : {q} answer :" for q in questions], raw=True)
+    assert [a.prediction.strip() for a in raw] == [q["answer"] for q in QUESTIONS]
+
+
+def test_chat(run_of):
+    folder = run_of("chat")
+    predictor = Predictor(folder)
+    texts = predictor.generate([q["question"] for q in QUESTIONS])
+    assert [a.prediction for a in texts] == [q["answer"] for q in QUESTIONS]
+    turns = [[{"from": "human", "value": q["question"]}] for q in QUESTIONS]
+    assert predictor.generate(turns) == texts
+    # A conversation that ends with an answer is asked for that answer.
+    whole = [{"role": "user", "content": QUESTIONS[0]["question"]}, {"role": "assistant", "content": "bad"}]
+    assert predictor.generate([{"messages": whole}])[0] == texts[0]
+    prompt = predictor.tokenizer.apply_chat_template(whole[:1], tokenize=False, add_generation_prompt=True)
+    assert stock_answer(folder, prompt, special=False) == texts[0].prediction
+
+
+def test_limits_and_sampling(run_of):
+    predictor = Predictor(run_of("chat"))
+    (cut,) = predictor.generate([QUESTIONS[2]["question"]], max_new_tokens=2)
+    assert (cut.prediction, cut.finish_reason) == ("lovely superb", "length")
+    drawn = [predictor.generate(["music"] * 3, temperature=5.0, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    with pytest.raises(UserError, match="row 1: the prompt has 207 tokens and the model only 128 positions"):
+        predictor.generate(["music", "film " * 200])
+    predictor.generate(["film " * 100], max_new_tokens=100)
+    assert predictor.notes == ["1 of 1 answers may end early: the model has only 128 positions"]
+    with pytest.raises(UserError, match="give a --temperature above 0 too"):
+        predictor.generate(["music"], top_p=0.9)
+    with pytest.raises(UserError, match="row 0: the prompt is empty"):
+        predictor.generate([" "])
+
+
+def test_seq2seq(run_of):
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    folder = run_of("seq2seq")
+    answers = Predictor(folder).generate([q["question"] for q in QUESTIONS])
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
+    for question, answer in zip(QUESTIONS, answers):
+        inputs = tokenizer(f"answer : {question['question']}", return_tensors="pt", return_token_type_ids=False)
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=128)
+        assert answer.prediction == tokenizer.decode(output[0], skip_special_tokens=True)
+    assert [a.prediction for a in answers] == [q["answer"] for q in QUESTIONS]
+
+
+@pytest.mark.parametrize("name", ["template", "chat"])
+def test_prompts_are_the_beginnings_of_the_training_samples(run_of, name):
+    from automodel.data.prepare import prepare
+
+    saved = open_saved(run_of(name))
+    data = prepare(saved.dataset, task="causal-lm", tokenizer=saved.tokenizer, max_positions=128, type_vocab_size=0)
+    store, writer = data.store, prompt_writer(saved)
+    for i, question in enumerate(QUESTIONS):
+        part = slice(store.offsets[i], store.offsets[i + 1])
+        prompt = store.input_ids[part][store.token_labels[part] == IGNORE]
+        assert writer.tokens(question["question"]) == prompt.tolist()
+
+
+def test_layout_is_known_from_the_data_or_said_to_be_unknown(run_of, tmp_path):
+    """A run whose config leaves the layout to the data's columns."""
+    import shutil
+
+    folder = tmp_path / "out"
+    shutil.copytree(run_of("chat"), folder)
+    config = folder / "run" / "config.yaml"
+    data = tiny.write_jsonl(tmp_path / "alpaca.jsonl", [{"instruction": "good", "input": "bad", "output": "fine"}])
+    rows = (run_of("chat").parent / "rows.jsonl").as_posix()
+    config.write_text(config.read_text().replace(rows, str(data)))
+    saved = open_saved(folder)
+    assert prompt_writer(saved).columns == {"instruction": "instruction", "input": "input"}
+    asked = prompt_writer(saved).text({"instruction": "good", "input": "bad"})
+    assert "user : good\n\nbad" in asked
+    assert asked.endswith("assistant : ")
+    data.unlink()
+    assert prompt_writer(open_saved(folder)).notes[0].startswith("the training data is not to be found")
+
+
+def test_prompts_of_several_columns_need_them(run_of, tmp_path):
+    import shutil
+
+    folder = tmp_path / "out"
+    shutil.copytree(run_of("template"), folder)
+    config = folder / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("{question} answer", "{question} {style} answer"))
+    writer = prompt_writer(open_saved(folder))
+    with pytest.raises(BadPrompt, match="made of question, style, so one text is not enough"):
+        writer.tokens("what")
+    with pytest.raises(BadPrompt, match="the style is missing"):
+        writer.tokens({"question": "what"})
+    assert writer.text({"question": "what", "style": "fine"}) == "question : what fine answer :"
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["classifier", "pairs", "multi-label", "vectors", "regression", "stars", "tagger", "template", "chat", "seq2seq"],
+)
+def test_measuring_gives_the_numbers_of_the_last_validation(run_of, name):
+    folder = run_of(name)
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert summary["exported_step"] == summary["steps"]
+    found = assess(folder)
+    assert found.metrics.values == pytest.approx(summary["validation"], abs=1e-6, nan_ok=True)
+    assert found.metrics.confusion_matrix == summary["confusion_matrix"]
