@@ -41,6 +41,7 @@ def main() -> None:
     from automodel.data.store import TokenStore
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
+    from automodel.kernels.linear import SideStream
     from automodel.losses.config import LossConfig
     from automodel.losses.task_loss import make_loss
     from automodel.models.forward import make_forward
@@ -65,7 +66,7 @@ def main() -> None:
             ids[1:9] = 2000 + row % 2
             writer.add(row, ids.tolist(), label=row % 2)
         store = TokenStore.in_memory(writer.finish())
-        bucket = options.bucket or 2 ** round(np.log2(max(1.0, size * lengths.mean() / 16)))
+        bucket = options.bucket or 2 ** round(np.log2(max(1.0, size * lengths.mean() / 32)))
         torch.manual_seed(0)
         model = make_model(kind).cuda().train()
         optimizer = FlatAdamW(
@@ -73,12 +74,13 @@ def main() -> None:
             copy_dtype=torch.bfloat16, lr_factors=torch.ones(10_000, dtype=torch.float64),
         )  # fmt: skip
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
-        fused = fuse_encoder(model, seed)
+        side = SideStream()
+        fused = fuse_encoder(model, seed, side)
         forward = make_forward(model, "text-classification", "packed", fused=bool(fused))
         loss = make_loss(LossConfig(), "text-classification", None, 2)
         step = CapturedStep(
             model, forward, loss, optimizer, Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5,
-            seed=seed, accumulates=False, device="cuda",
+            seed=seed, accumulates=False, device="cuda", side=side,
         )  # fmt: skip
         collate = PackedCollator(
             store,

@@ -64,8 +64,9 @@ class PackedBatch:
     """Labels that count in the loss."""
     indices: tuple[int, ...] = ()
     """Row numbers in the dataset, for predictions and error messages."""
-    token_order_T: Tensor | None = None
-    """int32 places of the tokens in order of their ids, which the embedding's gradient needs on a GPU; else None."""
+    token_runs_2T: Tensor | None = None
+    """int32 (2, T), for the embedding's gradient on a GPU: places of the tokens in order of their ids, and, where a run
+    of equal ids starts in that order, its length (0 elsewhere)."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         return _moved(self, device, non_blocking)

@@ -52,7 +52,7 @@ class PackedCollator:
     """False leaves the labels out (prediction): the head then reads every position it could be asked about."""
 
     sort_tokens: bool = False
-    """Also give the places of the tokens in order of their ids (`token_order_T`)."""
+    """Also give the tokens in order of their ids (`token_runs_2T`)."""
 
     pads = False  # a step's samples need no sorting: there is no padding to save
 
@@ -82,7 +82,6 @@ class PackedCollator:
         reads, labels, num_labels = self._reads(chosen, boundaries[: len(chosen) + 1])
         token_types = _gathered(self.store.token_types, self.store.offsets, chosen, total)
         input_ids = _gathered(self.store.input_ids, self.store.offsets, chosen, total)
-        order = np.argsort(input_ids, kind="stable").astype(np.int32) if self.sort_tokens else None
         return PackedBatch(
             input_ids_T=torch.from_numpy(input_ids),
             position_ids_T=torch.from_numpy(_positions(boundaries, total)),
@@ -95,7 +94,7 @@ class PackedCollator:
             num_tokens=real,
             num_labels=num_labels,
             indices=tuple(chosen.tolist()),
-            token_order_T=None if order is None else torch.from_numpy(order),
+            token_runs_2T=torch.from_numpy(_runs(input_ids)) if self.sort_tokens else None,
         )
 
     def _reads(self, chosen: np.ndarray, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
@@ -169,6 +168,16 @@ class PaddedCollator:
 
 
 Collator = PackedCollator | PaddedCollator
+
+
+def _runs(ids: np.ndarray) -> np.ndarray:
+    """(2, T): places in order of the ids, and the length of each run of equal ids where it starts."""
+    runs = np.zeros((2, len(ids)), dtype=np.int32)
+    runs[0] = np.argsort(ids, kind="stable")
+    ordered = ids[runs[0]]
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    runs[1, starts] = np.diff(np.append(starts, len(ids)))
+    return runs
 
 
 def _rounded_up(count: int, multiple: int) -> int:

@@ -27,6 +27,7 @@ from automodel.engine.prepare import Prepared
 from automodel.engine.state import Best, TrainState
 from automodel.engine.step import TrainStep
 from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.kernels.linear import SideStream
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.forward import make_forward
@@ -129,7 +130,8 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
-    fused = fuse_encoder(model, seed) if plan.precision in ("bf16", "bf16-pure", "fp16") else 0
+    side = None if accumulates else SideStream()
+    fused = fuse_encoder(model, seed, side) if plan.precision in ("bf16", "bf16-pure", "fp16") else 0
     forward = make_forward(model, prepared.task, plan.path, fused=bool(fused))
     return CapturedStep(
         model,
@@ -141,6 +143,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         seed=seed,
         accumulates=accumulates,
         device=plan.device,
+        side=side,
     )
 
 

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.kernels.linear import SideStream
 from automodel.losses.task_loss import TaskLoss
 from automodel.optim.schedule import Schedule
 
@@ -101,10 +102,11 @@ class CapturedStep:
         seed: Tensor,
         accumulates: bool,
         device: str,
+        side: SideStream | None = None,
     ):
         self.model, self.forward, self.loss, self.optimizer = model, forward, loss, optimizer
         self.schedule, self.peak_lr, self.seed, self.device = schedule, peak_lr, seed, device
-        self.accumulates = accumulates
+        self.accumulates, self.side = accumulates, side
         self.loss_sum = torch.zeros((), device=device)
         self.last_loss = torch.zeros((), device=device)
         self.stream = torch.cuda.Stream()
@@ -142,13 +144,17 @@ class CapturedStep:
 
     def _capture(self, static: StaticBatch) -> torch.cuda.CUDAGraph:
         """Runs the work once for real, so that every kernel is compiled and every workspace allocated, then records it.
-        The rehearsal leaves no trace: gradients are dropped and the random state is put back."""
-        state = torch.cuda.get_rng_state()
+        The rehearsal leaves no trace: sums, gradients and random states are put back."""
+        random_state = torch.cuda.get_rng_state()
+        changed = [self.loss_sum, self.seed, *self.optimizer.gradient_buffers]
+        before = [t.clone() for t in changed]
         with self._on_stream():
             self._learn(static)
+            for tensor, value in zip(changed, before):
+                tensor.copy_(value)
             self._drop_gradients()
-            self.loss_sum.zero_()
-        torch.cuda.set_rng_state(state)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.set_rng_state(random_state)
 
         def work() -> None:
             self._learn(static)
@@ -175,6 +181,8 @@ class CapturedStep:
         loss = self.loss.sum(logits, labels_of(static.batch)) * static.scale[0]
         scale = self.optimizer.loss_scale
         (loss if scale is None else loss * scale).backward()
+        if self.side is not None:
+            self.side.join()
         self.loss_sum += loss.detach()
         self.seed += 1
 
@@ -184,7 +192,9 @@ class CapturedStep:
         self.loss_sum.zero_()
 
     def _drop_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        """Gradients of a graph live in its own memory and are of no use outside; accumulating ones keep their place."""
+        if not self.accumulates:
+            self.optimizer.zero_grad(set_to_none=True)
 
     def compute(self):
         return nullcontext()  # the model's own weights have the compute dtype

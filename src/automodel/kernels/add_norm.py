@@ -124,8 +124,8 @@ class _AddNorm(torch.autograd.Function):
         (T, D), shape = h.shape, backward_launch(h.shape[1])
         n_tiles = -(-T // shape.rows)
         programs = min(n_tiles, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(h.device))
-        # Without dropout both gradients are the same numbers: write them once where the dtypes allow.
-        one = ctx.residual_dtype is None or (seed is None and ctx.residual_dtype == ctx.x_dtype)
+        # Two tensors even where the numbers are the same: `joined_linear` adds into the residual's gradient in place.
+        one = ctx.residual_dtype is None
         dx = torch.empty((T, D), dtype=ctx.x_dtype, device=h.device)
         dresidual = None if one else torch.empty((T, D), dtype=ctx.residual_dtype, device=h.device)
         slots = _slots(ctx.needs_input_grad, ctx.bias_dtypes)
@@ -136,8 +136,6 @@ class _AddNorm(torch.autograd.Function):
             D=D, BLOCK_D=shape.block, ROWS=shape.rows, NORM_BIAS_SLOT=slots.norm_bias,
             LINEAR_BIAS_SLOT=slots.linear_bias, SLOTS=slots.count, num_warps=shape.warps,
         )  # fmt: skip
-        if one and ctx.residual_dtype is not None:
-            dresidual = dx
         gradients = _parameter_gradients(partial, slots, weight.dtype, ctx.bias_dtypes)
         return dx, dresidual, *gradients, None, None, None, None, None
 

@@ -13,10 +13,26 @@ import torch
 from automodel.kernels.dispatch import runs_triton
 
 BLOCK_ROWS, BLOCK_COLUMNS = 64, 32
+WIDE_COLUMNS, MOST_CHUNKS = 128, 32
 
 
 def column_sum_reference(partial_PN: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return partial_PN.sum(0).to(dtype)
+
+
+def rows_sum(x_TN: torch.Tensor) -> torch.Tensor:
+    """Sums over the rows of a tall matrix in its own dtype, through fp32 partial sums."""
+    if not runs_triton(x_TN):
+        return x_TN.sum(0, dtype=torch.float32).to(x_TN.dtype)
+    from automodel.kernels.column_sum_triton import rows_sum_kernel
+
+    T, N = x_TN.shape
+    chunks = min(MOST_CHUNKS, -(-T // BLOCK_ROWS))
+    partial_PN = torch.empty((chunks, N), dtype=torch.float32, device=x_TN.device)
+    rows_sum_kernel[(-(-N // WIDE_COLUMNS), chunks)](
+        x_TN, partial_PN, T, x_TN.stride(0), N=N, BLOCK_ROWS=BLOCK_ROWS, BLOCK_COLUMNS=WIDE_COLUMNS, num_warps=8
+    )
+    return column_sum(partial_PN, x_TN.dtype)
 
 
 def column_sum(partial_PN: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

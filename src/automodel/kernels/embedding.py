@@ -4,9 +4,10 @@
     backward    dW[v]  = Σ over t with id_t = v of drows_t           (0 for the padding id, and where no token is v)
 
 torch sorts the ids on the device in every backward pass: twenty launches, 0.25 ms at 8k tokens. Both tables of a packed
-batch are known beforehand, though. Word ids are sorted once on the host, where the batch is made (`order_T`); each
-program then adds up the run of one id. Positions need no sorting: position p of every document stands at its start + p.
-Sums are in fp32, in a fixed order, and rounded once.
+batch are known beforehand, though. Word ids are sorted once on the host, where the batch is made (`runs_2T`: places in
+sorted order, and the length of the run of equal ids that starts there, else 0); each program adds up one run. Positions
+need no sorting: position p of every document stands at its start + p. Sums are in fp32, in a fixed order, and rounded
+once.
 
 Shapes: T tokens, V rows of the table, N width, D documents.
 """
@@ -22,8 +23,8 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 
-ROWS = 8  # rows of a run added at once
-BLOCK = 256  # columns of one program
+ROWS = 32  # rows of a run added at once
+BLOCK = 128  # columns of one program
 DOCUMENTS = 16  # documents looked at at once
 
 
@@ -37,8 +38,8 @@ def _block(width: int) -> int:
 
 class _WordEmbedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, ids_T: Tensor, weight_VN: Tensor, order_T: Tensor, padding_id: int) -> Tensor:
-        ctx.save_for_backward(ids_T, order_T)
+    def forward(ctx: Any, ids_T: Tensor, weight_VN: Tensor, runs_2T: Tensor, padding_id: int) -> Tensor:
+        ctx.save_for_backward(ids_T, runs_2T)
         ctx.shape, ctx.padding_id = weight_VN.shape, padding_id
         return weight_VN.index_select(0, ids_T)
 
@@ -47,12 +48,12 @@ class _WordEmbedding(torch.autograd.Function):
     def backward(ctx: Any, drows_TN: Tensor):
         from automodel.kernels.embedding_triton import word_backward_kernel
 
-        ids_T, order_T = ctx.saved_tensors
+        ids_T, runs_2T = ctx.saved_tensors
         drows_TN = drows_TN.contiguous()
         dweight_VN = torch.zeros(ctx.shape, dtype=drows_TN.dtype, device=drows_TN.device)
         (T, N), block = drows_TN.shape, _block(drows_TN.shape[1])
         word_backward_kernel[(T, -(-N // block))](
-            drows_TN, order_T, ids_T, dweight_VN, T, ctx.padding_id, N=N, BLOCK_N=block, ROWS=ROWS, num_warps=4
+            drows_TN, runs_2T, ids_T, dweight_VN, T, ctx.padding_id, N=N, BLOCK_N=block, ROWS=ROWS, num_warps=4
         )
         return None, dweight_VN, None, None
 
@@ -80,11 +81,11 @@ class _PositionEmbedding(torch.autograd.Function):
         return None, dweight_VN, None, None
 
 
-def word_embedding(ids_T: Tensor, weight_VN: Tensor, order_T: Tensor | None, padding_id: int | None = None) -> Tensor:
-    """Rows of the table. `order_T`: int32, the places of the ids in sorted order; without it torch's own backward."""
-    if order_T is None or not runs_triton(weight_VN):
+def word_embedding(ids_T: Tensor, weight_VN: Tensor, runs_2T: Tensor | None, padding_id: int | None = None) -> Tensor:
+    """Rows of the table. `runs_2T`: int32, as `PackedBatch.token_runs_2T`; without it torch's own backward."""
+    if runs_2T is None or not runs_triton(weight_VN):
         return embedding_reference(ids_T, weight_VN, padding_id)
-    return _WordEmbedding.apply(ids_T, weight_VN, order_T, -1 if padding_id is None else padding_id)
+    return _WordEmbedding.apply(ids_T, weight_VN, runs_2T, -1 if padding_id is None else padding_id)
 
 
 def position_embedding(

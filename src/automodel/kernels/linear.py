@@ -8,21 +8,26 @@ backward two instead of six, with no addition of three gradients of x. The param
 tensor, which autograd hands on without a copy.
 
 A residual stream forks at such a layer: x goes through it and around it. `joined_linear` hands x back as a second
-output, so that its backward receives both gradients at once and adds them inside the GEMM (dx = dx_around + dy W): no
-separate addition over the stream.
+output, so that its backward receives both gradients at once and adds them inside the GEMM (dx = dx_around + dy W, in
+place: `around` comes from `add_norm`, which hands it to nobody else). No separate addition over the stream.
+
+Weight gradients are off the critical path: nothing in the backward pass waits for them. On small batches their GEMMs
+fill a third of the GPU, so a `SideStream` runs them beside the chain of activation gradients; `join` brings them back.
 
 Shapes: T rows, I inputs, O outputs of all layers together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from automodel.kernels.column_sum import rows_sum
 
 
 def joined_linear_reference(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -31,13 +36,32 @@ def joined_linear_reference(x: Tensor, weights: Sequence[Tensor], biases: Sequen
     return torch.cat([F.linear(x, w, b) for w, b in pairs], dim=-1)
 
 
+class SideStream:
+    """Work that nobody waits for until `join`. What it reads and writes is kept alive until then."""
+
+    def __init__(self):
+        self.stream = torch.cuda.Stream()
+        self.kept: list[Any] = []
+
+    def run(self, work: Callable[[], None], *used: Tensor) -> None:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        self.kept.append(used)
+        with torch.cuda.stream(self.stream):
+            work()
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.kept.clear()
+
+
 class _JoinedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TI: Tensor, weight_OI: Tensor, n_layers: int, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, side: SideStream | None, x_TI: Tensor, weight_OI: Tensor, n_layers: int, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
         weights, biases = parameters[:n_layers], parameters[n_layers:]
         ctx.save_for_backward(x_TI, weight_OI)
-        ctx.sizes = [w.shape[0] for w in weights]
-        ctx.has_bias = bool(biases)
+        ctx.weights, ctx.biases, ctx.side = weights, biases, side
         bias_O = None if not biases else (biases[0] if n_layers == 1 else torch.cat(biases))
         ctx.set_materialize_grads(False)
         return F.linear(x_TI, weight_OI, bias_O), x_TI.view_as(x_TI)
@@ -46,20 +70,42 @@ class _JoinedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy_TO: Tensor, around_TI: Tensor | None):
         x_TI, weight_OI = ctx.saved_tensors
-        if not ctx.needs_input_grad[0]:
+        parameters = (*ctx.weights, *ctx.biases)
+        gradients: list[Tensor | None] = [None] * len(parameters)
+        if ctx.side is not None and all(p.grad is None for p in parameters):
+
+            def hand_over() -> None:
+                # Straight into .grad: autograd's own way there might copy on the main stream, too early.
+                for parameter, gradient in zip(parameters, _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases)):
+                    parameter.grad = gradient
+
+            ctx.side.run(hand_over, dy_TO, x_TI)
+        else:
+            gradients = _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases)
+        if not ctx.needs_input_grad[1]:
             dx_TI = None
         elif around_TI is None:
             dx_TI = dy_TO @ weight_OI
         else:
-            dx_TI = torch.addmm(around_TI, dy_TO, weight_OI)
-        dweights = (dy_TO.t() @ x_TI).split(ctx.sizes)
-        dbiases = dy_TO.sum(0, dtype=torch.float32).to(dy_TO.dtype).split(ctx.sizes) if ctx.has_bias else ()
-        return dx_TI, None, None, *dweights, *dbiases
+            dx_TI = around_TI.addmm_(dy_TO, weight_OI)
+        return None, dx_TI, None, None, *gradients
+
+
+def _parameter_gradients(dy_TO: Tensor, x_TI: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]):
+    sizes = [w.shape[0] for w in weights]
+    gradients = list((dy_TO.t() @ x_TI).split(sizes))
+    if biases:
+        gradients += rows_sum(dy_TO).split(sizes)
+    return gradients
 
 
 def joined_linear(
-    x_TI: Tensor, weight_OI: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] = (),
+    side: SideStream | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(outputs of all layers side by side (T, O), x to go on with). `weight_OI` is a view over `weights`, which are
-    neighbours in memory; gradients go to `weights` and `biases`."""
-    return _JoinedLinear.apply(x_TI, weight_OI, len(weights), *weights, *biases)
+    neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one."""
+    return _JoinedLinear.apply(side, x_TI, weight_OI, len(weights), *weights, *biases)

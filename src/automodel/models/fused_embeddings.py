@@ -40,13 +40,13 @@ class FusedEmbeddings:
         batch, module = self.batch, self.module
         assert batch is not None, "bind the packed batch before the model runs"
         words, places = module.word_embeddings, module.position_embeddings
-        x_TN = word_embedding(batch.input_ids_T, words.weight, batch.token_order_T, words.padding_idx)
+        x_TN = word_embedding(batch.input_ids_T, words.weight, batch.token_runs_2T, words.padding_idx)
         types = getattr(module, "token_type_embeddings", None)
         type_bias = None
         type_ids_T = batch.token_type_ids_T
         if types is not None and type_ids_T is None:
             type_bias = types.weight[0]
-        elif types is not None:
+        elif types is not None and type_ids_T is not None:
             # A product with one-hot rows: its gradient is a product too, where a scatter would meet in two rows.
             kinds = torch.arange(types.num_embeddings, device=x_TN.device)
             x_TN = x_TN + (type_ids_T[:, None] == kinds).to(x_TN.dtype) @ types.weight

@@ -29,9 +29,11 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.bias_gelu import bias_gelu
-from automodel.kernels.linear import joined_linear
+from automodel.kernels.linear import SideStream, joined_linear
 from automodel.models.families import family_of
 from automodel.models.fused_embeddings import FusedEmbeddings
+
+SIDE_STREAM_TOKENS = 4096  # above this a weight gradient fills the GPU by itself, and memory would be held for nothing
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,9 @@ def fusable_layers(model: Any) -> list[tuple[Any, Parts]]:
     if encoder is None:
         return []
     found = [(layer, encoder.parts(layer, model.config)) for layer in encoder.layers(model)]
-    return found if all(p.activation == "gelu" for _, p in found) else []
+    plain = all(p.activation == "gelu" for _, p in found)
+    trainable = all(p.requires_grad for layer, _ in found for p in layer.parameters())
+    return found if plain and trainable else []
 
 
 def joined_view(parameters: list[nn.Parameter]) -> Tensor | None:
@@ -148,9 +152,18 @@ def joined_view(parameters: list[nn.Parameter]) -> Tensor | None:
 class FusedBlock:
     """Takes the place of one layer's `forward`. `seed` is the device tensor that every dropout of the step reads."""
 
-    def __init__(self, layer: nn.Module, parts: Parts, qkv_weight: Tensor, seed: Tensor, site: int, last: bool):
+    def __init__(
+        self,
+        layer: nn.Module,
+        parts: Parts,
+        qkv_weight: Tensor,
+        seed: Tensor,
+        site: int,
+        last: bool,
+        side: SideStream | None,
+    ):
         self.layer, self.parts, self.seed, self.site, self.last = layer, parts, seed, site, last
-        self.qkv_weight = qkv_weight
+        self.qkv_weight, self.side = qkv_weight, side
 
     def __call__(
         self,
@@ -163,20 +176,21 @@ class FusedBlock:
         **kwargs: Any,
     ) -> Tensor:
         x_TN = hidden_states[0]
+        self.beside = self.side if x_TN.shape[0] <= SIDE_STREAM_TOKENS else None
         if self.last and pooled_positions is not None:
             attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions)
         else:
             attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q)
         p = self.parts
         h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout, 0)
-        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight])
+        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.beside)
         return self._add_norm(bias_gelu(inner, p.up.bias), p.down, h, p.output_norm, p.down_dropout, 1).unsqueeze(0)
 
     def _add_norm(
         self, x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, dropout: float, which: int
     ) -> Tensor:
         """LayerNorm(residual + dropout(linear(x))): the bias, dropout, residual and norm are one kernel."""
-        projected, _ = joined_linear(x, linear.weight.detach(), [linear.weight])
+        projected, _ = joined_linear(x, linear.weight.detach(), [linear.weight], side=self.beside)
         out = add_norm(
             projected,
             residual,
@@ -195,7 +209,8 @@ class FusedBlock:
         """(attention output, the residual stream)."""
         p = self.parts
         linears = (p.query, p.key, p.value)
-        qkv, x_TN = joined_linear(x_TN, self.qkv_weight, [m.weight for m in linears], [m.bias for m in linears])
+        weights, biases = [m.weight for m in linears], [m.bias for m in linears]
+        qkv, x_TN = joined_linear(x_TN, self.qkv_weight, weights, biases, self.beside)
         q, k, v = (t.unflatten(1, (p.heads, -1)) for t in qkv.chunk(3, dim=1))
         return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest), x_TN
 
@@ -205,7 +220,7 @@ class FusedBlock:
         p, n, pooled = self.parts, self.parts.query.weight.shape[0], pooled_R.shape[0]
         tails = cu_seqlens[pooled:-1].clamp(max=x_TN.shape[0] - 1).to(pooled_R.dtype)
         key_value = [p.key.weight, p.value.weight], [p.key.bias, p.value.bias]
-        kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value)
+        kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value, self.beside)
         rows_DN = x_TN.index_select(0, torch.cat([pooled_R, tails]))
         q, rows_DN = joined_linear(rows_DN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
         q, k, v = (t.unflatten(1, (p.heads, -1)) for t in (q, *kv.chunk(2, dim=1)))
@@ -221,16 +236,16 @@ class FusedBlock:
         return out.flatten(1)
 
 
-def fuse_encoder(model: Any, seed: Tensor) -> int:
+def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None) -> int:
     """Swaps every fusable layer of the model and returns how many; `unfuse_encoder` undoes it. Query, key and value
-    weights must be neighbours in memory by now."""
+    weights must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass."""
     layers = fusable_layers(model)
     joined = [joined_view(parts.neighbours()) for _, parts in layers]
     if any(view is None for view in joined):
         return 0
     for index, ((layer, parts), qkv_weight) in enumerate(zip(layers, joined)):
         assert qkv_weight is not None
-        layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, last=index == len(layers) - 1)
+        layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, last=index == len(layers) - 1, side=side)
     embeddings = ENCODERS[model.config.model_type].embeddings(model)
     embeddings.forward = FusedEmbeddings(embeddings, family_of(model.config).position_offset(model.config))
     return len(layers)

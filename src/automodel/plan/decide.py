@@ -189,8 +189,8 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
 
 def _bucket(path: str, hardware: Hardware, mean_tokens: float, lines: list[Decision]) -> int:
     if path == "packed" and hardware.device == "cuda":
-        # A sixteenth of a mean batch: about 3 % dummy tokens, and a dozen shapes to capture.
-        bucket = 2 ** round(math.log2(max(1.0, mean_tokens / 16)))
+        # A thirty-second of a mean batch: under 2 % dummy tokens, and two dozen shapes to capture.
+        bucket = 2 ** round(math.log2(max(1.0, mean_tokens / 32)))
         bucket = min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
         lines.append(Decision("buckets", bucket, "token counts are rounded up to a multiple, so that shapes repeat"))
         return bucket

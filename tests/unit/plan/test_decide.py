@@ -43,7 +43,7 @@ def test_defaults_on_the_cpu():
 
 def test_defaults_on_a_modern_gpu():
     plan = plan_for(hardware=H200)
-    assert (plan.precision, plan.bucket_tokens, plan.pin_memory, plan.capture) == ("bf16", 128, True, True)
+    assert (plan.precision, plan.bucket_tokens, plan.pin_memory, plan.capture) == ("bf16", 64, True, True)
     assert "fp32 master weights" in reason(plan, "precision")
 
 
