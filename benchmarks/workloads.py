@@ -172,6 +172,7 @@ def write_yaml(folder: Path, settings: dict[str, Any]) -> Path:
 
 def run(options: argparse.Namespace) -> int:
     """Measures the workloads one after the other. Exit code 1 where one failed or was left out."""
+    from automodel.benchmark.machine import system_info
     from automodel.benchmark.verb import Wishes, benchmark
     from automodel.plan.check import load_run_config
 
@@ -189,18 +190,18 @@ def run(options: argparse.Namespace) -> int:
             cfg = load_run_config([make(name, folder, options.steps)], options.settings)
             wishes = Wishes(against, folder / "benchmark", options.repeat, ladder=options.ladder)
             outcome = benchmark(cfg, wishes)
-            if outcome.document is None:
-                missing.append(f"{name}: a side failed")
-            else:
-                rows = rows_of(
-                    name,
-                    outcome.document,
-                    date=time.strftime("%Y-%m-%d", time.gmtime()),
-                    commit=options.commit or commit_here(),
-                    command=shlex.join(["python", *sys.argv]),
-                )
-                merge_into(options.rows, rows)
-                keep(outcome, options.keep, name)
+            failed = [side for side, found in outcome.sides.items() if found["status"] == "failed"]
+            missing.extend(f"{name}: {side} failed" for side in failed)
+            rows = rows_of(
+                name,
+                outcome.sides,
+                system_info(),
+                date=time.strftime("%Y-%m-%d", time.gmtime()),
+                commit=options.commit or commit_here(),
+                command=shlex.join(["python", *sys.argv]),
+            )
+            merge_into(options.rows, rows)
+            keep(outcome, options.keep, name)
         lost = max(lost, time.monotonic() - started)  # the next one is assumed to take as long as the longest so far
     for line in missing:
         print(f"missing: {line}", file=sys.stderr)
@@ -209,7 +210,7 @@ def run(options: argparse.Namespace) -> int:
 
 def keep(outcome: Any, folder: Path | None, name: str) -> None:
     """Copies the report and the results of a workload, where a folder for them was named."""
-    if folder is None:
+    if folder is None or outcome.document is None:
         return
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(outcome.report, folder / f"{name}.html")

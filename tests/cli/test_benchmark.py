@@ -110,9 +110,20 @@ def test_causal_lm_with_accumulation_agrees_with_tuned_trainer(tmp_path, monkeyp
     assert sides["automodel"]["tokens"] == sides["hf-trainer-tuned"]["tokens"]
 
 
-def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path):
-    path = tiny.write_run(tmp_path, rows=4, validation=2, text="loss_fn: {class_weights: [1.0, 2.0]}\n")
-    result = tiny.automodel("benchmark", "-c", path, check=False, cwd=tmp_path, AUTOMODEL_CACHE=str(tmp_path / "t"))
-    assert result.returncode == 3
-    assert "loss_fn.class_weights: Trainer has no such setting" in result.stderr
-    assert "Traceback" not in result.stderr
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("loss_fn: {class_weights: [1.0, 2.0]}", "loss_fn.class_weights: Trainer has no such setting"),
+        ("optimizer: {_target_: torch.optim.Adagrad, lr: 1e-3}", "optimizer: torch.optim.Adagrad is not compared"),
+        ("optimizer: {_target_: torch.optim.AdamW, amsgrad: true}", "optimizer.amsgrad: Trainer has no such setting"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path, section, message):
+    from automodel.benchmark.verb import Wishes, benchmark
+    from automodel.config.errors import NotYetError
+    from automodel.plan.check import load_run_config
+
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: nowhere\ntask: text-classification\ndataset: nothing.csv\n{section}\n")
+    with pytest.raises(NotYetError, match=message):
+        benchmark(load_run_config([path]), Wishes(output=tmp_path / "b"))

@@ -47,8 +47,10 @@ def make_job(cfg: RunConfig, folder: Path, *, steps: int | None, warmup: int | N
     """Writes weights, tokens and settings for every side into `folder`. `steps` and `warmup` override the config."""
     notes: list[str] = []
     cfg = _without_extras(cfg, steps, notes)
+    _check_comparable(cfg)
     first = prepare_run(cfg, trust)
-    _check_comparable(cfg, first)
+    if first.task not in COMPARED_TASKS:
+        raise NotYetError(f"task: {first.task} cannot be benchmarked yet; {', '.join(COMPARED_TASKS)} can.")
     folder.mkdir(parents=True, exist_ok=True)
     weights = _write_weights(first, folder / "model")
     cfg = dataclasses.replace(cfg, model=_model_from(cfg, weights))
@@ -73,10 +75,8 @@ def _without_extras(cfg: RunConfig, steps: int | None, notes: list[str]) -> RunC
     return dataclasses.replace(cfg, **changes)
 
 
-def _check_comparable(cfg: RunConfig, prepared: Prepared) -> None:
+def _check_comparable(cfg: RunConfig) -> None:
     """Refuses what Trainer cannot be told to do as well: a comparison of two different things is none."""
-    if prepared.task not in COMPARED_TASKS:
-        raise NotYetError(f"task: {prepared.task} cannot be benchmarked yet; {', '.join(COMPARED_TASKS)} can.")
     if cfg.loss_fn.class_weights is not None:
         raise NotYetError("loss_fn.class_weights: Trainer has no such setting, so there is nothing to compare with.")
     if optimizer_name(cfg) is None:

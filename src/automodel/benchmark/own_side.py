@@ -78,6 +78,8 @@ def train_with_automodel(
 def described(plan: Any) -> str:
     """The plan in a few words, for the table."""
     words = [plan.precision, plan.path]
+    if plan.capture:
+        words.append("captured step")
     if plan.compile:
         words.append("compiled")
     return ", ".join(words)

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from automodel.benchmark.sides import OURS
+from automodel.benchmark.compare import final_loss
 
 Row = dict[str, Any]
 # Column of the row, and the opponent it compares with.
@@ -22,9 +22,17 @@ SPEEDUPS = {
 }
 
 
-def rows_of(workload: str, document: dict[str, Any], *, date: str, commit: str | None, command: str) -> list[Row]:
-    """One row a side, from what the results file of a comparison holds. Speed-ups are of median step times."""
-    system, sides = document["system_info"], document["sides"]
+def rows_of(
+    workload: str,
+    measured: dict[str, dict[str, Any]],
+    system: dict[str, Any],
+    *,
+    date: str,
+    commit: str | None,
+    command: str,
+) -> list[Row]:
+    """One row for every side that completed. Speed-ups are of median step times."""
+    sides = {name: side for name, side in measured.items() if side["status"] == "completed"}
     rows = []
     for side in sides.values():
         row = {
@@ -48,7 +56,7 @@ def rows_of(workload: str, document: dict[str, Any], *, date: str, commit: str |
             "precision": side["precision"],
             "setup": side["setup"],
             "steps": side["steps"],
-            "final_loss": round(_final(document, side), 4),
+            "final_loss": round(final_loss(side["losses"]), 4),
             "gpu_utilization_percent": side["gpu_utilization_percent"],
             "other_load_percent": round(side["other_load_percent"]),
             "date": date,
@@ -60,15 +68,6 @@ def rows_of(workload: str, document: dict[str, Any], *, date: str, commit: str |
         }
         rows.append(row)
     return rows
-
-
-def _final(document: dict[str, Any], side: dict[str, Any]) -> float:
-    found = document["agreement"][0] if side["provider"] == OURS else None
-    for entry in document["agreement"]:
-        if entry["against"] == side["provider"]:
-            found = entry
-    assert found is not None
-    return found["final_loss"][side["provider"]]
 
 
 def merge_rows(existing: list[Row], new: list[Row]) -> list[Row]:

@@ -45,8 +45,10 @@ class Wishes:
 class Compared:
     """What a caller gets back."""
 
+    sides: dict[str, dict[str, Any]]
+    """What each side measured; failed ones have the status `failed` and no numbers."""
     document: dict[str, Any] | None
-    """What the results file holds; None where a side failed."""
+    """What the results file holds; None where this library or the baseline failed."""
     results: Path | None
     report: Path | None
     exit_code: int
@@ -82,13 +84,14 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
     measured = run_sides(job, [*opponents, AUTOMODEL], wishes.repeat, logs, say)
     rungs, missing = ladder_sides(job) if wishes.ladder else ([], [])
     climbed = run_sides(job, new_sides(rungs, set(measured)), wishes.repeat, logs, say) if rungs else {}
-    failed = [side for side in measured.values() if side["status"] == "failed"]
-    for side in failed:
+    failed = {name for name, side in measured.items() if side["status"] == "failed"}
+    for name in failed:
+        side = measured[name]
         say(f"\n{side['method']} failed:\n{side['error']}\n(whole log: {side['log']})")
-    if failed:
-        return Compared(None, None, None, EXIT_FAILED)
+    if failed & {opponents[0].name, AUTOMODEL.name}:
+        return Compared(measured, None, None, None, EXIT_FAILED)
     ours = measured[AUTOMODEL.name]
-    theirs = [measured[side.name] for side in opponents]
+    theirs = [measured[side.name] for side in opponents if side.name not in failed]
     disturbed = load_note(job.settings, [*theirs, ours])
     notes = [*job.notes, *missing, *([disturbed] if disturbed else [])]
     document = results_document(job.settings, system_info(), theirs[0], ours, theirs[1:], notes, shlex.join(sys.argv))
@@ -99,7 +102,8 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
     results = write_results(wishes.output, document)
     report = write_comparison_report(wishes.output, document)
     say(f"\nResults: {results}\nReport:  {report}")
-    return Compared(document, results, report, _verdict(document, wishes.threshold, say))
+    verdict = _verdict(document, wishes.threshold, say)
+    return Compared(measured, document, results, report, EXIT_FAILED if failed else verdict)
 
 
 def _show(

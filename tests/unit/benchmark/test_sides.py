@@ -90,7 +90,8 @@ def test_switches_name_real_keys_or_are_said_to_be_missing():
 
 
 def test_rows_have_the_committed_form(document):
-    rows = rows_of("distilbert-b8", document, date="2026-01-01", commit="abc", command="python x")
+    sides, system = document["sides"] | {"lost": {"status": "failed"}}, document["system_info"]
+    rows = rows_of("distilbert-b8", sides, system, date="2026-01-01", commit="abc", command="python x")
     assert [row["provider"] for row in rows] == ["hf-trainer", "automodel"]
     wanted = (
         "workload provider ms_per_step ms_p20 ms_p80 tokens_per_s peak_gib first_step_s wall_s speedup_vs_hf "
