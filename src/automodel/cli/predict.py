@@ -38,7 +38,7 @@ def predict(
     temperature: Annotated[float | None, typer.Option(help="Above 0: draw tokens instead of taking the best.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this share.")] = None,
     num_beams: Annotated[int | None, typer.Option(min=1, help="Search with this many beams.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of drawn tokens.")] = 42,
+    seed: Annotated[int | None, typer.Option(help="Seed of drawn tokens; 42 by default.")] = None,
     system: Annotated[str | None, typer.Option(help="System message for a chat model.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Give prompts as they are, without any template.")] = False,
     on_bad_row: Annotated[
@@ -69,7 +69,7 @@ def predict(
         )
         generation = {
             "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "num_beams": num_beams,
-            "system": system, "raw": raw or None,
+            "seed": seed, "system": system, "raw": raw or None,
         }  # fmt: skip
         asked = {name: value for name, value in generation.items() if value is not None}
         if asked and predictor.task not in GENERATES:
@@ -84,7 +84,7 @@ def predict(
             rows = [{"text": text} for text in given]
             if pair:
                 rows = [{**row, "text_pair": second} for row, second in zip(rows, pair)]
-        answers = _ask(predictor, questions, {**asked, "seed": seed})
+        answers = _ask(predictor, questions, asked)
     done = tables.answered(rows, answers)
     if output is not None:
         tables.write_table(output, done)

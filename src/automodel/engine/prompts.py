@@ -152,6 +152,8 @@ def prompt_writer(saved: SavedModel, *, raw: bool = False, system: str | None = 
     """How this model is asked. `raw` gives it the bare text instead."""
     tokenizer = saved.tokenizer
     plain = PlainText(tokenizer, "text", max_length=2)
+    if raw and system:
+        raise UserError("--system is written by the chat template, which --raw leaves out; give one of them.")
     if raw:
         return PromptWriter(tokenizer, plain)
     encoder, notes = _training_encoder(saved)

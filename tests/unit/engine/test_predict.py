@@ -22,6 +22,7 @@ from automodel.engine.predict import Predictor
 from automodel.engine.prompts import BadPrompt, prompt_writer
 from automodel.engine.run import finetune
 from automodel.engine.saved import open_saved
+from automodel.engine.tables import questions_of, read_table
 from automodel.plan.check import load_run_config
 
 SENTIMENT = ["negative", "positive"]
@@ -68,6 +69,8 @@ def make(name: str, folder: Path) -> Path:
     if name == "classifier":
         fast = "optimizer: {lr: 1e-2}\nstep_scheduler: {num_epochs: 12, val_every_steps: 100}"
         return train(folder, "distilbert", "text-classification", sentences(24), fast, "max_length: 12")
+    if name == "decoder":
+        return train(folder, "llama", "text-classification", sentences(8))
     if name == "pairs":
         rows = [{"premise": r["text"], "hypothesis": "good film", "label": r["label"]} for r in tiny.reviews(8)]
         return train(folder, "bert", "text-classification", rows)
@@ -131,17 +134,19 @@ def stock_logits(folder: Path, *texts: str, **limits) -> torch.Tensor:
         return model(**tokenizer(*texts, return_tensors="pt", truncation=True, **limits)).logits[0]
 
 
-def test_classes_and_probabilities_are_those_of_stock_transformers(run_of):
-    folder = run_of("classifier")
+@pytest.mark.parametrize(("name", "limit", "cut"), [("classifier", 12, 2), ("decoder", 128, 0)])
+def test_classes_and_probabilities_are_those_of_stock_transformers(run_of, name, limit, cut):
+    """The classifier reads its first token, the decoder its last; each text alone in stock transformers."""
+    folder = run_of(name)
     assert json.loads((folder / "config.json").read_text())["id2label"] == dict(zip("01", SENTIMENT))
     predictor = Predictor(folder, batch_size=2)
     for text, answer in zip(TEXTS, predictor.classify(TEXTS), strict=True):
-        expected = stock_logits(folder, text, max_length=12).softmax(-1)
+        expected = stock_logits(folder, text, max_length=limit).softmax(-1)
         assert list(answer.scores) == SENTIMENT
         torch.testing.assert_close(torch.tensor(list(answer.scores.values())), expected, atol=1e-5, rtol=0)
         assert answer.prediction == SENTIMENT[int(expected.argmax())]
         assert answer.score == max(answer.scores.values())
-    assert predictor.notes == ["2 of 5 texts were cut at max_length 12"]
+    assert predictor.notes == ([f"{cut} of 5 texts were cut at max_length {limit}"] if cut else [])
 
 
 def test_the_model_has_learned_and_order_is_kept(run_of):
@@ -301,6 +306,8 @@ def test_limits_and_sampling(run_of):
     assert predictor.notes == ["1 of 1 answers may end early: the model has only 128 positions"]
     with pytest.raises(UserError, match="give a --temperature above 0 too"):
         predictor.generate(["music"], top_p=0.9)
+    with pytest.raises(UserError, match="which --raw leaves out"):
+        predictor.generate(["music"], raw=True, system="good")
     with pytest.raises(UserError, match="row 0: the prompt is empty"):
         predictor.generate([" "])
 
@@ -363,6 +370,46 @@ def test_prompts_of_several_columns_need_them(run_of, tmp_path):
     with pytest.raises(BadPrompt, match="the style is missing"):
         writer.tokens({"question": "what"})
     assert writer.text({"question": "what", "style": "fine"}) == "question : what fine answer :"
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "asked"),
+    [
+        ("classifier", {"label": "good", "text": "a"}, "a"),
+        ("classifier", {"label": "good", "id": 3, "remark": "a"}, "a"),
+        ("tagger", {"text": "the film", "tokens": ["a", "film"]}, ["a", "film"]),
+        ("tagger", {"sentence": "the film"}, "the film"),
+        ("template", {"question": "q", "answer": "a"}, {"question": "q"}),
+        ("template", {"text": "q"}, "q"),
+        ("chat", {"conversations": [{"from": "human", "value": "q"}], "system": "s"}, {"system": "s"}),
+        ("chat", {"prompt": "q", "other": "x"}, "q"),
+        ("seq2seq", {"source": "s", "target": "t"}, "s"),
+        ("seq2seq", {"translation": {"en": "s", "de": "t"}}, "s"),
+    ],
+)
+def test_the_columns_of_a_file_that_are_asked(run_of, tmp_path, name, row, asked):
+    rows = read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", [row])))
+    (item,) = questions_of(rows, Predictor(run_of(name)), None, None).items
+    if "conversations" in row:
+        asked = {**asked, "messages": row["conversations"]}
+    assert item == asked
+
+
+def test_pairs_are_found_in_a_file(run_of, tmp_path):
+    rows = [{"premise": "a", "hypothesis": "b", "label": 1}]
+    found = questions_of(
+        read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", rows))), Predictor(run_of("pairs")), None, None
+    )
+    assert (found.items, found.pairs) == (["a"], ["b"])
+
+
+def test_an_ambiguous_file(run_of, tmp_path):
+    rows = read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", [{"left": "a", "right": "b"}])))
+    with pytest.raises(UserError, match="no column is known to hold the text. It has: left .text., right .text.."):
+        questions_of(rows, Predictor(run_of("classifier")), None, None)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
