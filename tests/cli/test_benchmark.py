@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +128,52 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path, secti
     path.write_text(f"model: nowhere\ntask: text-classification\ndataset: nothing.csv\n{section}\n")
     with pytest.raises(NotYetError, match=message):
         benchmark(load_run_config([path]), Wishes(output=tmp_path / "b"))
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "expected"),
+    [
+        (
+            "performance_comparison.py",
+            ["-h"],
+            "benchmark -c optimized_sentiment_classification.yaml --against hf-trainer,hf-trainer-tuned --output . -h",
+        ),
+        (
+            "performance_comparison.py",
+            ["-c", "a.yaml", "--against", "hf-trainer"],
+            "benchmark --output . -c a.yaml --against hf-trainer",
+        ),
+        (
+            "validate_performance.py",
+            ["--speedup-threshold", "3", "--repeat", "3"],
+            "benchmark -c optimized_sentiment_classification.yaml --speedup-threshold 3 --repeat 3",
+        ),
+    ],
+)
+def test_the_examples_are_thin_callers_of_the_verb(script, given, expected, monkeypatch):
+    """Their exit code is the verb's, so a CI job fails below the threshold."""
+    import runpy
+    import subprocess
+    import sys
+
+    calls = []
+
+    def call(command):
+        calls.append(command)
+        return subprocess.CompletedProcess(command, 4)
+
+    path = Path(__file__).parents[2] / "examples" / "benchmark" / script
+    monkeypatch.setattr(sys, "argv", [str(path), *given])
+    monkeypatch.setattr(subprocess, "run", call)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(path), run_name="__main__")
+    assert end.value.code == 4
+    assert " ".join(calls[0][3:]) == expected
+
+
+def test_the_examples_config_is_valid():
+    from automodel.plan.check import load_run_config
+
+    folder = Path(__file__).parents[2] / "examples" / "benchmark"
+    cfg = load_run_config([folder / "optimized_sentiment_classification.yaml"])
+    assert cfg.benchmark.against == ("hf-trainer", "hf-trainer-tuned")
