@@ -157,7 +157,8 @@ def test_multi_label(finetune, models):
     jsonl("train.jsonl", rows(256, 0)), jsonl("test.jsonl", rows(24, 1))
     run = finetune(
         f"model: {models / 'bert'}\ntask: text-classification\ndataset: train.jsonl\n"
-        f"validation_dataset: test.jsonl\n{EPOCHS}"
+        f"validation_dataset: test.jsonl\n{EPOCHS}",
+        "optimizer.lr=2e-3",
     )
     assert run.losses[-1] < run.losses[0] * 0.6
     assert run.summary["problem_type"] == "multi_label_classification"
