@@ -209,7 +209,11 @@ class Predictor:
         return answers
 
     def _usual_length(self) -> int:
-        return self.saved.dataset.max_target_length if self.task == "seq2seq" else 256
+        """As long as the targets of the training; an answer where nobody said."""
+        if self.task != "seq2seq":
+            return 256
+        longest, room = self.saved.dataset.max_target_length, self.limits.max_positions
+        return longest if room is None else min(longest, room - 1)
 
     def _sources(self, prompts: Sequence[Prompt], raw: bool) -> TokenStore:
         """Source texts of an encoder-decoder, with the run's prefix before them."""

@@ -101,6 +101,9 @@ def make(name: str, folder: Path) -> Path:
             for q in QUESTIONS
         ]
         return train(folder, "llama", "causal-lm", rows, MEMORISE)
+    if name == "bart":
+        rows = [{"source": q["question"], "target": q["answer"]} for q in QUESTIONS]
+        return train(folder, "bart", "seq2seq", rows, MEMORISE)
     assert name == "seq2seq"
     rows = [{"source": q["question"], "target": q["answer"]} for q in QUESTIONS]
     return train(folder, "t5", "seq2seq", rows, MEMORISE, "source_prefix: 'answer : '")
@@ -312,15 +315,16 @@ def test_limits_and_sampling(run_of):
         predictor.generate([" "])
 
 
-def test_seq2seq(run_of):
+@pytest.mark.parametrize(("name", "prefix"), [("seq2seq", "answer : "), ("bart", "")])
+def test_seq2seq(run_of, name, prefix):
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-    folder = run_of("seq2seq")
+    folder = run_of(name)
     answers = Predictor(folder).generate([q["question"] for q in QUESTIONS])
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSeq2SeqLM.from_pretrained(folder)
     for question, answer in zip(QUESTIONS, answers):
-        inputs = tokenizer(f"answer : {question['question']}", return_tensors="pt", return_token_type_ids=False)
-        output = model.generate(**inputs, do_sample=False, max_new_tokens=128)
+        inputs = tokenizer(prefix + question["question"], return_tensors="pt", return_token_type_ids=False)
+        output = model.generate(**inputs, do_sample=False, max_new_tokens=100)
         assert answer.prediction == tokenizer.decode(output[0], skip_special_tokens=True)
     assert [a.prediction for a in answers] == [q["answer"] for q in QUESTIONS]
 
