@@ -41,7 +41,7 @@ def main() -> None:
     from automodel.data.store import TokenStore
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
-    from automodel.kernels.linear import SideStream
+    from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
     from automodel.losses.task_loss import make_loss
     from automodel.models.forward import make_forward

@@ -27,7 +27,7 @@ from automodel.engine.prepare import Prepared
 from automodel.engine.state import Best, TrainState
 from automodel.engine.step import TrainStep
 from automodel.kernels.flat_adamw import FlatAdamW
-from automodel.kernels.linear import SideStream
+from automodel.kernels.side_stream import SideStream
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.forward import make_forward

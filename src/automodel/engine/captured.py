@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
-from automodel.kernels.linear import SideStream
+from automodel.kernels.side_stream import SideStream
 from automodel.losses.task_loss import TaskLoss
 from automodel.optim.schedule import Schedule
 

@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 from automodel.kernels.column_sum import column_sum
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
 from automodel.kernels.philox import ROWS_PER_DRAW, drop_threshold, keep_mask
+from automodel.kernels.side_stream import SideStream
 
 WIDEST = 8192
 BACKWARD_PROGRAMS_PER_PROCESSOR = 2
@@ -103,10 +104,11 @@ def _forward(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, drop
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, residual, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum):
+    def forward(ctx: Any, x, residual, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum, side):
         y, h, mean, rstd = _forward(x, residual, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, True)
         ctx.save_for_backward(h, mean, rstd, weight, seed)
-        ctx.site, ctx.dropout_p = site, dropout_p
+        ctx.site, ctx.dropout_p, ctx.side = site, dropout_p, side
+        ctx.parameters = [p for p in (weight, norm_bias, linear_bias) if p is not None]
         ctx.x_dtype = x.dtype
         ctx.residual_dtype = None if residual is None else residual.dtype
         ctx.bias_dtypes = tuple(None if b is None else b.dtype for b in (norm_bias, linear_bias))
@@ -136,8 +138,15 @@ class _AddNorm(torch.autograd.Function):
             D=D, BLOCK_D=shape.block, ROWS=shape.rows, NORM_BIAS_SLOT=slots.norm_bias,
             LINEAR_BIAS_SLOT=slots.linear_bias, SLOTS=slots.count, num_warps=shape.warps,
         )  # fmt: skip
-        gradients = _parameter_gradients(partial, slots, weight.dtype, ctx.bias_dtypes)
-        return dx, dresidual, *gradients, None, None, None, None, None
+        gradients = (None, None, None)
+        if ctx.side is not None and all(ctx.needs_input_grad[2:5]) and SideStream.can_take(ctx.parameters):
+            assert partial is not None
+            ctx.side.give(
+                ctx.parameters, lambda: _parameter_gradients(partial, slots, weight.dtype, ctx.bias_dtypes), partial
+            )
+        else:
+            gradients = _parameter_gradients(partial, slots, weight.dtype, ctx.bias_dtypes)
+        return dx, dresidual, *gradients, None, None, None, None, None, None
 
 
 class _Slots(NamedTuple):
@@ -185,12 +194,14 @@ def add_norm(
     seed: torch.Tensor | None = None,
     site: int = 0,
     return_sum: bool = False,
+    side: SideStream | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """y, or (y, h) with `return_sum`.
 
     x, residual: (…, D) in bf16, fp16 or fp32; y and h have their promoted dtype. weight, norm_bias, linear_bias: (D,).
     seed: one int64 on x's device, needed when dropout_p > 0. Forward and backward read it where it lies, so advance it
     between a backward and the next forward and not in between. site: a different number for each place in the model.
+    side: where the gradients of weight and both biases (all of them then present and leaves) are summed up.
     Under torch.compile the mask comes from torch's own generator, which Inductor knows how to fuse, and not from seed.
     """
     if dropout_p > 0.0 and seed is None:
@@ -207,7 +218,9 @@ def add_norm(
     residual_TD = None if residual is None else residual.reshape(-1, D).contiguous()
     learned = (x, residual, weight, norm_bias, linear_bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in learned):
-        out = _AddNorm.apply(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum)
+        out = _AddNorm.apply(
+            x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum, side
+        )
         return (out[0].view(shape), out[1].view(shape)) if return_sum else out.view(shape)
     y, h, _, _ = _forward(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum)
     return (y.view(shape), h.view(shape)) if return_sum else y.view(shape)

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.column_sum import column_sum
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
+from automodel.kernels.side_stream import SideStream
 
 APPROXIMATIONS = ("none", "tanh")
 BACKWARD_PROGRAMS_PER_PROCESSOR = 4
@@ -58,7 +59,9 @@ def _grid(rows: int, width: int, shape: _Launch) -> tuple[int, int]:
 
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_TF: torch.Tensor, bias: torch.Tensor | None, tanh: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, x_TF: torch.Tensor, bias: torch.Tensor | None, tanh: bool, side: SideStream | None
+    ) -> torch.Tensor:
         from automodel.kernels.bias_gelu_triton import bias_gelu_forward_kernel
 
         y_TF = torch.empty_like(x_TF)
@@ -68,7 +71,7 @@ class _BiasGelu(torch.autograd.Function):
             x_TF, bias, y_TF, T, WIDTH=width, BLOCK=shape.block, ROWS=shape.rows, TANH=tanh, num_warps=shape.warps
         )
         ctx.save_for_backward(x_TF, bias)
-        ctx.tanh = tanh
+        ctx.tanh, ctx.side, ctx.parameter = tanh, side, bias
         return y_TF
 
     @staticmethod
@@ -90,7 +93,13 @@ class _BiasGelu(torch.autograd.Function):
             x_TF, bias, dy_TF, dx_TF, partial, T,
             WIDTH=width, BLOCK=shape.block, ROWS=shape.rows, TANH=ctx.tanh, num_warps=shape.warps,
         )  # fmt: skip
-        return dx_TF, None if partial is None else column_sum(partial, bias.dtype), None
+        dbias = None
+        if partial is not None:
+            if ctx.side is not None and SideStream.can_take([ctx.parameter]):
+                ctx.side.give([ctx.parameter], lambda: [column_sum(partial, bias.dtype)], partial)
+            else:
+                dbias = column_sum(partial, bias.dtype)
+        return dx_TF, dbias, None, None
 
 
 class _GeGLU(torch.autograd.Function):
@@ -130,12 +139,14 @@ def _is_tanh(approximate: str) -> bool:
     return approximate == "tanh"
 
 
-def bias_gelu(x: torch.Tensor, bias: torch.Tensor | None = None, approximate: str = "none") -> torch.Tensor:
+def bias_gelu(
+    x: torch.Tensor, bias: torch.Tensor | None = None, approximate: str = "none", side: SideStream | None = None
+) -> torch.Tensor:
     """gelu(x + bias) of x (…, F); without a bias plain GELU. Result and dx have x's dtype, dbias the bias's."""
     tanh = _is_tanh(approximate)
     if not runs_triton(x):
         return bias_gelu_reference(x, bias, approximate)
-    return _BiasGelu.apply(x.reshape(-1, x.shape[-1]).contiguous(), bias, tanh).view(x.shape)
+    return _BiasGelu.apply(x.reshape(-1, x.shape[-1]).contiguous(), bias, tanh, side).view(x.shape)
 
 
 def geglu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:

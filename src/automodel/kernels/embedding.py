@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 
-ROWS = 32  # rows of a run added at once
+LONG_RUN = 8  # tokens that occur more often are added up by several programs
 BLOCK = 128  # columns of one program
 DOCUMENTS = 16  # documents looked at at once
 
@@ -51,10 +51,11 @@ class _WordEmbedding(torch.autograd.Function):
         ids_T, runs_2T = ctx.saved_tensors
         drows_TN = drows_TN.contiguous()
         dweight_VN = torch.zeros(ctx.shape, dtype=drows_TN.dtype, device=drows_TN.device)
-        (T, N), block = drows_TN.shape, _block(drows_TN.shape[1])
-        word_backward_kernel[(T, -(-N // block))](
-            drows_TN, runs_2T, ids_T, dweight_VN, T, ctx.padding_id, N=N, BLOCK_N=block, ROWS=ROWS, num_warps=4
-        )
+        (T, N), part = drows_TN.shape, _block(drows_TN.shape[1])
+        word_backward_kernel[(T, -(-N // part))](
+            drows_TN, runs_2T, ids_T, dweight_VN, T, ctx.padding_id,
+            N=N, BLOCK_N=power_of_two_above(N), LONG=LONG_RUN, PART=part, num_warps=4,
+        )  # fmt: skip
         return None, dweight_VN, None, None
 
 

@@ -4,24 +4,39 @@ import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
 
+@triton.jit
+def add_up_run(DROWS, RUNS, i, length, cols, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of the rows of one run, `ROWS` of them in flight at a time."""
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in range(0, length, ROWS):
+        rows = first + tl.arange(0, ROWS)
+        places = tl.load(RUNS + i + rows, mask=rows < length, other=0)
+        inside = (rows < length)[:, None] & (cols < N)[None, :]
+        total += tl.load(DROWS + places[:, None] * N + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    return tl.sum(total, 0)
+
+
 @triton.jit(do_not_specialize=["n_tokens", "padding"])
 def word_backward_kernel(
-    DROWS, RUNS, IDS, DWEIGHT, n_tokens, padding, N: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr
-):
-    """Program (i, c): if a run of equal ids starts at the i-th token in sorted order, it adds up the whole run."""
+    DROWS, RUNS, IDS, DWEIGHT, n_tokens, padding,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Program (i, c): a run that starts at the i-th token in sorted order. Most ids of a batch are rare: program (i, 0)
+    adds up a short run, whole rows at a time. The few long ones are shared out by columns, many rows at a time."""
     i = tl.program_id(0)
+    part = tl.program_id(1)
     length = tl.load(RUNS + n_tokens + i)
     if length > 0:
         token = tl.load(IDS + tl.load(RUNS + i))
         if token != padding:
-            cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-            total = tl.zeros((ROWS, BLOCK_N), tl.float32)
-            for first in range(0, length, ROWS):
-                rows = first + tl.arange(0, ROWS)
-                places = tl.load(RUNS + i + rows, mask=rows < length, other=0)
-                inside = (rows < length)[:, None] & (cols < N)[None, :]
-                total += tl.load(DROWS + places[:, None] * N + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-            tl.store(DWEIGHT + token * N + cols, tl.sum(total, 0).to(DWEIGHT.dtype.element_ty), mask=cols < N)
+            if length > LONG:
+                cols = part * PART + tl.arange(0, PART)
+                total = add_up_run(DROWS, RUNS, i, length, cols, N, 32, PART)
+                tl.store(DWEIGHT + token * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
+            elif part == 0:
+                cols = tl.arange(0, BLOCK_N)
+                total = add_up_run(DROWS, RUNS, i, length, cols, N, 2, BLOCK_N)
+                tl.store(DWEIGHT + token * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
 
 
 @triton.jit(do_not_specialize=["n_documents", "offset"])

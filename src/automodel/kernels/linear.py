@@ -11,15 +11,14 @@ A residual stream forks at such a layer: x goes through it and around it. `joine
 output, so that its backward receives both gradients at once and adds them inside the GEMM (dx = dx_around + dy W, in
 place: `around` comes from `add_norm`, which hands it to nobody else). No separate addition over the stream.
 
-Weight gradients are off the critical path: nothing in the backward pass waits for them. On small batches their GEMMs
-fill a third of the GPU, so a `SideStream` runs them beside the chain of activation gradients; `join` brings them back.
+Weight gradients may go to a `SideStream`: on small batches their GEMMs fill a third of the GPU.
 
 Shapes: T rows, I inputs, O outputs of all layers together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,30 +27,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from automodel.kernels.column_sum import rows_sum
+from automodel.kernels.side_stream import SideStream
 
 
 def joined_linear_reference(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
     """The definition: each layer alone, outputs side by side."""
     pairs = zip(weights, biases or [None] * len(weights))
     return torch.cat([F.linear(x, w, b) for w, b in pairs], dim=-1)
-
-
-class SideStream:
-    """Work that nobody waits for until `join`. What it reads and writes is kept alive until then."""
-
-    def __init__(self):
-        self.stream = torch.cuda.Stream()
-        self.kept: list[Any] = []
-
-    def run(self, work: Callable[[], None], *used: Tensor) -> None:
-        self.stream.wait_stream(torch.cuda.current_stream())
-        self.kept.append(used)
-        with torch.cuda.stream(self.stream):
-            work()
-
-    def join(self) -> None:
-        torch.cuda.current_stream().wait_stream(self.stream)
-        self.kept.clear()
 
 
 class _JoinedLinear(torch.autograd.Function):
@@ -72,14 +54,8 @@ class _JoinedLinear(torch.autograd.Function):
         x_TI, weight_OI = ctx.saved_tensors
         parameters = (*ctx.weights, *ctx.biases)
         gradients: list[Tensor | None] = [None] * len(parameters)
-        if ctx.side is not None and all(p.grad is None for p in parameters):
-
-            def hand_over() -> None:
-                # Straight into .grad: autograd's own way there might copy on the main stream, too early.
-                for parameter, gradient in zip(parameters, _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases)):
-                    parameter.grad = gradient
-
-            ctx.side.run(hand_over, dy_TO, x_TI)
+        if ctx.side is not None and SideStream.can_take(parameters):
+            ctx.side.give(parameters, lambda: _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases), dy_TO, x_TI)
         else:
             gradients = _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases)
         if not ctx.needs_input_grad[1]:

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.bias_gelu import bias_gelu
-from automodel.kernels.linear import SideStream, joined_linear
+from automodel.kernels.linear import joined_linear
+from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
 from automodel.models.fused_embeddings import FusedEmbeddings
 
@@ -184,7 +185,9 @@ class FusedBlock:
         p = self.parts
         h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout, 0)
         inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.beside)
-        return self._add_norm(bias_gelu(inner, p.up.bias), p.down, h, p.output_norm, p.down_dropout, 1).unsqueeze(0)
+        return self._add_norm(
+            bias_gelu(inner, p.up.bias, side=self.side), p.down, h, p.output_norm, p.down_dropout, 1
+        ).unsqueeze(0)
 
     def _add_norm(
         self, x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, dropout: float, which: int
@@ -201,6 +204,7 @@ class FusedBlock:
             dropout_p=dropout if self.layer.training else 0.0,
             seed=self.seed,
             site=2 * self.site + which,
+            side=self.side,
         )
         assert isinstance(out, Tensor)
         return out

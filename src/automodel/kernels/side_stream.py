@@ -1,0 +1,43 @@
+"""Work beside the critical path.
+
+Nothing in a backward pass waits for the gradient of a weight. On small batches such a GEMM, or the sum of a bias
+gradient, fills a fraction of the GPU and still takes its turn in the queue; on a second stream it runs beside the chain
+of activation gradients. `join` brings both together again, before the optimizer reads the gradients.
+
+Gradients go straight into `.grad`: autograd's own way there might add or copy on the main stream, too early. That is
+right only for leaves that have no gradient yet, which `can_take` checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SideStream:
+    """A second stream. What its work reads is kept alive until `join`."""
+
+    def __init__(self):
+        self.stream = torch.cuda.Stream()
+        self.kept: list[Any] = []
+
+    @staticmethod
+    def can_take(parameters: Iterable[Tensor]) -> bool:
+        return all(p.is_leaf and p.grad is None for p in parameters)
+
+    def give(self, parameters: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], *reads: Tensor) -> None:
+        """Sets each parameter's `.grad` to what `gradients` computes, on this stream."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        self.kept.append(reads)
+        with torch.cuda.stream(self.stream):
+            for parameter, gradient in zip(parameters, gradients(), strict=True):
+                parameter.grad = gradient
+
+    def join(self) -> None:
+        """The current stream waits for everything given so far."""
+        if self.kept:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            self.kept.clear()
