@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,5 +136,11 @@ def _check_writable(root: Path) -> None:
     existing = root
     while not existing.exists():
         existing = existing.parent
-    if not os.access(existing, os.W_OK):
-        raise UserError(f"checkpoint.checkpoint_dir: {existing} is not writable. Choose another folder.")
+    try:
+        with tempfile.TemporaryFile(dir=existing):  # asking for permissions says nothing about read-only disks
+            pass
+    except OSError as error:
+        raise UserError(
+            f"checkpoint.checkpoint_dir: nothing can be written to {existing} ({error.strerror}). "
+            "Choose another folder."
+        ) from error

@@ -92,6 +92,8 @@ def _opening_lines(run: Run) -> list[str]:
     for role, data in (("dataset", prepared.train), ("validation_dataset", prepared.validation)):
         if data is not None and data.stats.skipped:
             lines.append(f"{role}: skipped {data.stats.skipped:,} of {data.stats.rows:,} rows (on_bad_row: skip)")
+    if prepared.train.from_cache:
+        lines.append("Tokenised data taken from the cache")
     if is_trained(run):
         lines.append(f"All {run.state.step} steps were done before; only the export is missing")
     elif run.state.step:
@@ -125,6 +127,10 @@ def _finish(run: Run, outcome: Outcome) -> Finished:
         )
         run.progress.warn(f"Stopped by {outcome.signal} after step {run.state.step}. {kept}")
         return Finished(folder.root, summary, report, EXIT_INTERRUPTED)
+    if outcome.status == "stopped early":
+        best = run.state.best
+        evaluations = f"{best.stale} evaluation{'s' if best.stale > 1 else ''}"
+        run.progress.info(f"Stopped early after step {run.state.step}: {best.metric} did not improve in {evaluations}")
     if prepared.cfg.checkpoint.enabled:
         run.progress.info(f"Saved the model to {folder.root}")
     else:
