@@ -22,6 +22,7 @@ from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
 from automodel.engine.evaluate import Evaluator
+from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared
 from automodel.engine.state import Best, TrainState
@@ -56,17 +57,8 @@ class Run:
 
 def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bool, started: float) -> Run:
     """Loads the weights and puts the parts together. `progress_of(total, start)` makes the progress display."""
+    prepared, model, step = make_fitting_step(prepared)
     cfg, plan = prepared.cfg, prepared.plan
-    randomness.seed_everything(cfg.seed)
-    if plan.device == "cuda" and (plan.precision == "tf32" or cfg.training_optimizations.tf32):
-        torch.set_float32_matmul_precision("high")
-    dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
-    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device)
-    align_pad_token(model, prepared.tokenizer)
-    model.train()
-    if cfg.training_optimizations.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    step = make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
     loader = make_step_loader(prepared)
     evaluator = None
     if prepared.validation is not None:
@@ -80,6 +72,8 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     progress = progress_of(plan.total_steps, state.step)
     for note in notes:
         progress.warn(note)
+    if isinstance(step, CapturedStep):
+        step.warn = progress.warn
     trackers = build_trackers(
         wandb=cfg.wandb,
         mlflow=cfg.mlflow,
@@ -90,6 +84,36 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
         warn=progress.warn,
     )
     return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started)
+
+
+def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | CapturedStep]:
+    """Model and step, with micro-batches that fit the GPU; the plan that comes back says what had to change."""
+    while True:
+        randomness.seed_everything(prepared.cfg.seed)
+        model, step = make_step(prepared)
+        if not isinstance(step, CapturedStep):
+            return prepared, model, step
+        collate = make_collator(prepared, prepared.train, prepared.plan.micro_batch_size)
+        assert isinstance(collate, PackedCollator)
+        if fits(step, collate):
+            randomness.seed_everything(prepared.cfg.seed)
+            return prepared, model, step
+        del model, step
+        release_memory()
+        prepared = halved(prepared)
+
+
+def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
+    cfg, plan = prepared.cfg, prepared.plan
+    if plan.device == "cuda" and (plan.precision == "tf32" or cfg.training_optimizations.tf32):
+        torch.set_float32_matmul_precision("high")
+    dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
+    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device)
+    align_pad_token(model, prepared.tokenizer)
+    model.train()
+    if cfg.training_optimizations.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model, make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
 
 
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:

@@ -16,7 +16,8 @@ so there is no autocast and no cast in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -33,6 +34,7 @@ from automodel.optim.schedule import Schedule
 
 SLOTS = 4  # batches that may be on their way to the device before the host has to wait for one
 ALIGNMENT = 16
+MOST_GRAPHS = 256  # past this the shapes do not repeat, and recording costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,18 @@ def shape_of(batch: PackedBatch) -> tuple:
     return tuple((name, tuple(t.shape)) for name, t in tensors if isinstance(t, Tensor))
 
 
+@dataclass(frozen=True)
+class Uncaptured:
+    """Stands in for a graph that could not be recorded: replaying it does the work."""
+
+    work: Callable[[], None]
+    tidy: Callable[[], None]
+
+    def replay(self) -> None:
+        self.work()
+        self.tidy()
+
+
 class CapturedStep:
     """The step as CUDA graphs, one for each shape."""
 
@@ -112,7 +126,8 @@ class CapturedStep:
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
         self.statics: dict[tuple, StaticBatch] = {}
-        self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[tuple, torch.cuda.CUDAGraph | Uncaptured] = {}
+        self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
@@ -124,6 +139,13 @@ class CapturedStep:
         lr = self.schedule.lr_at(index, self.peak_lr)
         norm = self.optimizer.grad_norm.squeeze(0)
         return StepResult(self.last_loss.clone(), norm, lr, batch.num_tokens, batch.num_documents)
+
+    def probe(self, batch: PackedBatch) -> None:
+        """Forward and backward of a batch, leaving no trace: does it fit? Raises torch's out-of-memory error if not."""
+        static = StaticBatch(batch, self.device)
+        static.send(batch, max(1, batch.num_labels))
+        self._rehearse(static)
+        torch.cuda.synchronize()
 
     def _replay(self, batch: PackedBatch, count: float) -> None:
         shape = shape_of(batch)
@@ -142,9 +164,20 @@ class CapturedStep:
             self.graphs[key] = self._record(self._optimize)
         self.graphs[key].replay()
 
-    def _capture(self, static: StaticBatch) -> torch.cuda.CUDAGraph:
-        """Runs the work once for real, so that every kernel is compiled and every workspace allocated, then records it.
-        The rehearsal leaves no trace: sums, gradients and random states are put back."""
+    def _capture(self, static: StaticBatch) -> torch.cuda.CUDAGraph | Uncaptured:
+        """Runs the work once for real, so that every kernel is compiled and every workspace allocated, then records
+        it."""
+        self._rehearse(static)
+
+        def work() -> None:
+            self._learn(static)
+            if not self.accumulates:
+                self._optimize()
+
+        return self._record(work)
+
+    def _rehearse(self, static: StaticBatch) -> None:
+        """Forward and backward that leave no trace: sums, gradients and random states are put back."""
         random_state = torch.cuda.get_rng_state()
         changed = [self.loss_sum, self.seed, *self.optimizer.gradient_buffers]
         before = [t.clone() for t in changed]
@@ -156,18 +189,22 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.set_rng_state(random_state)
 
-        def work() -> None:
-            self._learn(static)
-            if not self.accumulates:
-                self._optimize()
-
-        return self._record(work)
-
-    def _record(self, work) -> torch.cuda.CUDAGraph:
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | Uncaptured:
+        """The work as a graph; where it cannot be recorded, the work itself, with a note that says why."""
+        if len(self.graphs) >= MOST_GRAPHS:
+            return Uncaptured(work, self._drop_gradients)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            work()
+        try:
+            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+                work()
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead: {reason}")
+            self._drop_gradients()
+            return Uncaptured(work, self._drop_gradients)
         self.optimizer.finish_capture()
         self._drop_gradients()
         return graph

@@ -4,25 +4,31 @@ Nothing in a backward pass waits for the gradient of a weight. On small batches 
 gradient, fills a fraction of the GPU and still takes its turn in the queue; on a second stream it runs beside the chain
 of activation gradients. `join` brings both together again, before the optimizer reads the gradients.
 
+What that work reads must stay alive until it is done. Only the latest few pieces are held; before an older one is let
+go, the main stream waits for it, which by then costs nothing. So memory stays bounded at any batch size.
+
 Gradients go straight into `.grad`: autograd's own way there might add or copy on the main stream, too early. That is
 right only for leaves that have no gradient yet, which `can_take` checks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+PIECES = 6  # about one encoder block and a half
+
 
 class SideStream:
-    """A second stream. What its work reads is kept alive until `join`."""
+    """A second stream, never more than `PIECES` pieces of work ahead of being waited for."""
 
     def __init__(self):
         self.stream = torch.cuda.Stream()
-        self.kept: list[Any] = []
+        self.pieces: deque[tuple[torch.cuda.Event, Any]] = deque()
 
     @staticmethod
     def can_take(parameters: Iterable[Tensor]) -> bool:
@@ -30,14 +36,18 @@ class SideStream:
 
     def give(self, parameters: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], *reads: Tensor) -> None:
         """Sets each parameter's `.grad` to what `gradients` computes, on this stream."""
-        self.stream.wait_stream(torch.cuda.current_stream())
-        self.kept.append(reads)
+        main = torch.cuda.current_stream()
+        self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
             for parameter, gradient in zip(parameters, gradients(), strict=True):
                 parameter.grad = gradient
+            self.pieces.append((self.stream.record_event(), reads))
+        if len(self.pieces) > PIECES:
+            done, _ = self.pieces.popleft()
+            main.wait_event(done)
 
     def join(self) -> None:
         """The current stream waits for everything given so far."""
-        if self.kept:
+        if self.pieces:
             torch.cuda.current_stream().wait_stream(self.stream)
-            self.kept.clear()
+            self.pieces.clear()

@@ -34,8 +34,6 @@ from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
 from automodel.models.fused_embeddings import FusedEmbeddings
 
-SIDE_STREAM_TOKENS = 4096  # above this a weight gradient fills the GPU by itself, and memory would be held for nothing
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -177,14 +175,13 @@ class FusedBlock:
         **kwargs: Any,
     ) -> Tensor:
         x_TN = hidden_states[0]
-        self.beside = self.side if x_TN.shape[0] <= SIDE_STREAM_TOKENS else None
         if self.last and pooled_positions is not None:
             attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions)
         else:
             attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q)
         p = self.parts
         h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout, 0)
-        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.beside)
+        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.side)
         return self._add_norm(
             bias_gelu(inner, p.up.bias, side=self.side), p.down, h, p.output_norm, p.down_dropout, 1
         ).unsqueeze(0)
@@ -193,7 +190,7 @@ class FusedBlock:
         self, x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, dropout: float, which: int
     ) -> Tensor:
         """LayerNorm(residual + dropout(linear(x))): the bias, dropout, residual and norm are one kernel."""
-        projected, _ = joined_linear(x, linear.weight.detach(), [linear.weight], side=self.beside)
+        projected, _ = joined_linear(x, linear.weight.detach(), [linear.weight], side=self.side)
         out = add_norm(
             projected,
             residual,
@@ -214,7 +211,7 @@ class FusedBlock:
         p = self.parts
         linears = (p.query, p.key, p.value)
         weights, biases = [m.weight for m in linears], [m.bias for m in linears]
-        qkv, x_TN = joined_linear(x_TN, self.qkv_weight, weights, biases, self.beside)
+        qkv, x_TN = joined_linear(x_TN, self.qkv_weight, weights, biases, self.side)
         q, k, v = (t.unflatten(1, (p.heads, -1)) for t in qkv.chunk(3, dim=1))
         return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest), x_TN
 
@@ -224,7 +221,7 @@ class FusedBlock:
         p, n, pooled = self.parts, self.parts.query.weight.shape[0], pooled_R.shape[0]
         tails = cu_seqlens[pooled:-1].clamp(max=x_TN.shape[0] - 1).to(pooled_R.dtype)
         key_value = [p.key.weight, p.value.weight], [p.key.bias, p.value.bias]
-        kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value, self.beside)
+        kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value, self.side)
         rows_DN = x_TN.index_select(0, torch.cat([pooled_R, tails]))
         q, rows_DN = joined_linear(rows_DN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
         q, k, v = (t.unflatten(1, (p.heads, -1)) for t in (q, *kv.chunk(2, dim=1)))
@@ -245,7 +242,7 @@ def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None) -> in
     weights must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass."""
     layers = fusable_layers(model)
     joined = [joined_view(parts.neighbours()) for _, parts in layers]
-    if any(view is None for view in joined):
+    if not layers or any(view is None for view in joined):
         return 0
     for index, ((layer, parts), qkv_weight) in enumerate(zip(layers, joined)):
         assert qkv_weight is not None

@@ -1,0 +1,61 @@
+"""Does the largest batch fit? Asked before step 1, not found out at step 900.
+
+Batches differ in size, and the largest one of a run may come late. So its forward and backward pass are tried once at
+the start. Where the GPU runs out of memory, micro-batches are halved and accumulated twice as often: the same examples
+a step, the same losses, less memory at a time. The plan says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import numpy as np
+import torch
+
+from automodel.config.errors import UserError
+from automodel.data.batch import PackedBatch
+from automodel.data.collate import PackedCollator
+from automodel.engine.captured import CapturedStep
+from automodel.engine.prepare import Prepared
+from automodel.plan.plan import Decision
+
+
+def fits(step: CapturedStep, collate: PackedCollator) -> bool:
+    """Whether forward and backward of the largest possible micro-batch go through."""
+    lengths = np.asarray(collate.store.lengths)
+    longest = np.argsort(lengths)[-collate.micro_batch_size :]
+    batch = collate(longest)
+    assert isinstance(batch, PackedBatch)
+    try:
+        step.probe(batch)
+    except torch.cuda.OutOfMemoryError:
+        return False
+    return True
+
+
+def halved(prepared: Prepared) -> Prepared:
+    """The same run with half the micro-batch and twice the accumulation."""
+    plan = prepared.plan
+    if plan.micro_batch_size == 1:
+        raise UserError(
+            f"Even one example of {plan.max_length} tokens does not fit into the memory of {prepared.hardware.name}. "
+            "Lower dataset.max_length, use training_optimizations.precision: bf16-pure, or a smaller model."
+        )
+    micro = plan.micro_batch_size // 2
+    while plan.global_batch_size % micro:
+        micro -= 1
+    accumulation = plan.global_batch_size // micro
+    line = Decision(
+        "batch",
+        f"{micro} × {accumulation} = {plan.global_batch_size}",
+        f"the largest batch of {plan.micro_batch_size} ran out of GPU memory; same examples a step, less at a time",
+    )
+    decisions = tuple(line if d.name == "batch" else d for d in plan.decisions)
+    smaller = dataclasses.replace(plan, micro_batch_size=micro, grad_acc_steps=accumulation, decisions=decisions)
+    return dataclasses.replace(prepared, plan=smaller)
+
+
+def release_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
