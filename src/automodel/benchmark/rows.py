@@ -58,6 +58,7 @@ def rows_of(
             "steps": side["steps"],
             "final_loss": round(final_loss(side["losses"]), 4),
             "gpu_utilization_percent": side["gpu_utilization_percent"],
+            "cpu_s": round(side["cpu_s"], 2),
             "other_load_percent": round(side["other_load_percent"]),
             "date": date,
             "commit": commit,

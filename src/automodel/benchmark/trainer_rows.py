@@ -7,7 +7,6 @@ real tokens on the host (the sum of the attention mask), which costs microsecond
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -21,8 +20,8 @@ TOKENS = "num_tokens"  # key under which a batch carries its count; taken out be
 class StoreRows(Dataset):
     """Samples of a token store as dictionaries, padded to `pad_to` where it is given."""
 
-    def __init__(self, folder: Path | str, task: str, pad_token_id: int, pad_to: int | None):
-        self.store = TokenStore.open(folder)
+    def __init__(self, store: TokenStore, task: str, pad_token_id: int, pad_to: int | None):
+        self.store = store
         self.task, self.pad_token_id, self.pad_to = task, pad_token_id, pad_to
 
     def __len__(self) -> int:

@@ -30,6 +30,7 @@ from automodel.benchmark.machine import GpuWatch, LoadWatch, peak_memory
 from automodel.benchmark.recorder import Recorder
 from automodel.benchmark.sides import TrainerSettings
 from automodel.benchmark.trainer_rows import TOKENS, StoreRows, make_collator
+from automodel.data.store import TokenStore
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
 
@@ -147,11 +148,14 @@ def build_trainer(
     pad = tokenizer.pad_token_id or 0
     pad_to = job["max_length"] if settings.padding == "max_length" else None
     stores = {role: job[f"{role}_store"] for role in ("train", "validation")}
-    rows = {role: StoreRows(folder, job["task"], pad, pad_to) if folder else None for role, folder in stores.items()}
+    rows = {
+        role: StoreRows(TokenStore.open(folder), job["task"], pad, pad_to) if folder else None
+        for role, folder in stores.items()
+    }
     callback = StepCallback(recorder)
     trainer = WatchedTrainer(
         model=model,
-        args=training_arguments(job, settings, output),
+        args=TrainingArguments(**training_options(job, settings, output)),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
         data_collator=make_collator(tokenizer, job["task"], settings.padding, 8 if job["device"] == "cuda" else None),
@@ -167,8 +171,8 @@ def build_trainer(
     return trainer
 
 
-def training_arguments(job: dict[str, Any], settings: TrainerSettings, output: Path) -> TrainingArguments:
-    """The run's settings in Trainer's words."""
+def training_options(job: dict[str, Any], settings: TrainerSettings, output: Path) -> dict[str, Any]:
+    """The run's settings in the words of `TrainingArguments`."""
     optimizer, precision = job["optimizer"], precision_of(job, settings)
     options: dict[str, Any] = {
         "output_dir": str(output),
@@ -207,8 +211,7 @@ def training_arguments(job: dict[str, Any], settings: TrainerSettings, output: P
         options |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     if settings.compile:
         options["torch_compile"] = True
-    options |= _sampling(job, settings) | _workers(job, settings) | _saving(job)
-    return TrainingArguments(**options)
+    return options | _sampling(job, settings) | _workers(job, settings) | _saving(job)
 
 
 def _sampling(job: dict[str, Any], settings: TrainerSettings) -> dict[str, Any]:

@@ -128,9 +128,11 @@ def _show(
 
 def _verdict(document: dict[str, Any], threshold: float | None, say: Any) -> int:
     found = document["results"]["improvements"]
+    saved = found["cost_reduction_percent"]
+    cost = f"{saved:.0f}% lower cost" if saved >= 0 else f"{-saved:.0f}% higher cost"
     say(
         f"Speedup: {found['speedup_factor']:.2f}x in training time, {found['step_speedup']:.2f}x a step, "
-        f"{found['wall_speedup']:.2f}x from process start to end; {found['cost_reduction_percent']:.0f}% lower cost"
+        f"{found['wall_speedup']:.2f}x from process start to end; {cost}"
     )
     if threshold is None:
         return EXIT_OK

@@ -29,6 +29,7 @@ def side(provider: str, label: str, *, ms: float, losses: list[float], memory: f
         "peak_allocated_gib": 0.0,
         "peak_reserved_gib": 0.0,
         "gpu_utilization_percent": None,
+        "cpu_s": seconds,
         "other_load_percent": 3.0,
         "precision": precision,
         "setup": f"{precision}, as it is",

@@ -92,3 +92,47 @@ def test_quantiles():
     assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile([0.0, 10.0], 0.2) == 2.0
     assert quantile([5.0], 0.8) == 5.0
+
+
+class DeviceClock:
+    """A device that works on its own: the host queues, `work` takes device time, events are stamps in its stream."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.waits = 0.0, 0
+        clock = self
+
+        class Event:
+            def __init__(self, enable_timing=False):
+                assert enable_timing
+                self.at = None
+
+            def record(self):
+                self.at = clock.now
+
+            def elapsed_time(self, end):
+                return end.at - self.at
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
+
+    def wait(self):
+        self.waits += 1
+
+
+def test_on_a_gpu_steps_are_timed_by_events_and_the_host_rarely_waits(monkeypatch):
+    device = DeviceClock(monkeypatch)
+    recorder = Recorder("cuda", warmup=3, started=time.monotonic())
+    for step in range(1, 41):
+        recorder.begin()
+        device.now += 50.0 if step == 1 else 2.0 + step / 100
+        recorder.end(torch.zeros(()), pause=step == 20)
+        if step == 20:
+            device.now += 500.0  # an evaluation
+    waits = device.waits
+    recorder.finish()
+    times = recorder.step_ms()
+    assert times[0] == 50.0
+    assert times[19] == pytest.approx(2.2)
+    assert times[20] == pytest.approx(2.21), "the evaluation was counted as a step"
+    assert waits <= 8, "the host waited inside a stretch"
+    assert [s.steps for s in recorder.stretches] == [1, 2, 17, 20]
