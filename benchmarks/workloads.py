@@ -143,19 +143,25 @@ def make_quickstart(folder: Path, steps: int) -> Path:
     from automodel.cli.demo.reviews import model_folder, split
 
     batch = 16
-    training, held_out = split(max(640, steps * batch), 64)
+    training, held_out = split(steps * batch, 64)  # one epoch: length grouping shows its true mix only over a whole one
     for name, reviews in (("train", training), ("validation", held_out)):
         lines = (json.dumps({"text": review.text, "label": review.label}) + "\n" for review in reviews)
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     return write_yaml(
         folder,
         {
-            "model": {"pretrained_model_name_or_path": str(model_folder()), "num_labels": 2},
+            "model": {
+                "pretrained_model_name_or_path": str(model_folder()),
+                "num_labels": 2,
+                "hidden_dropout_prob": 0.0,
+                "attention_probs_dropout_prob": 0.0,
+            },
             "task": "text-classification",
             "dataset": {"path": str(folder / "train.jsonl"), "max_length": 256},
             "validation_dataset": {"path": str(folder / "validation.jsonl")},
             "dataloader": {"batch_size": batch},
             "optimizer": {"lr": 1e-4, "weight_decay": 0.01},
+            "lr_scheduler": {"name": "linear", "warmup_ratio": 0.1},
             "step_scheduler": {"max_steps": steps, "val_every_steps": steps},
             "checkpoint": {"checkpoint_dir": str(folder / "out"), "enabled": False},
         },

@@ -94,7 +94,7 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
     theirs = [measured[side.name] for side in opponents if side.name not in failed]
     disturbed = load_note(job.settings, [*theirs, ours])
     notes = [*job.notes, *missing, *([disturbed] if disturbed else [])]
-    document = results_document(job.settings, system_info(), theirs[0], ours, theirs[1:], notes, shlex.join(sys.argv))
+    document = results_document(job.settings, system_info(), theirs[0], ours, theirs[1:], notes, command_line())
     ladder = [{**(measured | climbed)[side.name], "rung": side.label} for side in rungs]
     if ladder:
         document["ladder"] = ladder
@@ -104,6 +104,13 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
     say(f"\nResults: {results}\nReport:  {report}")
     verdict = _verdict(document, wishes.threshold, say)
     return Compared(measured, document, results, report, EXIT_FAILED if failed else verdict)
+
+
+def command_line() -> str:
+    """The command as a person would type it, whatever started this process."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def _show(
