@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from automodel.cli.options import collect_overrides
+from automodel.config.errors import UserError
 
-app = typer.Typer(no_args_is_help=True, help="Fine-tune a model from a YAML file.")
+
+class Kinds(TyperGroup):
+    """`finetune` takes the kind of model first, as the reference does; whoever leaves it out is told."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] in ("-c", "--config"):
+            raise UserError(f"the kind of model comes first: automodel finetune llm {' '.join(args)}")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            raise UserError(f"`automodel finetune {args[0]}` is not known. Write `automodel finetune llm -c run.yaml`.")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(no_args_is_help=True, help="Fine-tune a model from a YAML file.", cls=Kinds)
 
 Files = Annotated[list[Path], typer.Option("--config", "-c", help="YAML file; several are layered, later ones win.")]
 Trust = Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")]

@@ -84,6 +84,12 @@ class Columns:
         for name in names:
             if name in self.features:
                 return name
+        separator = next((c for c in ";|\t" if len(self.names) == 1 and c in self.names[0]), None)
+        if separator is not None:
+            raise UserError(
+                f"{self.section}.path: the file has a single column named {self.names[0]!r}, so its cells seem to be "
+                f"separated by {separator!r}. Save it with commas, or with tabs as .tsv."
+            )
         raise UserError(
             f"{self.section}.{key}: no column of the data is known to hold {what}. It has: {self.listed()}. "
             f"Name the right one: {self.section}.{key}: <column>."

@@ -148,7 +148,7 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
             )
         return _numbers_with_gaps(rows) if format in ("csv", "tsv") else rows
     except Exception as error:
-        if "corresponds to no data" in str(error):
+        if "corresponds to no data" in str(error) or all(file.stat().st_size == 0 for file in files):
             raise UserError(f"{section}.path: '{files[0]}' has no rows.") from error
         raise UserError(_unreadable(files, format, error, section)) from error
 

@@ -83,6 +83,8 @@ def find_source(
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             return SavedSource(cfg, role, section, memory, path)
+        if (path / "config.json").is_file() and (path / "tokenizer_config.json").is_file():
+            raise UserError(f"{section}.path: the folder '{cfg.path}' holds a model, not data.")
         found = _matching(path, cfg, section) if cfg.data_files else local.data_files(path)
         if not found:
             raise UserError(

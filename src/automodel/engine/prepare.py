@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from automodel.config.errors import NotYetError, UserError
 from automodel.config.gate import resolve_target
 from automodel.data.config import DatasetConfig
@@ -95,13 +97,36 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
             longest=int(train.store.lengths.max()),
             max_length=train.max_length,
             has_validation=validation is not None,
-            notes=(*train.notes, *(validation.notes if validation else ())),
+            notes=_notes(train, validation),
+            columns=train.description,
+            labels=labels_in_words(train),
         ),
     )
     return Prepared(
         cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware, plan,
         tuple(trust),
     )  # fmt: skip
+
+
+def labels_in_words(data: PreparedData) -> str:
+    """`2 classes: neg, pos`; what was made of the labels must not be a surprise at the end."""
+    if data.problem_type == "regression":
+        return "regression, since the labels are decimals; for classes set model.problem_type"
+    if data.num_labels is None:
+        return ""
+    names = data.label_names or []
+    listed = f": {', '.join(names[:6])}{', …' if len(names) > 6 else ''}" if names else ", numbered from 0"
+    kind = "multi-label, " if data.problem_type == "multi_label_classification" else ""
+    return f"{kind}{data.num_labels} classes{listed}"
+
+
+def _notes(train: PreparedData, validation: PreparedData | None) -> tuple[str, ...]:
+    if validation is None:
+        return train.notes
+    notes = (*train.notes, *validation.notes)
+    if np.array_equal(train.store.input_ids, validation.store.input_ids):
+        notes += ("validation_dataset has the same texts as dataset: its numbers say nothing about new data",)
+    return notes
 
 
 def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:

@@ -57,6 +57,8 @@ def finetune(
     folder = open_folder(cfg.checkpoint.checkpoint_dir, resume=resume, overwrite=overwrite)
     if resume:
         _check_same_run(cfg, folder)
+    if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
+        console.print("Reading the model and the data …", style="dim")
     prepared = prepare_run(cfg, trust)
     print_plan(prepared.plan, console)
 

@@ -15,11 +15,13 @@ from automodel.config.gate import REMOTE_CODE, canonical
 from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
-from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
+from automodel.optim.config import LRSchedulerConfig
 from automodel.plan.config import RunConfig
 
 DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
 DTYPES |= {"float16": "fp16", "fp16": "fp16"}
+
+ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "sdpa", "eager")
 
 PATH_NEEDED = ("automodel.TextClassificationDataset", "datasets.load_dataset", "datasets.load_from_disk")
 """Datasets that mean nothing without a path; a maker of the user's may not need one."""
@@ -50,6 +52,7 @@ def check_run(cfg: RunConfig, trust: Sequence[str] = ()) -> list[Problem]:
         _schedule(cfg),
         _validation(cfg),
         _precision(cfg),
+        _attention(cfg),
         _compile(cfg),
         _quantization(cfg),
         _loss(cfg),
@@ -114,10 +117,6 @@ def _schedule(cfg: RunConfig) -> Iterator[Problem]:
     for key, shape in (("decay_ratio", "wsd"), ("power", "polynomial")):
         if decay.name != shape and getattr(decay, key) != getattr(LRSchedulerConfig, key):
             yield Problem(f"lr_scheduler.{key}", f"belongs to `name: {shape}`, but the name is `{decay.name}`.")
-    if (cfg.optimizer.target or cfg.optimizer.name).split(".")[-1].lower() == "sgd":
-        for key in ("betas", "eps"):
-            if getattr(cfg.optimizer, key) != getattr(OptimizerConfig, key):
-                yield Problem(f"optimizer.{key}", "is a setting of Adam; SGD has none. Remove it.")
     if decay.min_lr and decay.min_lr >= cfg.optimizer.lr:
         yield Problem(
             "lr_scheduler.min_lr", f"is {decay.min_lr}, not below the peak optimizer.lr of {cfg.optimizer.lr}."
@@ -177,6 +176,15 @@ def _dtype(path: str, name: str | None) -> Iterator[Problem]:
     guess = near(name.removeprefix("torch."), list(DTYPES), cutoff=0.5)
     hint = f" Did you mean `{guess}`?" if guess else ""
     yield Problem(path, f"there is no dtype {name!r} here; use float32, bfloat16, float16 or auto.{hint}")
+
+
+def _attention(cfg: RunConfig) -> Iterator[Problem]:
+    name = cfg.model.attn_implementation
+    if name is None or name in ATTENTION:
+        return
+    guess = near(name, list(ATTENTION), cutoff=0.5)
+    hint = f" Did you mean `{guess}`?" if guess else ""
+    yield Problem("model.attn_implementation", f"there is no {name!r}; use one of {', '.join(ATTENTION)}.{hint}")
 
 
 def _compile(cfg: RunConfig) -> Iterator[Problem]:

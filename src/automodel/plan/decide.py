@@ -53,6 +53,10 @@ class DataFacts:
     has_validation: bool
     notes: tuple[str, ...] = ()
     """What a person should know about the data."""
+    columns: str = ""
+    """What is read and what is learned, e.g. `text → label`."""
+    labels: str = ""
+    """The classes in words, where there are any."""
 
 
 def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts) -> Plan:
@@ -67,6 +71,8 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
             f"cut at {data.max_length}",
         ),
     ]
+    if data.columns:
+        lines.append(Decision("columns", data.columns, data.labels or "what is read and what is learned"))
     lines += [Decision("note", "data", note) for note in data.notes]
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
