@@ -57,21 +57,22 @@ def test_the_kind_of_model_left_out(typed):
             BASE.replace("model: model", "model: {name: model, attn_implementation: flash_atention_2}"),
             (
                 "1 problem in the config\n  run.yaml:1: model.attn_implementation: there is no 'flash_atention_2'; "
-                "use one of flash_attention_2, flash_attention_3, flash_attention_4, sdpa, eager. Did you mean `flash_attention_2`?"
+                "use one of flash_attention_2, flash_attention_3, flash_attention_4, sdpa, eager. "
+                "Did you mean `flash_attention_2`?"
             ),
         ),
         (
             BASE + "validation_dataset: train.jsonl\ncheckpoint: {best_metric: f1}\nearly_stopping: {metric: loss}\n",
             (
-                "1 problem in the config\n  run.yaml:6: early_stopping.metric: is loss, but checkpoint.best_metric is f1; "
-                "one metric decides both. Keep one of the two."
+                "1 problem in the config\n  run.yaml:6: early_stopping.metric: is loss, but checkpoint.best_metric is "
+                "f1; one metric decides both. Keep one of the two."
             ),
         ),
         (
             BASE + "lr_scheduler: {name: cosine, power: 2}\n",
             (
-                "1 problem in the config\n  run.yaml:4: lr_scheduler.power: belongs to `name: polynomial`, but the name is "
-                "`cosine`."
+                "1 problem in the config\n  run.yaml:4: lr_scheduler.power: belongs to `name: polynomial`, but the name "
+                "is `cosine`."
             ),
         ),
         (BASE.replace("train.jsonl", "empty.jsonl"), "dataset.path: 'empty.jsonl' has no rows."),
@@ -79,8 +80,8 @@ def test_the_kind_of_model_left_out(typed):
         (
             BASE.replace("train.jsonl", "excel.csv"),
             (
-                "dataset.path: the file has a single column named 'text;label', so its cells seem to be separated by ';'. "
-                "Save it with commas, or with tabs as .tsv."
+                "dataset.path: the file has a single column named 'text;label', so its cells seem to be separated by "
+                "';'. Save it with commas, or with tabs as .tsv."
             ),
         ),
     ],
