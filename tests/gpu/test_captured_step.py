@@ -140,29 +140,34 @@ def test_fp32_capture_is_exact(accumulation):
     assert ours == pytest.approx(reference, rel=1e-3, abs=1e-4)
 
 
-def test_fused_gradients_equal_stock():
-    """One backward pass of the fused model in bf16 against the stock model in fp32, parameter by parameter."""
-    store = make_store()
-    batch = next(steps_of(store, 8, 1, 1)).micro_batches[0].to("cuda")
+def gradients(model, forward, batch, join=lambda: None):
     loss = make_loss(LossConfig(), "text-classification", None, 2)
-    for kind in KINDS:
-        stock = make_model(kind, 0.0).cuda().train()
-        loss.sum(make_forward(stock, "text-classification", "packed")(batch), batch.labels_R).backward()
-        step, _ = captured(make_model(kind, 0.0), 1)
-        loss.sum(step.forward(batch), batch.labels_R).backward()
-        step.side.join()
-        theirs = dict(stock.named_parameters())
-        for name, parameter in step.model.named_parameters():
-            if parameter.grad is None:
-                assert theirs[name].grad is None or theirs[name].grad.abs().max() < 1e-6, name
-                continue
-            expected, got = theirs[name].grad, parameter.grad.float()
-            if expected.norm() < 1e-4:  # key biases: exactly zero in theory
-                assert got.norm() < 2e-2, name
-                continue
-            # Position gradients are sums over documents whose gradients cancel (labels alternate): noise weighs more.
-            bound = 0.2 if "position" in name or "token_type" in name else 0.1
-            assert (got - expected).norm() / expected.norm() < bound, (kind, name)
+    loss.sum(forward(batch), batch.labels_R).backward()
+    join()
+    return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("documents", [8, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_gradients_equal_stock(kind, documents):
+    """One backward pass of the fused bf16 model against the stock model in fp32, parameter by parameter. The measure is
+    the error that the stock model makes when it computes in bf16: where gradients of documents cancel, noise weighs
+    more for both. Five documents for eight slots: unused slots must not leak into anything."""
+    store = make_store()
+    collate = PackedCollator(
+        store, task="text-classification", bucket_tokens=256, max_seqlen=256, micro_batch_size=8, sort_tokens=True
+    )
+    batch = collate(range(documents)).to("cuda")
+    stock, rounded = make_model(kind, 0.0).cuda().train(), make_model(kind, 0.0).cuda().bfloat16().train()
+    exact = gradients(stock, make_forward(stock, "text-classification", "packed"), batch)
+    coarse = gradients(rounded, make_forward(rounded, "text-classification", "packed"), batch)
+    step, _ = captured(make_model(kind, 0.0), 1)
+    ours = gradients(step.model, step.forward, batch, step.side.join)
+    assert ours.keys() == exact.keys()
+    for name, expected in exact.items():
+        error = (ours[name] - expected).norm()
+        allowed = 2.0 * (coarse[name] - expected).norm() + 0.02 * expected.norm() + 1e-3
+        assert error < allowed, (kind, name, float(error), float(allowed))
 
 
 def test_dropout_draws_anew_on_every_replay_and_keeps_the_mean():

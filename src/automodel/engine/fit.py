@@ -25,7 +25,7 @@ def fits(step: CapturedStep, collate: PackedCollator) -> bool:
     """Whether forward and backward of the largest possible micro-batch go through."""
     lengths = np.asarray(collate.store.lengths)
     longest = np.argsort(lengths)[-collate.micro_batch_size :]
-    batch = collate(longest)
+    batch = collate(longest.tolist())
     assert isinstance(batch, PackedBatch)
     try:
         step.probe(batch)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PIECES = 6  # about one encoder block and a half
+PIECES = 4  # about one encoder block
 
 
 class SideStream:

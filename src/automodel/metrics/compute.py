@@ -117,7 +117,7 @@ class EvalAccumulator:
         logits: Tensor | None,
         labels: Tensor,
         loss_sum: Tensor | float,
-        count: int,
+        count: float,
         indices: Sequence[int] = (),
         documents: Tensor | None = None,
     ) -> None:
@@ -222,7 +222,7 @@ def _token_metrics(
     return EvalMetrics(values, scores.confusion(predictions_N, labels_N, num_classes))
 
 
-def _require_some(count: int) -> None:
+def _require_some(count: float) -> None:
     if count == 0:
         raise UserError(
             "validation_dataset: there is no labelled example to evaluate; check its split and label column"

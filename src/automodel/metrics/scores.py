@@ -157,7 +157,7 @@ def entity_scores(truth: set[tuple[int, int, str]], predicted: set[tuple[int, in
     return {"entity_f1": f1, "entity_precision": precision, "entity_recall": recall}
 
 
-def language_model_scores(loss_sum: float, correct: float | None, count: int) -> dict[str, float]:
+def language_model_scores(loss_sum: float, correct: float | None, count: float) -> dict[str, float]:
     """Perplexity and token accuracy from sums over the tokens that carry a label."""
     mean_loss = loss_sum / count
     scores = {"perplexity": math.exp(mean_loss) if mean_loss < 700.0 else (math.inf if mean_loss > 0 else math.nan)}

@@ -60,7 +60,7 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig, target: type | None 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The optimizer's state as `{"exp_avg/encoder.weight": tensor}` and the few values that are not tensors."""
-    names = {p: n for n, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: n for n, p in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
     for parameter, state in optimizer.state.items():

@@ -82,7 +82,7 @@ class CompileConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig(Section):
-    """`benchmark:` defaults of `automodel benchmark`. Understood today, built in a later release."""
+    """`benchmark:` defaults of `automodel benchmark`."""
 
     against: tuple[str, ...] = ("hf-trainer",)
     """Trainers to compare with."""
