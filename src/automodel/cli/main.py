@@ -31,7 +31,8 @@ VERBS = {
 EPILOG = (
     "Settings: any config key can follow a command, as optimizer.lr=1e-5 or --optimizer.lr 1e-5.\n\n"
     "Exit codes: 0 done; 1 something broke; 2 config, data or arguments are wrong, nothing was started; "
-    "3 understood, but not built yet; 4 slower than --speedup-threshold; 130 interrupted, state saved, --resume continues."
+    "3 understood, but not built yet; 4 slower than --speedup-threshold; "
+    "130 interrupted, state saved, --resume continues."
 )
 
 

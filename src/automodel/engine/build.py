@@ -119,6 +119,10 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     cfg, plan = prepared.cfg, prepared.plan
     forward = make_forward(model, prepared.task, plan.path)
+    if plan.compile:
+        # Packed heads call the backbone and their own layers directly; everything else enters through the model.
+        entered = model.base_model if plan.path == "packed" and prepared.task != "causal-lm" else model
+        entered.compile(mode=None if cfg.compile.mode == "default" else cfg.compile.mode)
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
@@ -155,7 +159,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     side = None if accumulates else SideStream()
-    fused = fuse_encoder(model, seed, side) if plan.precision in ("bf16", "bf16-pure", "fp16") else 0
+    fused = fuse_encoder(model, seed, side) if plan.fused_kernels else 0
     forward = make_forward(model, prepared.task, plan.path, fused=bool(fused))
     return CapturedStep(
         model,

@@ -64,6 +64,8 @@ class TrainingOptimizations(Section):
     """Short for `precision: fp16`."""
     tf32: bool | None = None
     """TF32 matrix products where a computation stays in fp32."""
+    capture: bool | None = None
+    """Record steps as CUDA graphs; default: on a GPU, wherever it is possible. False runs them kernel by kernel."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, slower steps."""
 

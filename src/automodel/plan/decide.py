@@ -40,6 +40,8 @@ class ModelFacts:
     parameters: int
     can_pack: bool
     packing_reason: str
+    can_fuse: bool = False
+    """Whether the family has fused blocks."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     lines += how_it_learns(cfg, total)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
     capture = _capture(cfg, path, hardware, lines)
-    compiled = _compile(cfg, hardware, lines)
+    fused = _fused(cfg, model, precision, capture, lines)
+    compiled = _compile(cfg, hardware, capture, lines)
     _attention(cfg, path, hardware, lines)
     workers = _workers(cfg, hardware, lines)
     pin = cfg.dataloader.pin_memory if cfg.dataloader.pin_memory is not None else hardware.device == "cuda"
@@ -107,6 +110,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
         val_every_steps=validate,
         ckpt_every_steps=save,
         capture=capture,
+        fused_kernels=fused,
         compile=compiled,
         num_workers=workers,
         pin_memory=pin,
@@ -273,7 +277,9 @@ def _capture(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision
     plain_adamw = optimizer.target in (None, "torch.optim.AdamW") and optimizer.name.startswith("adamw")
     if hardware.device != "cuda":
         return False
-    if path != "packed":
+    if cfg.training_optimizations.capture is False:
+        reason = "training_optimizations.capture is false"
+    elif path != "packed":
         reason = "padded batches have a new shape every time"
     elif not plain_adamw or optimizer.extra:
         reason = "only AdamW is recorded; this optimizer runs step by step"
@@ -286,7 +292,24 @@ def _capture(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision
     return False
 
 
-def _compile(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> bool:
+def _fused(cfg: RunConfig, model: ModelFacts, precision: str, capture: bool, lines: list[Decision]) -> bool:
+    """Fused blocks need flat parameters and half precision; `use_liger_kernel: false` asks for none."""
+    if not capture:
+        return False
+    if cfg.model.use_liger_kernel is False:
+        lines.append(Decision("kernels", "stock", "model.use_liger_kernel is false"))
+        return False
+    if precision not in ("bf16", "bf16-pure", "fp16"):
+        lines.append(Decision("kernels", "stock", f"fused kernels compute in half precision, not in {precision}"))
+        return False
+    if not model.can_fuse:
+        lines.append(Decision("kernels", "stock", f"{model.model_type} has no fused blocks yet"))
+        return False
+    lines.append(Decision("kernels", "fused", "residual + dropout + norm, bias + GELU, joined query/key/value"))
+    return True
+
+
+def _compile(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:
     wish = cfg.training_optimizations.use_compile
     if wish is None and cfg.compile.enabled != "auto":
         wish = bool(cfg.compile.enabled)
@@ -295,6 +318,10 @@ def _compile(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> bool:
         lines.append(
             Decision("compile", "off", "asked for, but on the CPU every batch has a new shape; eager is exact")
         )
+        return False
+    if wish and capture:
+        reason = "asked for, but captured steps are not compiled yet; training_optimizations.capture: false compiles"
+        lines.append(Decision("compile", "off", reason))
         return False
     if wish:
         lines.append(Decision("compile", "on", f"asked for, mode {cfg.compile.mode}"))
@@ -316,7 +343,7 @@ def _attention(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decisi
     reason = f"{asked} was asked for; this is exact too" if asked and asked != used else "exact, no mask"
     lines.append(Decision("attention", used, reason if path == "packed" or asked else "the model's own"))
     if cfg.model.use_liger_kernel:
-        lines.append(Decision("liger", "not used", "its kernels need a GPU and lose at this size; torch's are used"))
+        lines.append(Decision("liger", "not used", "our own kernels on a GPU (see kernels), torch's on the CPU"))
 
 
 def _workers(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> int:

@@ -114,6 +114,24 @@ def test_impossible_wishes_are_refused_with_the_fix(cfg, hardware, model, messag
         plan_for(cfg, hardware, model)
 
 
+def test_gpu_switches_have_an_effect_or_a_line():
+    fusable = dataclasses.replace(BERT, can_fuse=True)
+    assert plan_for(hardware=H200, model=fusable).fused_kernels
+    plain = config(model=ModelConfig(pretrained_model_name_or_path="bert", use_liger_kernel=False))
+    assert not plan_for(plain, H200, fusable).fused_kernels
+    assert "bert has no fused blocks yet" in reason(plan_for(hardware=H200), "kernels")
+    eager = config(
+        training_optimizations=TrainingOptimizations(capture=False),
+        compile=CompileConfig(enabled=True, mode="max-autotune"),
+    )
+    plan = plan_for(eager, H200)
+    assert (plan.capture, plan.compile) == (False, True)
+    assert "max-autotune" in reason(plan, "compile")
+    captured = plan_for(config(compile=CompileConfig(enabled=True)), H200)
+    assert (captured.capture, captured.compile) == (True, False)
+    assert "not compiled yet" in reason(captured, "compile")
+
+
 def test_no_validation_no_evaluation():
     plan = plan_for(data=dataclasses.replace(DATA, has_validation=False))
     assert plan.val_every_steps == 0
