@@ -113,3 +113,5 @@ class PackedSequenceConfig(Section):
     """True demands the packed path, false the padded one; default: packed wherever the model allows it."""
     packed_sequence_size: CountOrZero = 0
     """Fill each micro-batch up to this many tokens instead of counting examples; 0 keeps `batch_size` examples."""
+    bucket_tokens: Count | None = None
+    """Token counts are rounded up to a multiple of this, so that shapes repeat; default: by the length of the run."""

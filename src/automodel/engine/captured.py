@@ -121,6 +121,7 @@ class CapturedStep:
         self.model, self.forward, self.loss, self.optimizer = model, forward, loss, optimizer
         self.schedule, self.peak_lr, self.seed, self.device = schedule, peak_lr, seed, device
         self.accumulates, self.side = accumulates, side
+        self.rehearsed = False
         self.loss_sum = torch.zeros((), device=device)
         self.last_loss = torch.zeros((), device=device)
         self.stream = torch.cuda.Stream()
@@ -165,9 +166,10 @@ class CapturedStep:
         self.graphs[key].replay()
 
     def _capture(self, static: StaticBatch) -> torch.cuda.CUDAGraph | Uncaptured:
-        """Runs the work once for real, so that every kernel is compiled and every workspace allocated, then records
-        it."""
-        self._rehearse(static)
+        """Records the work. Before the first recording it runs once for real, so that every kernel is compiled and
+        every workspace allocated; later shapes need nothing new."""
+        if not self.rehearsed:
+            self._rehearse(static)
 
         def work() -> None:
             self._learn(static)
@@ -178,6 +180,7 @@ class CapturedStep:
 
     def _rehearse(self, static: StaticBatch) -> None:
         """Forward and backward that leave no trace: sums, gradients and random states are put back."""
+        self.rehearsed = True
         random_state = torch.cuda.get_rng_state()
         changed = [self.loss_sum, self.seed, *self.optimizer.gradient_buffers]
         before = [t.clone() for t in changed]

@@ -18,6 +18,8 @@ from automodel.plan.plan import Decision, Plan
 from automodel.plan.remarks import how_it_learns, sinks, without_effect
 
 SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
+CAPTURE_S = 0.05  # recording one shape of a 6- to 12-layer encoder, measured
+SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_EPOCHS = 3
 
@@ -79,8 +81,9 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
     micro, accumulation = _batch(cfg, lines)
-    bucket = _bucket(path, hardware, micro * data.tokens / max(1, data.rows), lines)
     steps_per_epoch, total, epochs = _steps(cfg, data.rows, micro * accumulation, lines)
+    mean_tokens = micro * data.tokens / max(1, data.rows)
+    bucket = _bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
     lines += how_it_learns(cfg, total)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
     capture = _capture(cfg, path, hardware, lines)
@@ -197,16 +200,38 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
     return "padded"
 
 
-def _bucket(path: str, hardware: Hardware, mean_tokens: float, lines: list[Decision]) -> int:
-    if path == "packed" and hardware.device == "cuda":
-        # A thirty-second of a mean batch: under 2 % dummy tokens, and two dozen shapes to capture.
-        bucket = 2 ** round(math.log2(max(1.0, mean_tokens / 32)))
-        bucket = min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
-        lines.append(Decision("buckets", bucket, "token counts are rounded up to a multiple, so that shapes repeat"))
-        return bucket
-    if path == "packed":
+def _bucket(
+    cfg: RunConfig,
+    path: str,
+    hardware: Hardware,
+    parameters: int,
+    mean_tokens: float,
+    steps: int,
+    lines: list[Decision],
+) -> int:
+    """Rounding makes shapes repeat. Coarse buckets waste arithmetic in every step, fine ones cost a capture each."""
+    asked = cfg.packed_sequence.bucket_tokens
+    if path != "packed":
+        return 1
+    if asked is not None:
+        lines.append(Decision("buckets", asked, "packed_sequence.bucket_tokens asks for it"))
+        return asked
+    if hardware.device == "cpu":
         lines.append(Decision("buckets", "off", "on the CPU a new shape costs nothing, a dummy token does"))
-    return 1
+        return 1
+    step_s = 6 * parameters * mean_tokens / 400e12
+
+    def cost(parts: int) -> float:
+        """Seconds of the run spent on captures and on dummy tokens, for buckets of a mean batch / parts."""
+        return SHAPES_PER_PART * parts * CAPTURE_S + steps * step_s * 0.5 / parts
+
+    parts = min((4, 8, 16, 32), key=cost)
+    bucket = 2 ** round(math.log2(max(1.0, mean_tokens / parts)))
+    bucket = min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
+    share = bucket / 2 / max(1.0, mean_tokens)
+    reason = f"shapes repeat at about {share:.0%} dummy tokens; finer ones would cost more captures than they save"
+    lines.append(Decision("buckets", bucket, reason))
+    return bucket
 
 
 def _batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def test_defaults_on_the_cpu():
 
 def test_defaults_on_a_modern_gpu():
     plan = plan_for(hardware=H200)
-    assert (plan.precision, plan.bucket_tokens, plan.pin_memory, plan.capture) == ("bf16", 64, True, True)
+    assert (plan.precision, plan.bucket_tokens, plan.pin_memory, plan.capture) == ("bf16", 512, True, True)
     assert "fp32 master weights" in reason(plan, "precision")
 
 
@@ -112,6 +112,16 @@ def test_compile_asked_on_the_cpu_is_mapped_with_a_line():
 def test_impossible_wishes_are_refused_with_the_fix(cfg, hardware, model, message):
     with pytest.raises(UserError, match=message):
         plan_for(cfg, hardware, model)
+
+
+def test_buckets_follow_the_length_of_the_run():
+    short = plan_for(hardware=H200)
+    long = plan_for(config(step_scheduler=StepSchedulerConfig(max_steps=100_000)), H200)
+    assert (short.bucket_tokens, long.bucket_tokens) == (512, 64)
+    assert "dummy tokens" in reason(long, "buckets")
+    asked = config(packed_sequence=PackedSequenceConfig(bucket_tokens=256))
+    assert plan_for(asked, H200).bucket_tokens == 256
+    assert plan_for(asked, CPU).bucket_tokens == 256
 
 
 def test_gpu_switches_have_an_effect_or_a_line():
