@@ -71,8 +71,8 @@ def test_the_kind_of_model_left_out(typed):
         (
             BASE + "lr_scheduler: {name: cosine, power: 2}\n",
             (
-                "1 problem in the config\n  run.yaml:4: lr_scheduler.power: belongs to `name: polynomial`, but the name "
-                "is `cosine`."
+                "1 problem in the config\n  run.yaml:4: lr_scheduler.power: belongs to `name: polynomial`, but the "
+                "name is `cosine`."
             ),
         ),
         (BASE.replace("train.jsonl", "empty.jsonl"), "dataset.path: 'empty.jsonl' has no rows."),

@@ -84,6 +84,11 @@ def finetune(
             run.trackers.finish({"status": "diverged", "steps": run.state.step})
             write_report(folder.run)
             raise
+        except KeyboardInterrupt:  # the second one: the first asks politely
+            kept = run.checkpoints.complete() if run.checkpoints else []
+            where = f"--resume continues after step {kept[-1].step}" if kept else "no checkpoint was saved yet"
+            run.progress.warn(f"Stopped at once, in the middle of a step; {where}.")
+            raise
         return _finish(run, outcome)
 
 
