@@ -75,7 +75,7 @@ def main() -> None:
         )  # fmt: skip
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
         side = SideStream()
-        fused = fuse_encoder(model, seed, side)
+        fused = fuse_encoder(model, seed, side, high)
         forward = make_forward(model, "text-classification", "packed", fused=bool(fused))
         loss = make_loss(LossConfig(), "text-classification", None, 2)
         step = CapturedStep(

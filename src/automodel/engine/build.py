@@ -159,7 +159,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     side = None if accumulates else SideStream()
-    fused = fuse_encoder(model, seed, side) if plan.fused_kernels else 0
+    fused = fuse_encoder(model, seed, side, plan.max_length) if plan.fused_kernels else 0
     forward = make_forward(model, prepared.task, plan.path, fused=bool(fused))
     return CapturedStep(
         model,

@@ -18,7 +18,7 @@ from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.fused_encoder import ENCODERS
+from automodel.models.fused_encoder import FUSABLE
 from automodel.models.load import count_parameters, load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.check import not_yet
@@ -91,7 +91,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
             parameters=count_parameters(hf_config, task),
             can_pack=packing.packed,
             packing_reason=packing.reason,
-            can_fuse=hf_config.model_type in ENCODERS,
+            can_fuse=hf_config.model_type in FUSABLE,
         ),
         DataFacts(
             rows=train.stats.used,

@@ -132,17 +132,18 @@ def _packed_head_forward(model: Any, task: str) -> Forward:
 
 def _fused_forward(model: Any, task: str) -> Forward:
     """The swapped encoder. For text classification its last block computes the pooled rows alone."""
-    from automodel.models.fused_encoder import bind_batch
+    from automodel.models.fused_encoder import bind_batch, pools_inside
 
     family = family_of(model.config)
     backbone = getattr(model, family.backbone)
+    stock_head = _packed_head_forward(model, task)
+    pooled_only = task == "text-classification" and pools_inside(model)
 
     def forward(batch: Batch) -> Tensor:
         assert isinstance(batch, PackedBatch)
         bind_batch(model, batch)
-        if task == "token-classification":
-            hidden_TN = backbone(**_stream(family, model, batch)).last_hidden_state[0]
-            return family.tag(model, hidden_TN.index_select(0, batch.read_positions_R)).float()
+        if not pooled_only:
+            return stock_head(batch)
         outputs = backbone(**_stream(family, model, batch), pooled_positions=batch.read_positions_R)
         return family.classify(model, outputs.last_hidden_state[0]).float()
 

@@ -33,6 +33,7 @@ from automodel.kernels.linear import joined_linear
 from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
 from automodel.models.fused_embeddings import FusedEmbeddings
+from automodel.models.fused_modernbert import fuse_modernbert
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,10 @@ ENCODERS: dict[str, Encoder] = {
 }
 
 
+FUSABLE = (*ENCODERS, "modernbert")
+"""Model types that have fused blocks."""
+
+
 def fusable_layers(model: Any) -> list[tuple[Any, Parts]]:
     """The layers that can be fused, with their parts; empty where the family or its activation is not in the table."""
     encoder = ENCODERS.get(model.config.model_type)
@@ -158,10 +163,10 @@ class FusedBlock:
         qkv_weight: Tensor,
         seed: Tensor,
         site: int,
-        last: bool,
+        pools: bool,
         side: SideStream | None,
     ):
-        self.layer, self.parts, self.seed, self.site, self.last = layer, parts, seed, site, last
+        self.layer, self.parts, self.seed, self.site, self.pools = layer, parts, seed, site, pools
         self.qkv_weight, self.side = qkv_weight, side
 
     def __call__(
@@ -175,7 +180,7 @@ class FusedBlock:
         **kwargs: Any,
     ) -> Tensor:
         x_TN = hidden_states[0]
-        if self.last and pooled_positions is not None:
+        if self.pools and pooled_positions is not None:
             attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions)
         else:
             attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q)
@@ -237,27 +242,43 @@ class FusedBlock:
         return out.flatten(1)
 
 
-def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None) -> int:
-    """Swaps every fusable layer of the model and returns how many; `unfuse_encoder` undoes it. Query, key and value
-    weights must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass."""
+def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None, longest: int = 512) -> int:
+    """Swaps embeddings and layers of the model and returns how many layers; `unfuse_encoder` undoes it. Query, key and
+    value weights must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass.
+    `longest` bounds the documents."""
+    if model.config.model_type == "modernbert":
+        return fuse_modernbert(model, seed, side, longest)
     layers = fusable_layers(model)
     joined = [joined_view(parts.neighbours()) for _, parts in layers]
     if not layers or any(view is None for view in joined):
         return 0
     for index, ((layer, parts), qkv_weight) in enumerate(zip(layers, joined)):
         assert qkv_weight is not None
-        layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, last=index == len(layers) - 1, side=side)
+        layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, pools=index == len(layers) - 1, side=side)
     embeddings = ENCODERS[model.config.model_type].embeddings(model)
     embeddings.forward = FusedEmbeddings(embeddings, family_of(model.config).position_offset(model.config))
     return len(layers)
 
 
+def _swapped(model: Any) -> tuple[Any, list[Any]]:
+    """The embedding module and the layers that a fused model has swapped."""
+    if model.config.model_type == "modernbert":
+        return model.model.embeddings, list(model.model.layers)
+    encoder = ENCODERS[model.config.model_type]
+    return encoder.embeddings(model), list(encoder.layers(model))
+
+
 def unfuse_encoder(model: Any) -> None:
-    for layer, _ in fusable_layers(model):
-        layer.__dict__.pop("forward", None)
-    ENCODERS[model.config.model_type].embeddings(model).__dict__.pop("forward", None)
+    embeddings, layers = _swapped(model)
+    for module in (embeddings, *layers):
+        module.__dict__.pop("forward", None)
 
 
 def bind_batch(model: Any, batch: PackedBatch) -> None:
     """Tells the fused embeddings of the model which batch is next."""
-    ENCODERS[model.config.model_type].embeddings(model).forward.bind(batch)
+    _swapped(model)[0].forward.bind(batch)
+
+
+def pools_inside(model: Any) -> bool:
+    """Whether the last fused block returns the pooled rows alone."""
+    return _swapped(model)[1][-1].forward.pools

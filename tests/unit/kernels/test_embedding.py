@@ -8,6 +8,7 @@ from automodel.data.collate import _runs
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.embedding import embedding_reference, position_embedding, word_embedding
 from automodel.kernels.linear import joined_linear, joined_linear_reference
+from automodel.kernels.rope import rope_, rope_reference, rope_table
 
 
 def test_runs_cover_every_token_once():
@@ -70,3 +71,21 @@ def test_joined_linear_equals_separate_layers_and_adds_the_stream_around():
     (reference.square().sum() + (twins[0] * 3).sum()).backward()
     for got, twin in zip(ours, twins):
         torch.testing.assert_close(got, twin.grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("where", ["reference", "interpreter"])
+def test_rope_turns_in_place_and_its_gradient_back(where, request):
+    if where == "interpreter":
+        request.getfixturevalue("interpreter")
+    torch.manual_seed(0)
+    table = rope_table(1.0 / 10_000 ** (torch.arange(0, 8, 2) / 8), 16)
+    positions = torch.tensor([0, 1, 2, 0, 1, 9])
+    x = torch.randn(6, 5 * 8, requires_grad=True)
+    upstream = torch.randn(6, 40)
+    y = rope_(x * 1.0, positions, table, turning=3)
+    torch.testing.assert_close(y, rope_reference(x.detach(), positions, table, 3))
+    assert torch.equal(y[:, 24:], x[:, 24:])
+    y.backward(upstream.clone())
+    twin = x.detach().clone().requires_grad_()
+    rope_reference(twin, positions, table, 3).backward(upstream)
+    torch.testing.assert_close(x.grad, twin.grad)

@@ -1,0 +1,169 @@
+"""ModernBERT's pre-norm blocks, fused like the post-norm ones of `fused_encoder.py`.
+
+    y      = LayerNorm(h)                                  handing h on, so that its two gradients meet in one kernel
+    q,k,v  = y Wqkvᵀ, rotated in place                     full or sliding window, by layer
+    h, y   = h + dropout(a Woᵀ), LayerNorm of it           one kernel, both results
+    h      = h + (gelu(u) · g) W2ᵀ,   u, g = y W1ᵀ
+
+The last block of a classifier that pools the first token runs only for that token, if its attention is full. Blocks
+with biases, or with dropout inside the MLP, are left as they are. Angles are fp32 from a table; stock code rounds them
+to the model's dtype.
+
+Legend: T tokens, R pooled rows, N width, H heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from automodel.data.batch import PackedBatch
+from automodel.kernels.add_norm import add_norm
+from automodel.kernels.bias_gelu import geglu
+from automodel.kernels.embedding import word_embedding
+from automodel.kernels.linear import joined_linear
+from automodel.kernels.rope import rope_, rope_table
+from automodel.kernels.side_stream import SideStream
+
+
+def fusable_modernbert(model: Any) -> bool:
+    """Whether every block is of the plain kind: no biases, no dropout in the MLP, exact GELU, all of it trained."""
+    config = model.config
+    plain = not (config.attention_bias or config.mlp_bias or config.norm_bias or config.mlp_dropout)
+    return plain and config.hidden_activation == "gelu" and all(p.requires_grad for p in model.model.parameters())
+
+
+class FusedTokens:
+    """Takes the place of the embedding module's `forward`, and knows which batch is being read."""
+
+    def __init__(self, module: Any):
+        self.module = module
+        self.batch: PackedBatch | None = None
+
+    def bind(self, batch: PackedBatch) -> None:
+        self.batch = batch
+
+    def __call__(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
+        assert self.batch is not None, "bind the packed batch before the model runs"
+        tokens, norm = self.module.tok_embeddings, self.module.norm
+        rows = word_embedding(self.batch.input_ids_T, tokens.weight, self.batch.token_runs_2T, tokens.padding_idx)
+        out = add_norm(rows, None, norm.weight, norm.bias, eps=norm.eps)
+        assert isinstance(out, Tensor)
+        return nn.functional.dropout(out, self.module.drop.p, self.module.training).unsqueeze(0)
+
+
+@dataclass
+class FusedModernBlock:
+    """Takes the place of one layer's `forward`."""
+
+    layer: Any
+    tokens: FusedTokens
+    table: Tensor
+    """Angles of this layer's kind of attention."""
+    seed: Tensor
+    site: int
+    pools: bool
+    """Whether this is the last block and may run for the pooled tokens alone."""
+    side: SideStream | None
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        *args: Any,
+        cu_seq_lens_q: Tensor,
+        max_length_q: int,
+        pooled_positions: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        h_TN, y_TN = self._normed(hidden_states[0], self.layer.attn_norm)
+        if self.pools and pooled_positions is not None:
+            attended, h = self._attend_pooled(y_TN, h_TN, cu_seq_lens_q, max_length_q, pooled_positions)
+        else:
+            attended, h = self._attend(y_TN, cu_seq_lens_q, max_length_q), h_TN
+        return self._after_attention(attended, h).unsqueeze(0)
+
+    def _normed(self, h_TN: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+        """(h to go on with, LayerNorm(h)); the first layer of ModernBERT has no norm there."""
+        if isinstance(norm, nn.Identity):
+            return h_TN, h_TN
+        y, h = add_norm(h_TN, None, norm.weight, norm.bias, eps=norm.eps, return_sum=True)
+        return h, y
+
+    def _linear(self, x: Tensor, weight: nn.Parameter) -> Tensor:
+        return joined_linear(x, weight.detach(), [weight], side=self.side)[0]
+
+    def _after_attention(self, attended: Tensor, h: Tensor) -> Tensor:
+        attention, mlp, norm = self.layer.attn, self.layer.mlp, self.layer.mlp_norm
+        y, h = add_norm(
+            self._linear(attended, attention.Wo.weight),
+            h,
+            norm.weight,
+            norm.bias,
+            eps=norm.eps,
+            dropout_p=getattr(attention.out_drop, "p", 0.0) if self.layer.training else 0.0,
+            seed=self.seed,
+            site=self.site,
+            return_sum=True,
+        )
+        return h + self._linear(geglu(self._linear(y, mlp.Wi.weight)), mlp.Wo.weight)
+
+    def _attend(self, y_TN: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+        attention = self.layer.attn
+        heads = attention.config.num_attention_heads
+        assert self.tokens.batch is not None
+        qkv = self._linear(y_TN, attention.Wqkv.weight)
+        qkv = rope_(qkv, self.tokens.batch.position_ids_T, self.table, 2 * heads)
+        q, k, v = qkv.unflatten(1, (3 * heads, -1)).chunk(3, dim=1)
+        return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
+
+    def _attend_pooled(
+        self, y_TN: Tensor, h_TN: Tensor, cu_seqlens: Tensor, longest: int, pooled_R: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """One query a document, dummy documents of the tail included, as in `fused_encoder.py`."""
+        attention, batch = self.layer.attn, self.tokens.batch
+        assert batch is not None
+        heads, n, pooled = attention.config.num_attention_heads, y_TN.shape[1], pooled_R.shape[0]
+        rows_D = torch.cat([pooled_R, cu_seqlens[pooled:-1].clamp(max=y_TN.shape[0] - 1).to(pooled_R.dtype)])
+        weight = attention.Wqkv.weight
+        q = nn.functional.linear(y_TN.index_select(0, rows_D), weight[:n])
+        kv = nn.functional.linear(y_TN, weight[n:])
+        q = rope_(q, batch.position_ids_T.index_select(0, rows_D), self.table, heads).unflatten(1, (heads, -1))
+        kv = rope_(kv, batch.position_ids_T, self.table, heads)
+        k, v = kv.unflatten(1, (2 * heads, -1)).chunk(2, dim=1)
+        one_each = torch.arange(rows_D.shape[0] + 1, device=y_TN.device, dtype=cu_seqlens.dtype)
+        attended = self._flash(q, k, v, one_each, cu_seqlens, 1, longest)
+        return attended[:pooled], h_TN.index_select(0, pooled_R)
+
+    def _flash(self, q, k, v, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int) -> Tensor:
+        attention = self.layer.attn
+        dropout = attention.attention_dropout if self.layer.training else 0.0
+        reach = -1 if attention.sliding_window is None else attention.sliding_window - 1
+        out = torch.ops.aten._flash_attention_forward(
+            q, k, v, cu_q, cu_k, longest_q, longest_k, dropout, False, False,
+            scale=attention.head_dim**-0.5, window_size_left=reach, window_size_right=reach,
+        )[0]  # fmt: skip
+        return out.flatten(1)
+
+
+def fuse_modernbert(model: Any, seed: Tensor, side: SideStream | None, longest: int) -> int:
+    """Swaps embeddings and blocks; returns the number of blocks. `longest` bounds the positions."""
+    if not fusable_modernbert(model):
+        return 0
+    backbone, rotary = model.model, model.model.rotary_emb
+    tokens = backbone.embeddings.forward = FusedTokens(backbone.embeddings)
+    tables = {
+        kind: rope_table(getattr(rotary, f"{kind}_inv_freq"), longest, getattr(rotary, f"{kind}_attention_scaling"))
+        for kind in set(model.config.layer_types)
+    }
+    last = len(backbone.layers) - 1
+    for index, layer in enumerate(backbone.layers):
+        pools = index == last and layer.attn.sliding_window is None and _pools_first_token(model)
+        layer.forward = FusedModernBlock(layer, tokens, tables[layer.attention_type], seed, index, pools, side)
+    return len(backbone.layers)
+
+
+def _pools_first_token(model: Any) -> bool:
+    return getattr(model.config, "classifier_pooling", "cls") == "cls"
