@@ -4,7 +4,7 @@
 
 Stock code rotates through half a dozen temporaries in fp32; this is one pass over the heads that turn. Queries, keys
 and values lie side by side as they leave their common GEMM, and nobody else holds that tensor, so it is rotated where
-it is. The gradient is the rotation by −θ, again in place on the gradient. Angles come from an fp32 table of the positions.
+it is. The gradient is the rotation by −θ, again in place on the gradient. Angles come from an fp32 table.
 
 Shapes: T tokens, W = S·D: slots (heads side by side) of head dimension D, P positions.
 """
