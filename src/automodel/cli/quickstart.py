@@ -64,7 +64,7 @@ def quickstart(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Run folder. [default: ./quickstart or ./quickstart-chat]")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.5, max=60, help="Time to spend; more reviews fit into more.")] = 4.0,
+    minutes: Annotated[float, typer.Option(min=1, max=60, help="Time to spend; more reviews fit into more.")] = 4.0,
     task: Annotated[
         Literal["reviews", "chat"],
         typer.Option(help="A classifier of film reviews, or a chat model that learns to answer in JSON."),
@@ -152,6 +152,8 @@ def _count_for(minutes: float, held_out: int, console: Any) -> int:
         console.print(
             f"This machine multiplies at {speed / 1e9:,.0f} GFLOP/s just now, so {count:,} reviews are used instead of "
             f"{full:,}, to stay within {minutes:g} minutes. `--samples {full}` uses them all."
+            + " Fewer would teach it too little, so it may take longer."
+            * (count == budget.LEAST)
         )
     return count
 
