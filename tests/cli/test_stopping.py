@@ -254,8 +254,8 @@ def test_relative_paths_work_from_any_folder(folder, monkeypatch):
 
 def test_a_second_interrupt_ends_at_once_and_the_run_stays_resumable(folder):
     """Large batches make a step long enough to be interrupted inside; the checkpoint of step 1 is what remains."""
-    tiny.write_jsonl(folder / "train.jsonl", tiny.reviews(3000, longest=100))
-    slow = ("dataloader.batch_size=1000", "step_scheduler.ckpt_every_steps=1", "step_scheduler.max_steps=40")
+    tiny.write_jsonl(folder / "train.jsonl", tiny.reviews(1200, longest=100))
+    slow = ("dataloader.batch_size=400", "step_scheduler.ckpt_every_steps=1", "step_scheduler.max_steps=40")
     command = [sys.executable, "-m", "automodel", "finetune", "llm", "-c", str(folder / "run.yaml"), *slow]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
