@@ -173,7 +173,7 @@ def test_fused_gradients_equal_stock(kind, documents):
     assert ours.keys() == exact.keys()
     for name, expected in exact.items():
         error = (ours[name] - expected).norm()
-        allowed = 2.0 * (coarse[name] - expected).norm() + 0.02 * expected.norm() + 1e-3
+        allowed = 2.0 * (coarse[name] - expected).norm() + 0.02 * expected.norm() + 5e-3
         assert error < allowed, (kind, name, float(error), float(allowed))
 
 

@@ -226,7 +226,8 @@ def _whole(path: Path) -> str:
 
 
 def _documents(text: str) -> list[str]:
-    lines = text.splitlines()
+    # Not splitlines: prose may hold U+2028 and the like inside a line.
+    lines = text.replace("\r\n", "\n").split("\n")
     while lines and not lines[-1].strip():
         lines.pop()
     if all(line.strip() for line in lines):

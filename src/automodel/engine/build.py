@@ -108,7 +108,7 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     if plan.device == "cuda" and (plan.precision == "tf32" or cfg.training_optimizations.tf32):
         torch.set_float32_matmul_precision("high")
     dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
-    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device)
+    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
     align_pad_token(model, prepared.tokenizer)
     model.train()
     if cfg.training_optimizations.gradient_checkpointing:
@@ -220,7 +220,7 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
         make_collator(prepared, data, batch_size),
         lengths=data.store.lengths,
         batch_size=batch_size,
-        num_workers=cfg.num_workers or 0,
+        num_workers=min(cfg.num_workers or 0, prepared.hardware.cores),
         pin_memory=plan.pin_memory,
     )
     return Evaluator(
