@@ -93,9 +93,7 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
         model, step = make_step(prepared)
         if not isinstance(step, CapturedStep):
             return prepared, model, step
-        collate = make_collator(prepared, prepared.train, prepared.plan.micro_batch_size)
-        assert isinstance(collate, PackedCollator)
-        if fits(step, collate):
+        if fits(step, make_step_loader(prepared), prepared.plan.total_steps):
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
         del model, step

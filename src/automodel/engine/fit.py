@@ -15,17 +15,25 @@ import torch
 
 from automodel.config.errors import UserError
 from automodel.data.batch import PackedBatch
-from automodel.data.collate import PackedCollator
+from automodel.data.loader import StepLoader
+from automodel.data.order import StepOrder
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared
 from automodel.plan.plan import Decision
 
+MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
 
-def fits(step: CapturedStep, collate: PackedCollator) -> bool:
-    """Whether forward and backward of the largest possible micro-batch go through."""
-    lengths = np.asarray(collate.store.lengths)
-    longest = np.argsort(lengths)[-collate.micro_batch_size :]
-    batch = collate(longest.tolist())
+
+def largest_micro_batch(order: StepOrder, steps: int) -> np.ndarray:
+    """Samples of the micro-batch with the most tokens among the next `steps` steps; the order is known beforehand."""
+    per_epoch = order.steps_per_epoch
+    batches = (b for s in range(steps) for b in order.micro_batches(*divmod(s, per_epoch)))
+    return max(batches, key=lambda chosen: int(order.lengths[chosen].sum()))
+
+
+def fits(step: CapturedStep, loader: StepLoader, steps: int) -> bool:
+    """Whether forward and backward of the largest micro-batch of the run go through."""
+    batch = loader.collate(largest_micro_batch(loader.order, min(steps, MOST_STEPS)).tolist())
     assert isinstance(batch, PackedBatch)
     try:
         step.probe(batch)
