@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -183,18 +185,25 @@ def _tell(finished: Any, held_out: int, output: Path, recipe: Path, console: Any
         assert answer is not None
         scores = ", ".join(f"{name} {score:.3f}" for name, score in (answer.scores or {}).items())
         console.print(f"  {answer.prediction}  ({scores})  “{sentence}”")
-    folder = shlex.quote(shown(output))
+    folder, command = shlex.quote(shown(output)), this_command()
     console.print(
         f"\nModel   {folder}   (a Hugging Face folder: from_pretrained({shown(output)!r}))\n"
         f"Report  {finished.report}\n"
         f"Took    {duration(seconds_since_enter())}\n\n"
         "Next\n"
-        f'  automodel predict {folder} "I could not stop laughing."\n'
-        f"  automodel finetune llm -c {shlex.quote(str(recipe))} optimizer.lr=5e-5 "
+        f'  {command} predict {folder} "I could not stop laughing."\n'
+        f"  {command} finetune llm -c {shlex.quote(str(recipe))} optimizer.lr=5e-5 "
         f"checkpoint.checkpoint_dir=./second\n"
-        f"  automodel examples ls        configs for your own data\n"
-        f"  automodel quickstart --task chat"
+        f"  {command} examples ls        configs for your own data\n"
+        f"  {command} quickstart --task chat"
     )
+
+
+def this_command() -> str:
+    """How to call this program again from here: by its name where that finds it, by its path in a `.venv` otherwise."""
+    if shutil.which("automodel"):
+        return "automodel"
+    return shlex.quote(os.path.relpath(sys.argv[0])) if Path(sys.argv[0]).name == "automodel" else "python -m automodel"
 
 
 def plain_console() -> Any:

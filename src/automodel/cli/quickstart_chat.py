@@ -16,12 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from automodel.cli.examples import examples_root
-from automodel.cli.quickstart import duration, finetune_file, plain_console, seconds_since_enter, shown, yaml_text
+from automodel.cli.quickstart import (
+    duration,
+    finetune_file,
+    plain_console,
+    seconds_since_enter,
+    shown,
+    this_command,
+    yaml_text,
+)
 from automodel.config.errors import UserError
 
 EPOCHS, FULL_MINUTES = 3, 4.0
 KEYS = {"answer", "topic"}
 LONGEST_REPLY = 48  # tokens; a JSON reply has about 16
+WIDTH = 100  # characters of a reply that are shown
 
 RECIPE = """\
 # The chat quickstart: SmolLM2 learns to answer in JSON. Change anything and run it again:
@@ -152,15 +161,25 @@ def _tell(before: Exam, after: Exam, questions: list[str], finished: Any, output
         f"Replies in the right JSON   {before.valid:3}/{total}  {after.valid:2}/{total}\n"
     )
     for question, earlier, later in list(zip(questions, before.replies, after.replies))[:: max(1, total // 3)]:
-        console.print(f"  {question}\n    before  {earlier}\n    after   {later}")
-    folder = shlex.quote(shown(output))
+        console.print(f"  {question}\n    before  {_short(earlier)}\n    after   {_short(later)}")
+    folder, command, state = shlex.quote(shown(output)), this_command(), output / "run" / "steps"
     console.print(
+        "It has learned a form, not facts: where it was wrong before, it is wrong in JSON now.\n"
         f"\nModel   {folder}   (a Hugging Face folder: from_pretrained({shown(output)!r}))\n"
         f"Report  {finished.report}\n"
+        f"State   {state}: {_gigabytes(state):.1f} GB, only needed to continue this run; delete it to save space\n"
         f"Took    {duration(seconds_since_enter())}\n\n"
         "Next\n"
-        f'  automodel predict {folder} "Which planet is the largest?"\n'
-        f"  automodel finetune llm -c {shlex.quote(str(recipe))} dataset.path=my_chats.jsonl "
+        f'  {command} predict {folder} "Which planet is the largest?"\n'
+        f"  {command} finetune llm -c {shlex.quote(str(recipe))} dataset.path=my_chats.jsonl "
         "checkpoint.checkpoint_dir=./mine\n"
-        "  automodel examples cp chat_sft"
+        f"  {command} examples cp chat_sft"
     )
+
+
+def _short(reply: str) -> str:
+    return reply if len(reply) <= WIDTH else reply[: WIDTH - 1] + "…"
+
+
+def _gigabytes(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e9

@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable
 from html import escape
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from automodel.metrics import report_sections as sections
@@ -81,7 +81,8 @@ def _made(make: Callable[[RunFiles], str], run: RunFiles) -> str:
 def _header(run: RunFiles) -> str:
     summary = run.summary or {}
     status = str(summary.get("status") or "not finished")
-    facts = [summary.get("task") or (run.plan or {}).get("task"), run.name_of("dataset", "path"), summary.get("device")]
+    task = summary.get("task") or (run.plan or {}).get("task")
+    facts = [task, short_name(run.name_of("dataset", "path")), summary.get("device")]
     if _is_number(summary.get("parameters")):
         facts.append(f"{_short(summary['parameters'])} parameters")
     spans = "".join(f"<span>{escape(str(f))}</span>" for f in facts if f)
@@ -180,7 +181,14 @@ def _footer(run: RunFiles) -> str:
 
 
 def _model_name(run: RunFiles) -> str:
-    return run.name_of("model", "pretrained_model_name_or_path", "name") or "A run without a name"
+    return short_name(run.name_of("model", "pretrained_model_name_or_path", "name")) or "A run without a name"
+
+
+def short_name(name: str | None) -> str | None:
+    """A hub name as it is; of a long local path the last two parts. The whole path stands under Environment."""
+    if name is None or not name.startswith(("/", "~")):
+        return name
+    return "/".join(PurePath(name).parts[-2:])
 
 
 def _metric(name: str, value: float) -> str:

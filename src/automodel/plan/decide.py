@@ -263,15 +263,20 @@ def _steps(cfg: RunConfig, rows: int, global_batch: int, lines: list[Decision]) 
     by_epochs = (schedule.num_epochs or DEFAULT_EPOCHS) * steps_per_epoch
     if schedule.max_steps is None:
         total = by_epochs
-        reason = f"{schedule.num_epochs or DEFAULT_EPOCHS} epochs of {steps_per_epoch}"
+        reason = _epochs(schedule.num_epochs or DEFAULT_EPOCHS, steps_per_epoch)
     elif schedule.num_epochs is None:
         total = schedule.max_steps
         reason = f"max_steps; an epoch is {steps_per_epoch}"
     else:
         total = min(schedule.max_steps, by_epochs)
-        reason = f"the smaller of max_steps {schedule.max_steps} and {schedule.num_epochs} epochs of {steps_per_epoch}"
+        epochs = _epochs(schedule.num_epochs, steps_per_epoch)
+        reason = f"the smaller of max_steps {schedule.max_steps} and {epochs}"
     lines.append(Decision("steps", total, reason))
     return steps_per_epoch, total, total / steps_per_epoch
+
+
+def _epochs(count: int, steps: int) -> str:
+    return f"{count} epoch{'s' if count != 1 else ''} of {steps}"
 
 
 def _intervals(
