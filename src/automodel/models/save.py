@@ -42,6 +42,7 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     names = [str(path.relative_to(writing)) for path in _files(writing)]
     (writing / _MANIFEST).write_text(json.dumps(names))
     for path in _files(writing):
+        path.chmod(_ordinary_mode())  # safetensors makes its files readable to their owner alone
         _sync(path)
     writing.rename(target / _COMPLETE)
     _sync(target)
@@ -78,6 +79,13 @@ def _replaced_weights(target: Path, new: set[str]) -> list[Path]:
         with suppress(ValueError, KeyError, AttributeError):  # not an index we understand: leave what it names alone
             old |= set(json.loads(index.read_text())["weight_map"].values())
     return [target / name for name in sorted(old - new) if os.sep not in name and (target / name).is_file()]
+
+
+def _ordinary_mode() -> int:
+    """The mode an ordinary new file would get here."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _files(folder: Path) -> list[Path]:

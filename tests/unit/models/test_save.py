@@ -65,6 +65,13 @@ def test_stock_transformers_loads_the_folder_with_identical_logits(tmp_path, tok
     ]
 
 
+def test_files_are_as_readable_as_any_other_new_file(tmp_path):
+    save_hf_folder(model_with_seed(0), None, tmp_path / "out")
+    (tmp_path / "ordinary").touch()
+    expected = (tmp_path / "ordinary").stat().st_mode
+    assert {p.stat().st_mode for p in (tmp_path / "out").iterdir()} == {expected}
+
+
 def test_other_files_in_the_folder_stay(tmp_path, tokenizer):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}")
