@@ -76,7 +76,7 @@ def main() -> None:
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
         side = SideStream()
         fused = fuse_encoder(model, seed, side, high)
-        forward = make_forward(model, "text-classification", "packed", fused=bool(fused))
+        forward = make_forward(model, "text-classification", "packed", swapped=bool(fused))
         loss = make_loss(LossConfig(), "text-classification", None, 2)
         step = CapturedStep(
             model, forward, loss, optimizer, Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5,

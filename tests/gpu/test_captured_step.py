@@ -91,7 +91,7 @@ def captured(model, accumulation: int, precision=torch.bfloat16, total=100):
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream() if accumulation == 1 else None
     fused = fuse_encoder(model, seed, side) if precision is not None else 0
-    forward = make_forward(model, "text-classification", "packed", fused=bool(fused))
+    forward = make_forward(model, "text-classification", "packed", swapped=bool(fused))
     loss = make_loss(LossConfig(), "text-classification", None, 2)
     step = CapturedStep(
         model,

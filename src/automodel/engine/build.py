@@ -34,6 +34,7 @@ from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.forward import make_forward
 from automodel.models.fused_encoder import fuse_encoder
 from automodel.models.load import align_pad_token, load_model
+from automodel.models.pooled_block import pool_last_block
 from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.schedule import Schedule
 
@@ -116,7 +117,8 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
 
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     cfg, plan = prepared.cfg, prepared.plan
-    forward = make_forward(model, prepared.task, plan.path)
+    pooled = plan.pooled_last_block and pool_last_block(model)
+    forward = make_forward(model, prepared.task, plan.path, swapped=pooled)
     if plan.compile:
         # Packed heads call the backbone and their own layers directly; everything else enters through the model.
         entered = model.base_model if plan.path == "packed" and prepared.task != "causal-lm" else model
@@ -158,7 +160,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     side = None if accumulates else SideStream()
     fused = fuse_encoder(model, seed, side, plan.max_length) if plan.fused_kernels else 0
-    forward = make_forward(model, prepared.task, plan.path, fused=bool(fused))
+    forward = make_forward(model, prepared.task, plan.path, swapped=bool(fused))
     return CapturedStep(
         model,
         forward,

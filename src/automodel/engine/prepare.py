@@ -18,7 +18,7 @@ from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.fused_encoder import FUSABLE
+from automodel.models.fused_encoder import ENCODERS, FUSABLE
 from automodel.models.load import count_parameters, load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.check import not_yet
@@ -92,6 +92,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
             can_pack=packing.packed,
             packing_reason=packing.reason,
             can_fuse=hf_config.model_type in FUSABLE,
+            can_pool=hf_config.model_type in ENCODERS,
+            layers=getattr(hf_config, "num_hidden_layers", 0),
         ),
         DataFacts(
             rows=train.stats.used,

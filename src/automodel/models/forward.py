@@ -33,9 +33,11 @@ Forward = Callable[[Batch], Tensor]
 _STOCK_NAME = "_attention_before_packing"
 
 
-def make_forward(model: PreTrainedModel, task: str, path: Literal["packed", "padded"], fused: bool = False) -> Forward:
+def make_forward(
+    model: PreTrainedModel, task: str, path: Literal["packed", "padded"], swapped: bool = False
+) -> Forward:
     """A function from a batch to logits aligned with the batch's labels. `path="packed"` switches the model's
-    attention. `fused`: the model's embeddings and blocks are swapped (`fused_encoder.py`)."""
+    attention. `swapped`: blocks of the model are swapped (`fused_encoder.py`, `pooled_block.py`)."""
     if path == "padded":
         return _seq2seq_forward(model) if task == "seq2seq" else _padded_forward(model)
     support = packing_support(model.config, task)
@@ -44,7 +46,7 @@ def make_forward(model: PreTrainedModel, task: str, path: Literal["packed", "pad
     use_packed_attention(model)
     if task == "causal-lm":
         return _packed_causal_lm_forward(model)
-    return _fused_forward(model, task) if fused else _packed_head_forward(model, task)
+    return _swapped_forward(model, task) if swapped else _packed_head_forward(model, task)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -130,8 +132,8 @@ def _packed_head_forward(model: Any, task: str) -> Forward:
     return forward
 
 
-def _fused_forward(model: Any, task: str) -> Forward:
-    """The swapped encoder. For text classification its last block computes the pooled rows alone."""
+def _swapped_forward(model: Any, task: str) -> Forward:
+    """A swapped encoder. For text classification its last block may compute the pooled rows alone."""
     from automodel.models.fused_encoder import bind_batch, pools_inside
 
     family = family_of(model.config)

@@ -275,10 +275,12 @@ def unfuse_encoder(model: Any) -> None:
 
 
 def bind_batch(model: Any, batch: PackedBatch) -> None:
-    """Tells the fused embeddings of the model which batch is next."""
-    _swapped(model)[0].forward.bind(batch)
+    """Tells the embeddings of the model, where they are fused, which batch is next."""
+    bind = getattr(_swapped(model)[0].forward, "bind", None)
+    if bind is not None:
+        bind(batch)
 
 
 def pools_inside(model: Any) -> bool:
-    """Whether the last fused block returns the pooled rows alone."""
-    return _swapped(model)[1][-1].forward.pools
+    """Whether the last block is swapped for one that returns the pooled rows alone."""
+    return getattr(_swapped(model)[1][-1].forward, "pools", False)

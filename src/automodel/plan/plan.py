@@ -48,6 +48,8 @@ class Plan:
     """0: no checkpoints before the end."""
     capture: bool
     """Whether steps are recorded as CUDA graphs."""
+    pooled_last_block: bool
+    """Whether the last block runs for the pooled token of each document only."""
     fused_kernels: bool
     """Whether encoder blocks are swapped for fused ones, where the family has them."""
     compile: bool

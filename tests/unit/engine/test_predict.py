@@ -428,5 +428,6 @@ def test_measuring_gives_the_numbers_of_the_last_validation(run_of, name):
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["exported_step"] == summary["steps"]
     found = assess(folder)
-    assert found.metrics.values == pytest.approx(summary["validation"], abs=1e-6, nan_ok=True)
+    # Training computes the last block for the pooled token alone: the same sums in another order.
+    assert found.metrics.values == pytest.approx(summary["validation"], rel=1e-4, abs=1e-5, nan_ok=True)
     assert found.metrics.confusion_matrix == summary["confusion_matrix"]

@@ -124,6 +124,17 @@ def test_buckets_follow_the_length_of_the_run():
     assert plan_for(asked, CPU).bucket_tokens == 256
 
 
+def test_the_last_block_of_a_classifier_is_pooled_where_it_can_be():
+    poolable = dataclasses.replace(BERT, can_pool=True, can_fuse=True, layers=6)
+    plan = plan_for(model=poolable)
+    assert plan.pooled_last_block
+    assert "saves 14%" in reason(plan, "last block")
+    assert not plan_for().pooled_last_block
+    assert plan_for(hardware=H200, model=poolable).pooled_last_block
+    checkpointing = config(training_optimizations=TrainingOptimizations(gradient_checkpointing=True))
+    assert not plan_for(checkpointing, model=poolable).pooled_last_block
+
+
 def test_gpu_switches_have_an_effect_or_a_line():
     fusable = dataclasses.replace(BERT, can_fuse=True)
     assert plan_for(hardware=H200, model=fusable).fused_kernels

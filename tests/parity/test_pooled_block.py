@@ -1,0 +1,62 @@
+"""The last block for the pooled token only: logits and gradients equal stock transformers on each document alone."""
+
+import pytest
+import torch
+
+from automodel.data.batch import IGNORE
+from automodel.data.collate import PackedCollator
+from automodel.data.samples import SampleWriter
+from automodel.data.store import TokenStore
+from automodel.losses.config import LossConfig
+from automodel.losses.task_loss import make_loss
+from automodel.models.forward import make_forward
+from automodel.models.pooled_block import pool_last_block
+from tiny_models import tiny
+
+TASK = "text-classification"
+LENGTHS = (5, 1, 9, 12, 3)
+
+
+def batch_of(bucket_tokens: int):
+    writer = SampleWriter()
+    generator = torch.Generator().manual_seed(1)
+    for row, length in enumerate(LENGTHS):
+        writer.add(row, torch.randint(5, 30, (length,), generator=generator).tolist(), label=row % 2)
+    store = TokenStore.in_memory(writer.finish())
+    collate = PackedCollator(store, task=TASK, bucket_tokens=bucket_tokens, max_seqlen=16, micro_batch_size=8)
+    return store, collate(range(len(LENGTHS)))
+
+
+def gradients(model):
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("bucket_tokens", [1, 32], ids=["no tail", "dummy tail and unused slots"])
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "electra"])
+def test_logits_and_gradients_equal_stock(kind, bucket_tokens):
+    store, batch = batch_of(bucket_tokens)
+    _, stock = tiny(kind, TASK)
+    _, ours = tiny(kind, TASK)
+    ours.load_state_dict(stock.state_dict())
+    loss = make_loss(LossConfig(), TASK, None, 2)
+    alone = []
+    for row in range(len(store)):
+        ids = torch.as_tensor(store.input_ids[store.offsets[row] : store.offsets[row + 1]].astype("int64"))[None]
+        alone.append(stock(input_ids=ids).logits[0])
+    expected = torch.stack(alone)
+    labels = batch.labels_R[batch.labels_R != IGNORE]
+    loss.sum(expected, labels).backward()
+
+    assert pool_last_block(ours)
+    logits = make_forward(ours, TASK, "packed", swapped=True)(batch)
+    torch.testing.assert_close(logits[: len(store)], expected, rtol=1e-5, atol=1e-5)
+    loss.sum(logits, batch.labels_R).backward()
+    theirs, mine = gradients(stock), gradients(ours)
+    assert mine.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_a_family_without_the_swap_is_left_alone():
+    _, model = tiny("modernbert", TASK)
+    assert not pool_last_block(model)
