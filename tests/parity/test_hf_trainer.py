@@ -5,51 +5,11 @@ import json
 import pytest
 import torch
 
+import tiny_models
 import tiny_runs as tiny
+from hf_trainer import trainer_losses
 
 STEPS = 50
-
-
-def trainer_losses(folder, model, rows, *, accumulation: int, batch: int, task: str):
-    from torch.utils.data import SequentialSampler
-    from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        DataCollatorForSeq2Seq,
-        DataCollatorWithPadding,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    auto = AutoModelForSequenceClassification if task == "text-classification" else AutoModelForCausalLM
-    torch.manual_seed(42)
-    stock = auto.from_pretrained(folder / "start")
-    collator = DataCollatorWithPadding if task == "text-classification" else DataCollatorForSeq2Seq
-    losses = []
-
-    class Keep(TrainerCallback):
-        def on_log(self, args, state, control, logs=None, **kwargs):
-            if "loss" in logs:
-                losses.append(logs["loss"])
-
-    class InOrder(Trainer):
-        def _get_train_sampler(self, *args):
-            return SequentialSampler(self.train_dataset)
-
-    arguments = TrainingArguments(
-        output_dir=str(folder / "hf"), max_steps=STEPS, per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulation, learning_rate=1e-3, weight_decay=0.01, logging_steps=1,
-        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0,
-        logging_nan_inf_filter=False,
-    )  # fmt: skip
-    trainer = InOrder(
-        model=stock, args=arguments, train_dataset=rows, data_collator=collator(tokenizer), callbacks=[Keep()]
-    )
-    trainer.train()
-    return losses
 
 
 def our_losses(folder, text: str):
@@ -82,7 +42,9 @@ def test_classification_losses_equal_hf_trainer(tmp_path, kind):
     tokenizer.save_pretrained(tmp_path / "start")
     tokenised = [{**tokenizer(r["text"]), "labels": r["label"]} for r in rows]
     batch = 8
-    theirs = trainer_losses(tmp_path, model, tokenised, accumulation=1, batch=batch, task="text-classification")
+    theirs = trainer_losses(
+        tmp_path, model, tokenised, accumulation=1, batch=batch, task="text-classification", steps=STEPS
+    )
     ours = our_losses(
         tmp_path,
         f"task: text-classification\nmodel: {tmp_path}/start\ndataset: {{path: {tmp_path}/train.jsonl}}\n"
@@ -105,7 +67,7 @@ def test_causal_lm_losses_equal_hf_trainer(tmp_path):
         rows.append({"input_ids": ids, "labels": [-100] * cut + ids[cut:]})
     tiny.write_jsonl(tmp_path / "train.jsonl", rows)
     theirs_rows = [{**r, "attention_mask": [1] * len(r["input_ids"])} for r in rows]
-    theirs = trainer_losses(tmp_path, model, theirs_rows, accumulation=2, batch=4, task="causal-lm")
+    theirs = trainer_losses(tmp_path, model, theirs_rows, accumulation=2, batch=4, task="causal-lm", steps=STEPS)
     ours = our_losses(
         tmp_path,
         f"task: causal-lm\nmodel: {tmp_path}/start\ndataset: {{path: {tmp_path}/train.jsonl}}\n"
@@ -131,3 +93,36 @@ def test_accumulation_is_exact(tmp_path):
         assert json.loads((out / "run" / "plan.json").read_text())["global_batch_size"] == 8
     assert curves[1] == pytest.approx(curves[8], rel=1e-5)
     assert curves[4] == pytest.approx(curves[8], rel=1e-5)
+
+
+ARCHITECTURES = [
+    "bert", "distilbert", "roberta", "electra", "albert", "modernbert", "llama", "mistral", "qwen2", "qwen3", "gpt2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_every_architecture_classifies_to_the_same_losses(tmp_path, monkeypatch, kind):
+    """In this process, for speed: the same engine, the same Trainer, eleven families."""
+    from automodel.engine.run import finetune
+    from automodel.plan.check import load_run_config
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    tokenizer = tiny.make_tokenizer()
+    _, model = tiny_models.tiny(kind, "text-classification", num_labels=2, pad_token_id=0)
+    model.save_pretrained(tmp_path / "start")
+    tokenizer.save_pretrained(tmp_path / "start")
+    rows = [{"input_ids": tokenizer(r["text"])["input_ids"], "label": r["label"]} for r in tiny.reviews(96)]
+    tiny.write_jsonl(tmp_path / "train.jsonl", rows)
+    tokenised = [{"input_ids": r["input_ids"], "labels": r["label"]} for r in rows]
+    theirs = trainer_losses(
+        tmp_path, tmp_path / "start", tokenised, accumulation=1, batch=8, task="text-classification", steps=STEPS
+    )
+    (tmp_path / "run.yaml").write_text(
+        f"task: text-classification\nmodel: {tmp_path}/start\ndataset: {{path: {tmp_path}/train.jsonl}}\n"
+        + COMMON.format(batch=8, accumulation=1, folder=tmp_path)
+    )
+    finetune(load_run_config([tmp_path / "run.yaml"]))
+    ours = list(tiny.losses(tmp_path / "out").values())
+    assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
+    plan = json.loads((tmp_path / "out" / "run" / "plan.json").read_text())
+    assert plan["path"] == "packed"

@@ -1,0 +1,46 @@
+"""HF Trainer as the reference of a loss curve: data in order, fp32, every step's loss kept."""
+
+import torch
+
+
+def trainer_losses(folder, model, rows, *, accumulation: int, batch: int, task: str, steps: int):
+    """Losses of stock Trainer from the weights in `folder/start`, with the tokenizer in `model`."""
+    from torch.utils.data import SequentialSampler
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorForSeq2Seq,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    auto = AutoModelForSequenceClassification if task == "text-classification" else AutoModelForCausalLM
+    torch.manual_seed(42)
+    stock = auto.from_pretrained(folder / "start")
+    collator = DataCollatorWithPadding if task == "text-classification" else DataCollatorForSeq2Seq
+    losses = []
+
+    class Keep(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if "loss" in logs:
+                losses.append(logs["loss"])
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *args):
+            return SequentialSampler(self.train_dataset)
+
+    arguments = TrainingArguments(
+        output_dir=str(folder / "hf"), max_steps=steps, per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation, learning_rate=1e-3, weight_decay=0.01, logging_steps=1,
+        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0,
+        logging_nan_inf_filter=False,
+    )  # fmt: skip
+    trainer = InOrder(
+        model=stock, args=arguments, train_dataset=rows, data_collator=collator(tokenizer), callbacks=[Keep()]
+    )
+    trainer.train()
+    return losses
