@@ -92,10 +92,11 @@ class CheckpointStore:
         files = {p.name: {"size": p.stat().st_size, "sha256": _digest(p)} for p in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps({"version": 1, "step": step, "files": files}, indent=2))
         for path in temporary.iterdir():
-            _flush(path)
+            flush_to_disk(path)
         if target.exists():  # an earlier, possibly damaged save of the same step
             shutil.rmtree(target)
         os.replace(temporary, target)
+        flush_to_disk(self.folder)
         replace_text(self.folder / "LATEST", _name(step) + "\n")
         self._drop_old(set(protect) | {step})
         return Checkpoint(step, target)
@@ -141,7 +142,7 @@ def replace_text(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
-    _flush(temporary)
+    flush_to_disk(temporary)
     os.replace(temporary, path)
 
 
@@ -154,7 +155,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """So that a rename never outlives the bytes it names. Folders too."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from automodel.checkpoint.store import flush_to_disk
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
 
@@ -43,9 +44,9 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     (writing / _MANIFEST).write_text(json.dumps(names))
     for path in _files(writing):
         path.chmod(_ordinary_mode())  # safetensors makes its files readable to their owner alone
-        _sync(path)
+        flush_to_disk(path)
     writing.rename(target / _COMPLETE)
-    _sync(target)
+    flush_to_disk(target)
     _move_in(target)
     return target
 
@@ -67,7 +68,7 @@ def _move_in(target: Path) -> None:
         if (staged / name).exists():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(staged / name, target / name)
-    _sync(target)
+    flush_to_disk(target)
     shutil.rmtree(staged)
 
 
@@ -90,12 +91,3 @@ def _ordinary_mode() -> int:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _sync(path: Path) -> None:
-    """Onto the disk, so that a rename never outlives the bytes it names."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
