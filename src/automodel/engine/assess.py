@@ -33,7 +33,8 @@ from automodel.models.families import PackingSupport, packing_support
 from automodel.models.forward import make_forward
 from automodel.models.load import count_parameters, model_limits
 from automodel.plan.config import RunConfig
-from automodel.plan.decide import DataFacts, ModelFacts, make_plan
+from automodel.plan.decide import make_plan
+from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import read_hardware
 from automodel.plan.plan import Plan
 

@@ -23,7 +23,8 @@ from automodel.models.load import count_parameters, load_hf_config, load_tokeniz
 from automodel.models.tasks import infer_task
 from automodel.plan.check import not_yet
 from automodel.plan.config import RunConfig
-from automodel.plan.decide import DataFacts, ModelFacts, make_plan
+from automodel.plan.decide import make_plan
+from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.plan import Plan
 

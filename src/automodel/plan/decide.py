@@ -7,19 +7,24 @@ weights. Each small function below decides one thing and returns it together wit
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
 from automodel.plan.config import RunConfig
+from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.plan import Decision, Plan
 from automodel.plan.remarks import how_it_learns, sinks, without_effect
+from automodel.plan.speed import (
+    decide_attention,
+    decide_bucket,
+    decide_capture,
+    decide_compile,
+    decide_fused,
+    decide_pooled,
+)
 
-SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
-CAPTURE_S = 0.05  # recording one shape of a 6- to 12-layer encoder, measured
-SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_EPOCHS = 3
 
@@ -31,39 +36,6 @@ DTYPE_PRECISION = {
     "float16": "fp16",
     "fp16": "fp16",
 }
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What the plan needs to know of the model, read from its config."""
-
-    name: str
-    model_type: str
-    parameters: int
-    can_pack: bool
-    packing_reason: str
-    can_fuse: bool = False
-    """Whether the family has fused blocks."""
-    can_pool: bool = False
-    """Whether its last block can run for the pooled token alone."""
-    layers: int = 0
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What the plan needs to know of the data."""
-
-    rows: int
-    tokens: int
-    longest: int
-    max_length: int
-    has_validation: bool
-    notes: tuple[str, ...] = ()
-    """What a person should know about the data."""
-    columns: str = ""
-    """What is read and what is learned, e.g. `text → label`."""
-    labels: str = ""
-    """The classes in words, where there are any."""
 
 
 def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts) -> Plan:
@@ -86,14 +58,14 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     micro, accumulation = _batch(cfg, lines)
     steps_per_epoch, total, epochs = _steps(cfg, data.rows, micro * accumulation, lines)
     mean_tokens = micro * data.tokens / max(1, data.rows)
-    bucket = _bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
+    bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
     lines += how_it_learns(cfg, total)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
-    capture = _capture(cfg, path, hardware, lines)
-    fused = _fused(cfg, model, precision, capture, lines)
-    pooled = _pooled(cfg, task, path, model, capture, fused, lines)
-    compiled = _compile(cfg, hardware, capture, lines)
-    _attention(cfg, path, hardware, lines)
+    capture = decide_capture(cfg, path, hardware, lines)
+    fused = decide_fused(cfg, model, precision, capture, lines)
+    pooled = decide_pooled(cfg, task, path, model, capture, fused, lines)
+    compiled = decide_compile(cfg, hardware, capture, lines)
+    decide_attention(cfg, path, hardware, lines)
     workers = _workers(cfg, hardware, lines)
     pin = cfg.dataloader.pin_memory if cfg.dataloader.pin_memory is not None else hardware.device == "cuda"
     if pin and hardware.device == "cpu":
@@ -205,40 +177,6 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
     return "padded"
 
 
-def _bucket(
-    cfg: RunConfig,
-    path: str,
-    hardware: Hardware,
-    parameters: int,
-    mean_tokens: float,
-    steps: int,
-    lines: list[Decision],
-) -> int:
-    """Rounding makes shapes repeat. Coarse buckets waste arithmetic in every step, fine ones cost a capture each."""
-    asked = cfg.packed_sequence.bucket_tokens
-    if path != "packed":
-        return 1
-    if asked is not None:
-        lines.append(Decision("buckets", asked, "packed_sequence.bucket_tokens asks for it"))
-        return asked
-    if hardware.device == "cpu":
-        lines.append(Decision("buckets", "off", "on the CPU a new shape costs nothing, a dummy token does"))
-        return 1
-    step_s = 6 * parameters * mean_tokens / 400e12
-
-    def cost(parts: int) -> float:
-        """Seconds of the run spent on captures and on dummy tokens, for buckets of a mean batch / parts."""
-        return SHAPES_PER_PART * parts * CAPTURE_S + steps * step_s * 0.5 / parts
-
-    parts = min((4, 8, 16, 32), key=cost)
-    bucket = 2 ** round(math.log2(max(1.0, mean_tokens / parts)))
-    bucket = min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
-    share = bucket / 2 / max(1.0, mean_tokens)
-    reason = f"shapes repeat at about {share:.0%} dummy tokens; finer ones would cost more captures than they save"
-    lines.append(Decision("buckets", bucket, reason))
-    return bucket
-
-
 def _batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:
     schedule = cfg.step_scheduler
     micro = schedule.local_batch_size or cfg.dataloader.batch_size or DEFAULT_BATCH_SIZE
@@ -304,94 +242,6 @@ def _intervals(
     )
     lines.append(Decision("checkpoints", f"every {save} steps", reason))
     return validate, save
-
-
-def _capture(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> bool:
-    """Whether the whole step becomes a CUDA graph; every obstacle is named."""
-    optimizer = cfg.optimizer
-    plain_adamw = optimizer.target in (None, "torch.optim.AdamW") and optimizer.name.startswith("adamw")
-    if hardware.device != "cuda":
-        return False
-    if cfg.training_optimizations.capture is False:
-        reason = "training_optimizations.capture is false"
-    elif path != "packed":
-        reason = "padded batches have a new shape every time"
-    elif not plain_adamw or optimizer.extra:
-        reason = "only AdamW is recorded; this optimizer runs step by step"
-    elif cfg.training_optimizations.gradient_checkpointing:
-        reason = "gradient checkpointing saves random states on the host"
-    else:
-        lines.append(Decision("step", "captured", "forward, backward, clip and AdamW are one CUDA-graph replay"))
-        return True
-    lines.append(Decision("step", "eager", reason))
-    return False
-
-
-def _fused(cfg: RunConfig, model: ModelFacts, precision: str, capture: bool, lines: list[Decision]) -> bool:
-    """Fused blocks need flat parameters and half precision; `use_liger_kernel: false` asks for none."""
-    if not capture:
-        return False
-    if cfg.model.use_liger_kernel is False:
-        lines.append(Decision("kernels", "stock", "model.use_liger_kernel is false"))
-        return False
-    if precision not in ("bf16", "bf16-pure", "fp16"):
-        lines.append(Decision("kernels", "stock", f"fused kernels compute in half precision, not in {precision}"))
-        return False
-    if not model.can_fuse:
-        lines.append(Decision("kernels", "stock", f"{model.model_type} has no fused blocks yet"))
-        return False
-    lines.append(Decision("kernels", "fused", "residual + dropout + norm, bias + GELU, joined query/key/value"))
-    return True
-
-
-def _pooled(
-    cfg: RunConfig, task: str, path: str, model: ModelFacts, capture: bool, fused: bool, lines: list[Decision]
-) -> bool:
-    """A classifier reads one token of each document, so its last block need not compute the others. Exact."""
-    plain = not capture and not cfg.training_optimizations.gradient_checkpointing
-    if task != "text-classification" or path != "packed" or not model.can_pool or not (fused or plain):
-        return False
-    # Of a block's 12 N² multiplications a token, keys and values (2 N²) remain.
-    saved = 10 / 12 / max(1, model.layers)
-    lines.append(Decision("last block", "pooled token only", f"exact; saves {saved:.0%} of the encoder's arithmetic"))
-    return True
-
-
-def _compile(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:
-    wish = cfg.training_optimizations.use_compile
-    if wish is None and cfg.compile.enabled != "auto":
-        wish = bool(cfg.compile.enabled)
-    if wish and hardware.device == "cpu":
-        # Documents have any length and are attended one by one here: every batch would compile anew.
-        lines.append(
-            Decision("compile", "off", "asked for, but on the CPU every batch has a new shape; eager is exact")
-        )
-        return False
-    if wish and capture:
-        reason = "asked for, but captured steps are not compiled yet; training_optimizations.capture: false compiles"
-        lines.append(Decision("compile", "off", reason))
-        return False
-    if wish:
-        lines.append(Decision("compile", "on", f"asked for, mode {cfg.compile.mode}"))
-        return True
-    lines.append(Decision("compile", "off", "eager kernels start at once" if wish is None else "turned off"))
-    return False
-
-
-def _attention(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> None:
-    """Says what became of the reference's attention and kernel keywords; none of them changes a result."""
-    asked = cfg.model.attn_implementation
-    if path == "packed":
-        used = "variable-length flash attention" if hardware.device == "cuda" else "SDPA, document by document"
-    else:
-        used = asked if asked in ("sdpa", "eager") else "sdpa"
-    if cfg.model.use_sdpa_patching is False and asked is None:
-        asked = "eager"  # the reference's way of asking for plain attention
-        used = used if path == "packed" else asked
-    reason = f"{asked} was asked for; this is exact too" if asked and asked != used else "exact, no mask"
-    lines.append(Decision("attention", used, reason if path == "packed" or asked else "the model's own"))
-    if cfg.model.use_liger_kernel:
-        lines.append(Decision("liger", "not used", "our own kernels on a GPU (see kernels), torch's on the CPU"))
 
 
 def _workers(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> int:

@@ -8,7 +8,8 @@ from automodel.config.errors import UserError
 from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
 from automodel.models.config import ModelConfig
 from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig, TrainingOptimizations
-from automodel.plan.decide import DataFacts, ModelFacts, make_plan
+from automodel.plan.decide import make_plan
+from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware, read_hardware
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)

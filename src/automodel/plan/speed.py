@@ -1,0 +1,136 @@
+"""The decisions about speed: buckets, capture, fused kernels, pooled block, compile, attention. None changes the task."""
+
+from __future__ import annotations
+
+import math
+
+from automodel.plan.config import RunConfig
+from automodel.plan.facts import ModelFacts
+from automodel.plan.hardware import Hardware
+from automodel.plan.plan import Decision
+
+SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
+CAPTURE_S = 0.05  # recording one shape: about 0.05 s for 6 layers, 0.09 s for 12, when each was rehearsed first
+SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
+
+
+def decide_bucket(
+    cfg: RunConfig,
+    path: str,
+    hardware: Hardware,
+    parameters: int,
+    mean_tokens: float,
+    steps: int,
+    lines: list[Decision],
+) -> int:
+    """Rounding makes shapes repeat. Coarse buckets waste arithmetic in every step, fine ones cost a capture each."""
+    asked = cfg.packed_sequence.bucket_tokens
+    if path != "packed":
+        return 1
+    if asked is not None:
+        lines.append(Decision("buckets", asked, "packed_sequence.bucket_tokens asks for it"))
+        return asked
+    if hardware.device == "cpu":
+        lines.append(Decision("buckets", "off", "on the CPU a new shape costs nothing, a dummy token does"))
+        return 1
+    step_s = 6 * parameters * mean_tokens / 400e12
+
+    def cost(parts: int) -> float:
+        """Seconds of the run spent on captures and on dummy tokens, for buckets of a mean batch / parts."""
+        return SHAPES_PER_PART * parts * CAPTURE_S + steps * step_s * 0.5 / parts
+
+    parts = min((4, 8, 16, 32), key=cost)
+    bucket = 2 ** round(math.log2(max(1.0, mean_tokens / parts)))
+    bucket = min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
+    share = bucket / 2 / max(1.0, mean_tokens)
+    reason = f"shapes repeat at about {share:.0%} dummy tokens; finer ones would cost more captures than they save"
+    lines.append(Decision("buckets", bucket, reason))
+    return bucket
+
+
+def decide_capture(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> bool:
+    """Whether the whole step becomes a CUDA graph; every obstacle is named."""
+    optimizer = cfg.optimizer
+    plain_adamw = optimizer.target in (None, "torch.optim.AdamW") and optimizer.name.startswith("adamw")
+    if hardware.device != "cuda":
+        return False
+    if cfg.training_optimizations.capture is False:
+        reason = "training_optimizations.capture is false"
+    elif path != "packed":
+        reason = "padded batches have a new shape every time"
+    elif not plain_adamw or optimizer.extra:
+        reason = "only AdamW is recorded; this optimizer runs step by step"
+    elif cfg.training_optimizations.gradient_checkpointing:
+        reason = "gradient checkpointing saves random states on the host"
+    else:
+        lines.append(Decision("step", "captured", "forward, backward, clip and AdamW are one CUDA-graph replay"))
+        return True
+    lines.append(Decision("step", "eager", reason))
+    return False
+
+
+def decide_fused(cfg: RunConfig, model: ModelFacts, precision: str, capture: bool, lines: list[Decision]) -> bool:
+    """Fused blocks need flat parameters and half precision; `use_liger_kernel: false` asks for none."""
+    if not capture:
+        return False
+    if cfg.model.use_liger_kernel is False:
+        lines.append(Decision("kernels", "stock", "model.use_liger_kernel is false"))
+        return False
+    if precision not in ("bf16", "bf16-pure", "fp16"):
+        lines.append(Decision("kernels", "stock", f"fused kernels compute in half precision, not in {precision}"))
+        return False
+    if not model.can_fuse:
+        lines.append(Decision("kernels", "stock", f"{model.model_type} has no fused blocks yet"))
+        return False
+    lines.append(Decision("kernels", "fused", "residual + dropout + norm, bias + GELU, joined query/key/value"))
+    return True
+
+
+def decide_pooled(
+    cfg: RunConfig, task: str, path: str, model: ModelFacts, capture: bool, fused: bool, lines: list[Decision]
+) -> bool:
+    """A classifier reads one token of each document, so its last block need not compute the others. Exact."""
+    plain = not capture and not cfg.training_optimizations.gradient_checkpointing
+    if task != "text-classification" or path != "packed" or not model.can_pool or not (fused or plain):
+        return False
+    # Of a block's 12 N² multiplications a token, keys and values (2 N²) remain.
+    saved = 10 / 12 / max(1, model.layers)
+    lines.append(Decision("last block", "pooled token only", f"exact; saves {saved:.0%} of the encoder's arithmetic"))
+    return True
+
+
+def decide_compile(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:
+    wish = cfg.training_optimizations.use_compile
+    if wish is None and cfg.compile.enabled != "auto":
+        wish = bool(cfg.compile.enabled)
+    if wish and hardware.device == "cpu":
+        # Documents have any length and are attended one by one here: every batch would compile anew.
+        lines.append(
+            Decision("compile", "off", "asked for, but on the CPU every batch has a new shape; eager is exact")
+        )
+        return False
+    if wish and capture:
+        reason = "asked for, but captured steps are not compiled yet; training_optimizations.capture: false compiles"
+        lines.append(Decision("compile", "off", reason))
+        return False
+    if wish:
+        lines.append(Decision("compile", "on", f"asked for, mode {cfg.compile.mode}"))
+        return True
+    lines.append(Decision("compile", "off", "eager kernels start at once" if wish is None else "turned off"))
+    return False
+
+
+def decide_attention(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> None:
+    """Says what became of the reference's attention and kernel keywords; none of them changes a result."""
+    asked = cfg.model.attn_implementation
+    if path == "packed":
+        used = "variable-length flash attention" if hardware.device == "cuda" else "SDPA, document by document"
+    else:
+        used = asked if asked in ("sdpa", "eager") else "sdpa"
+    if cfg.model.use_sdpa_patching is False and asked is None:
+        asked = "eager"  # the reference's way of asking for plain attention
+        used = used if path == "packed" else asked
+    reason = f"{asked} was asked for; this is exact too" if asked and asked != used else "exact, no mask"
+    lines.append(Decision("attention", used, reason if path == "packed" or asked else "the model's own"))
+    if cfg.model.use_liger_kernel:
+        lines.append(Decision("liger", "not used", "our own kernels on a GPU (see kernels), torch's on the CPU"))
