@@ -1,4 +1,4 @@
-"""The decisions about speed: buckets, capture, fused kernels, pooled block, compile, attention. None changes the task."""
+"""The decisions about speed: buckets, capture, fused kernels, pooled block, compile, attention."""
 
 from __future__ import annotations
 
