@@ -1,7 +1,7 @@
 """This library as a side: `finetune` itself, watched step by step.
 
 What runs is exactly what `automodel finetune llm` runs: the config is loaded, planned, trained, evaluated and saved by
-the engine. Only the step is wrapped, by an object that tells the recorder when it begins and ends.
+the engine. An observer tells the recorder when steps begin and end.
 """
 
 from __future__ import annotations
@@ -13,69 +13,57 @@ from typing import Any
 from automodel.benchmark.machine import GpuWatch, LoadWatch, peak_memory
 from automodel.benchmark.recorder import Recorder
 from automodel.benchmark.sides import Side
+from automodel.engine.observe import Observer
+from automodel.engine.step import StepResult
+from automodel.metrics.compute import EvalMetrics
+from automodel.plan.plan import Plan
 
 
-class WatchedStep:
-    """A training step that tells the recorder about itself; everything else is the step's own."""
+class StepWatch(Observer):
+    """Hands what the loop tells to the recorder, and reads the machine while the loop runs."""
 
-    def __init__(self, step: Any, recorder: Recorder, plan: Any):
-        self.step, self.recorder, self.plan = step, recorder, plan
+    def __init__(self, recorder: Recorder):
+        self.recorder = recorder
+        self.seen: dict[str, Any] = {}
 
-    def __call__(self, index: int, batch: Any) -> Any:
+    def loop_begins(self, plan: Plan) -> None:
+        self.seen = {"precision": plan.precision, "setup": described(plan)}
+        self.gpu, self.load = GpuWatch(plan.device), LoadWatch()
+        self.load.start()
+        self.recorder.mark("loop_start_s")
+        self.gpu.start()
+
+    def step_begins(self) -> None:
         self.recorder.begin()
-        result = self.step(index, batch)
+
+    def step_ends(self, result: StepResult, pauses: bool) -> None:
         self.recorder.count(result.tokens, result.samples)
-        self.recorder.end(result.loss, pause=self._pauses_after(index + 1))
-        return result
+        self.recorder.end(result.loss, pause=pauses)
 
-    def _pauses_after(self, step: int) -> bool:
-        intervals = (self.plan.val_every_steps, self.plan.ckpt_every_steps, self.plan.total_steps)
-        return any(interval and step % interval == 0 for interval in intervals)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.step, name)
+    def loop_ends(self, validation: EvalMetrics | None) -> None:
+        self.recorder.finish()
+        self.recorder.mark("loop_end_s")
+        self.seen |= self.gpu.stop() | self.load.stop()
+        self.seen["validation"] = dict(validation.values) if validation else None
 
 
 def train_with_automodel(
     job: Path, side: Side, output: Path, trust: Sequence[str], recorder: Recorder
 ) -> dict[str, Any]:
     """Runs `finetune` on the job's config and returns what the recorder cannot know."""
-    import automodel.engine.run
+    from automodel.engine.run import finetune
     from automodel.plan.check import load_run_config
 
     recorder.mark("imports_s")
     overrides = [*side.overrides, f"checkpoint.checkpoint_dir={output}"]
     cfg = load_run_config([job / "run.yaml"], overrides, trust)
-    seen: dict[str, Any] = {}
-    engine: Any = automodel.engine.run
-    train = engine.train
-
-    def watched_train(run: Any) -> Any:
-        plan = run.prepared.plan
-        run.step = WatchedStep(run.step, recorder, plan)
-        watch, load = GpuWatch(plan.device), LoadWatch()
-        load.start()
-        recorder.mark("loop_start_s")
-        watch.start()
-        outcome = train(run)
-        recorder.finish()
-        recorder.mark("loop_end_s")
-        seen.update(watch.stop() | load.stop())
-        seen["precision"] = plan.precision
-        seen["setup"] = described(plan)
-        seen["validation"] = dict(outcome.validation.values) if outcome.validation else None
-        return outcome
-
-    engine.train = watched_train
-    try:
-        engine.finetune(cfg, overwrite=True, trust=trust)
-    finally:
-        engine.train = train
+    watch = StepWatch(recorder)
+    finetune(cfg, overwrite=True, trust=trust, observer=watch)
     recorder.mark("end_s")
-    return {**seen, "end_s": recorder.marks["end_s"], **peak_memory(recorder.device)}
+    return {**watch.seen, "end_s": recorder.marks["end_s"], **peak_memory(recorder.device)}
 
 
-def described(plan: Any) -> str:
+def described(plan: Plan) -> str:
     """The plan in a few words, for the table."""
     words = [plan.precision, plan.path]
     if plan.capture:

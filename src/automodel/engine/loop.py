@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run, now, save
+from automodel.engine.observe import Observer
 from automodel.engine.signals import StopRequest
 from automodel.engine.step import StepResult
 from automodel.metrics.compute import EvalMetrics
@@ -31,18 +32,23 @@ class Outcome:
     signal: str | None = None
 
 
-def train(run: Run) -> Outcome:
+def train(run: Run, observer: Observer) -> Outcome:
     """Runs to the planned number of steps, to an early stop, or to a signal."""
     plan, state, patience = run.prepared.plan, run.state, run.prepared.cfg.early_stopping
     throughput, memory = Throughput(), MemoryMeter(plan.device)
     seconds_before = state.train_seconds
     outcome = Outcome("finished", memory, None)
+    observer.loop_begins(plan)
     with StopRequest() as stop:
         for batch in run.loader:
+            observer.step_begins()
             result = run.step(state.step, batch)
             state.add(result, batch.epoch + (batch.step_in_epoch + 1) / plan.steps_per_epoch)
-            throughput.update(result.samples, result.tokens)
             last = state.step >= plan.total_steps
+            validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
+            saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)
+            observer.step_ends(result, pauses=bool(last or validates or saves))
+            throughput.update(result.samples, result.tokens)
             if last or state.step % run.prepared.cfg.step_scheduler.log_every_steps == 0:
                 _log(run, result, throughput, memory)
             else:
@@ -50,8 +56,6 @@ def train(run: Run) -> Outcome:
             throughput.pause()
             state.train_seconds = seconds_before + throughput.train_s
             improved = False
-            validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
-            saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)
             if validates or saves or stop.requested:
                 _check_finite(run, result)
             if validates:
@@ -65,6 +69,7 @@ def train(run: Run) -> Outcome:
             throughput.resume()
             if last:
                 break
+    observer.loop_ends(outcome.validation)
     return outcome
 
 

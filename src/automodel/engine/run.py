@@ -18,6 +18,7 @@ from automodel.config.load import dump_config
 from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folder, start_fresh
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
+from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
@@ -47,7 +48,13 @@ def dry_run(cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False)
 
 
 def finetune(
-    cfg: RunConfig, *, resume: bool = False, overwrite: bool = False, trust: Sequence[str] = (), console: Any = None
+    cfg: RunConfig,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    trust: Sequence[str] = (),
+    console: Any = None,
+    observer: Observer | None = None,
 ) -> Finished:
     """Fine-tunes, saves and reports. Raises `UserError` for bad input before anything expensive happens."""
     started = time.perf_counter()
@@ -79,7 +86,7 @@ def finetune(
         for line in _opening_lines(run):
             run.progress.info(line)
         try:
-            outcome = only_evaluate(run) if trained else train(run)
+            outcome = only_evaluate(run) if trained else train(run, observer or Observer())
         except DivergedError:
             run.trackers.finish({"status": "diverged", "steps": run.state.step})
             write_report(folder.run)
