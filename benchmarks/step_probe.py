@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--bucket", type=int, default=0)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--rows", type=int, default=30)
+    parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     options = parser.parse_args()
     for name in options.names:
         kind, size, (mu, sigma, low, high) = WORKLOADS[name]
@@ -72,6 +73,7 @@ def main() -> None:
         optimizer = FlatAdamW(
             parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0,
             copy_dtype=torch.bfloat16, lr_factors=torch.ones(10_000, dtype=torch.float64),
+            lazy=None if options.plain_embeddings else model.get_input_embeddings().weight,
         )  # fmt: skip
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
         side = SideStream()

@@ -70,9 +70,14 @@ def make_store(count: int = 64) -> "TokenStore":
     return TokenStore.in_memory(writer.finish())
 
 
-def steps_of(store, batch: int, accumulation: int, count: int):
+def steps_of(store, batch: int, accumulation: int, count: int, sort_tokens: bool = False):
     collate = PackedCollator(
-        store, task="text-classification", bucket_tokens=256, max_seqlen=256, micro_batch_size=batch
+        store,
+        task="text-classification",
+        bucket_tokens=256,
+        max_seqlen=256,
+        micro_batch_size=batch,
+        sort_tokens=sort_tokens,
     )
     order = np.arange(len(store))
     for step in range(count):
@@ -80,14 +85,15 @@ def steps_of(store, batch: int, accumulation: int, count: int):
         yield StepBatch(tuple(collate(part) for part in np.split(rows, accumulation)), 0, step)
 
 
-def captured(model, accumulation: int, precision=torch.bfloat16, total=100):
+def captured(model, accumulation: int, precision=torch.bfloat16, total=100, lazy=False):
     model.cuda().train()
     groups = parameter_groups(model, OptimizerConfig(lr=LR, weight_decay=0.01))
     schedule = Schedule(LRSchedulerConfig(), total)
     factors = torch.tensor([schedule.lr_at(s, 1.0) for s in range(total)], dtype=torch.float64)
     optimizer = FlatAdamW(
-        groups, lr=LR, max_norm=1.0, copy_dtype=precision, flat_gradients=accumulation > 1, lr_factors=factors
-    )
+        groups, lr=LR, max_norm=1.0, copy_dtype=precision, flat_gradients=accumulation > 1, lr_factors=factors,
+        lazy=model.get_input_embeddings().weight if lazy else None,
+    )  # fmt: skip
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream() if accumulation == 1 else None
     fused = fuse_encoder(model, seed, side) if precision is not None else 0
@@ -208,3 +214,26 @@ def test_state_round_trip_continues_exactly():
     assert run(again, batches[6:]) == pytest.approx(expected, rel=1e-3)
     again.finish()
     assert all(p.dtype == torch.float32 for p in again.model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "modernbert"])
+def test_embedding_rows_that_wait_end_where_all_rows_end(kind):
+    """Same batches, same kernels; only the word table is updated when its rows are read. 40 steps, settled once in the
+    middle, as an evaluation does."""
+    store = make_store()
+    finals, losses = [], []
+    for lazy in (False, True):
+        step, _ = captured(make_model(kind, 0.1), 1, lazy=lazy)
+        batches = list(steps_of(store, 2, 1, 40, sort_tokens=True))
+        found = run(step, batches[:25])
+        assert not lazy or int(step.optimizer.lazy_rows.last_V.min()) < 25, "no row waited: the test shows nothing"
+        with step.compute():
+            pass
+        losses.append(found + [step(25 + i, b).loss.item() for i, b in enumerate(batches[25:])])
+        tensors, _ = step.state()
+        finals.append({**tensors, **step.weights()})
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3, abs=1e-4)
+    table = [n for n in finals[0] if "word_embeddings" in n or "tok_embeddings" in n]
+    assert len(table) == 3
+    for name in table:
+        torch.testing.assert_close(finals[1][name], finals[0][name], rtol=1e-3, atol=2e-6)

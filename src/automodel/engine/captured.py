@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.kernels.lazy_rows import RING
 from automodel.kernels.side_stream import SideStream
 from automodel.losses.task_loss import TaskLoss
 from automodel.optim.schedule import Schedule
@@ -122,6 +123,7 @@ class CapturedStep:
         self.schedule, self.peak_lr, self.seed, self.device = schedule, peak_lr, seed, device
         self.accumulates, self.side = accumulates, side
         self.rehearsed = False
+        self.unsettled = 0
         self.loss_sum = torch.zeros((), device=device)
         self.last_loss = torch.zeros((), device=device)
         self.stream = torch.cuda.Stream()
@@ -131,6 +133,9 @@ class CapturedStep:
         self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
+        if self.unsettled == RING:
+            self.settle()
+        self.unsettled += 1
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
         for micro_batch in batch.micro_batches:
             assert isinstance(micro_batch, PackedBatch)
@@ -236,15 +241,25 @@ class CapturedStep:
         if not self.accumulates:
             self.optimizer.zero_grad(set_to_none=True)
 
+    def settle(self) -> None:
+        """Brings embedding rows up to date that no batch has read lately (`lazy_rows.py`)."""
+        if self.unsettled:
+            self.optimizer.settle()
+            self.unsettled = 0
+
     def compute(self):
-        return nullcontext()  # the model's own weights have the compute dtype
+        """For evaluation. The model's own weights have the compute dtype."""
+        self.settle()
+        return nullcontext()
 
     # What a checkpoint holds.
 
     def weights(self) -> Named:
+        self.settle()
         return {**model_tensors(self.model), **self.optimizer.full_precision_weights(self.model)}
 
     def state(self) -> tuple[Named, dict[str, Any]]:
+        self.settle()
         names = {id(p): n for n, p in self.model.named_parameters()}
         flat = self.optimizer.flat
         tensors: Named = {}
@@ -274,6 +289,8 @@ class CapturedStep:
             tensor.copy_(tensors[name])
         device = self.optimizer.device_state
         device.step.fill_(values["step"])
+        if device.lazy is not None:
+            device.lazy.settled_at(values["step"])
         device.skipped.fill_(values["skipped"])
         betas = torch.tensor([g["betas"] for g in self.optimizer.param_groups], dtype=torch.float64)
         device.powers.copy_(betas ** values["step"])
@@ -282,10 +299,12 @@ class CapturedStep:
             device.loss_scale.copy_(torch.tensor(values["loss_scale"]))
 
     def finish(self) -> None:
+        self.settle()
         torch.cuda.synchronize()
         self.graphs.clear()
         weights = self.optimizer.full_precision_weights(self.model)
         for name, parameter in self.model.named_parameters():
             parameter.grad = None
+            parameter.__dict__.pop("lazy_rows", None)
             if name in weights:
                 parameter.data = weights[name]

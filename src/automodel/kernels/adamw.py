@@ -32,6 +32,7 @@ import torch
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.flat_parameters import BLOCK, FlatParameters
+from automodel.kernels.lazy_rows import RING, LazyRows
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
 """Columns of the fp64 table the host fills, one row per group."""
@@ -66,6 +67,10 @@ class AdamWState:
     """(steps,) fp64: the group's learning rate is multiplied by element `step`, the last one ever after."""
     loss_scale: torch.Tensor | None = None
     """(2,) fp32: the scale, and good steps since it last changed."""
+    lazy: LazyRows | None = None
+    """A table that is updated row by row."""
+    lazy_group: int = 0
+    """The group it belongs to."""
 
     @classmethod
     def zeros(cls, flat: FlatParameters, groups: int) -> AdamWState:
@@ -91,6 +96,8 @@ def prepare_reference(
     clip, go = 1.0, True
     if max_norm is not None:
         squares = [g.float().square().sum().double() for g in gradients if g is not None]
+        rows = None if state.lazy is None else state.lazy.square_sums()
+        squares += [] if rows is None else [rows.sum().double()]
         norm = sum(squares, torch.zeros((), dtype=torch.float64, device=state.norm.device)).sqrt() / scale
         state.norm.copy_(norm)
         ratio = max_norm / (float(norm) + NORM_EPS)
@@ -105,12 +112,16 @@ def prepare_reference(
     lr, beta1, beta2, eps, decay = state.hyper.unbind(1)
     if state.lr_factors is not None:
         lr = lr * state.lr_factors[min(int(state.step), len(state.lr_factors) - 1)]
+    before = int(state.step)
     if go:
         state.step += 1
         state.powers *= state.hyper[:, 1:3]
     correction1, correction2 = (1.0 - state.powers).unbind(1)
     columns = (1 - lr * decay, lr / correction1, 1 - beta1, beta2, 1 - beta2, correction2.rsqrt(), eps)
     state.settings.copy_(torch.stack([*columns, torch.full_like(lr, clip / scale if go else -1.0)], dim=1))
+    if go and state.lazy is not None:
+        shrink, step_size, _, _, _, inv_sqrt_correction2, _, _ = state.settings[state.lazy_group]
+        state.lazy.history[before % RING] = torch.stack([shrink, step_size, inv_sqrt_correction2])
 
 
 def update_reference(
@@ -153,6 +164,8 @@ def adamw_reference(
                 place.view(flat.copy).copy_(weight)
         if zero_gradients:
             gradient.zero_()
+    if state.lazy is not None:
+        state.lazy.update()
 
 
 _TRITON_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -179,17 +192,22 @@ def _launch(
             addresses, flat.blocks, partial, flat.n_blocks,
             PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **kinds,
         )  # fmt: skip
-    groups = len(state.hyper)
+    groups, lazy = len(state.hyper), state.lazy
+    rows = None if lazy is None or partial is None else lazy.square_sums()
     prepare_kernel[(1,)](
-        partial, state.hyper, state.powers, state.step, state.skipped, state.lr_factors, state.loss_scale,
-        state.settings, state.norm, 0 if partial is None else len(partial), groups,
+        partial, rows, None if lazy is None else lazy.history,
+        state.hyper, state.powers, state.step, state.skipped, state.lr_factors, state.loss_scale,
+        state.settings, state.norm, 0 if partial is None else len(partial), 0 if rows is None else len(rows), groups,
         0 if state.lr_factors is None else len(state.lr_factors), max_norm or 0.0,
-        GROUPS=power_of_two_above(groups), BLOCK=1024, SKIP=skip_nonfinite, num_warps=8,
+        GROUPS=power_of_two_above(groups), BLOCK=1024, SKIP=skip_nonfinite, LAZY_GROUP=state.lazy_group, RING=RING,
+        num_warps=8,
     )  # fmt: skip
     update_kernel[(flat.n_blocks,)](
         flat.weight, flat.exp_avg, flat.exp_avg_sq, flat.copy, addresses, flat.blocks, state.settings, flat.n_blocks,
         ZERO=zero_gradients, num_warps=UPDATE_WARPS, **kinds,
     )  # fmt: skip
+    if lazy is not None:
+        lazy.update()
 
 
 def adamw_step(

@@ -65,11 +65,11 @@ def square_sums_kernel(
     tl.store(PARTIAL + program, tl.sum(tl.sum(g * g, axis=1), axis=0))
 
 
-@triton.jit(do_not_specialize=["n_partials", "n_groups", "n_factors"])
+@triton.jit(do_not_specialize=["n_partials", "n_row_partials", "n_groups", "n_factors"])
 def prepare_kernel(
-    PARTIAL, HYPER, POWERS, STEP, SKIPPED, LR_FACTORS, LOSS_SCALE, TABLE, NORM,
-    n_partials, n_groups, n_factors, max_norm,
-    GROUPS: tl.constexpr, BLOCK: tl.constexpr, SKIP: tl.constexpr,
+    PARTIAL, ROW_PARTIAL, HISTORY, HYPER, POWERS, STEP, SKIPPED, LR_FACTORS, LOSS_SCALE, TABLE, NORM,
+    n_partials, n_row_partials, n_groups, n_factors, max_norm,
+    GROUPS: tl.constexpr, BLOCK: tl.constexpr, SKIP: tl.constexpr, LAZY_GROUP: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
     """One program: the norm, the clip coefficient, the step count, and the settings of every group."""
     clip = tl.full((), 1.0, tl.float64)
@@ -82,6 +82,10 @@ def prepare_kernel(
         for first in range(0, n_partials, BLOCK):
             at = first + tl.arange(0, BLOCK)
             total += tl.load(PARTIAL + at, mask=at < n_partials, other=0.0).to(tl.float64)
+        if ROW_PARTIAL is not None:
+            for first in range(0, n_row_partials, BLOCK):
+                at = first + tl.arange(0, BLOCK)
+                total += tl.load(ROW_PARTIAL + at, mask=at < n_row_partials, other=0.0).to(tl.float64)
         norm = tl.sqrt(tl.sum(total, axis=0)) / scale
         tl.store(NORM, norm.to(tl.float32))
         ratio = max_norm / (norm + NORM_EPS)
@@ -123,6 +127,12 @@ def prepare_kernel(
     tl.store(table + 5, (1.0 / tl.sqrt(1.0 - power2)).to(tl.float32), mask=mine)
     tl.store(table + 6, eps.to(tl.float32), mask=mine)
     tl.store(table + 7, tl.zeros_like(lr).to(tl.float32) + clip.to(tl.float32), mask=mine)
+    if HISTORY is not None:
+        lazy = (group == LAZY_GROUP) & (go > 0)
+        past = HISTORY + (step % RING) * 3 + group * 0
+        tl.store(past, (1.0 - lr * decay).to(tl.float32), mask=lazy)
+        tl.store(past + 1, (lr / (1.0 - power1)).to(tl.float32), mask=lazy)
+        tl.store(past + 2, (1.0 / tl.sqrt(1.0 - power2)).to(tl.float32), mask=lazy)
 
 
 @triton.jit

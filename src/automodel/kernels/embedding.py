@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
+from automodel.kernels.lazy_rows import LazyRows, RowGradients
 
 LONG_RUN = 8  # tokens that occur more often are added up by several programs
 BLOCK = 128  # columns of one program
@@ -46,17 +47,50 @@ class _WordEmbedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, drows_TN: Tensor):
-        from automodel.kernels.embedding_triton import word_backward_kernel
-
         ids_T, runs_2T = ctx.saved_tensors
-        drows_TN = drows_TN.contiguous()
         dweight_VN = torch.zeros(ctx.shape, dtype=drows_TN.dtype, device=drows_TN.device)
-        (T, N), part = drows_TN.shape, _block(drows_TN.shape[1])
-        word_backward_kernel[(T, -(-N // part))](
-            drows_TN, runs_2T, ids_T, dweight_VN, T, ctx.padding_id,
-            N=N, BLOCK_N=power_of_two_above(N), LONG=LONG_RUN, PART=part, num_warps=4,
-        )  # fmt: skip
+        _add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, dweight_VN, ctx.padding_id, by_run=False)
         return None, dweight_VN, None, None
+
+
+class _LazyWordEmbedding(torch.autograd.Function):
+    """As `_WordEmbedding`, for a table whose rows are updated when they are needed; its gradient goes to `lazy`."""
+
+    @staticmethod
+    def forward(ctx: Any, ids_T: Tensor, weight_VN: Tensor, runs_2T: Tensor, padding_id: int, lazy: LazyRows) -> Tensor:
+        ctx.save_for_backward(ids_T, runs_2T)
+        ctx.padding_id, ctx.lazy = padding_id, lazy
+        lazy.catch_up(ids_T, runs_2T)
+        return weight_VN.index_select(0, ids_T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, drows_TN: Tensor):
+        ids_T, runs_2T = ctx.saved_tensors
+        rows_TN = torch.empty_like(drows_TN, memory_format=torch.contiguous_format)
+        _add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, rows_TN, ctx.padding_id, by_run=True)
+        ctx.lazy.gradients = RowGradients(rows_TN, ids_T, runs_2T, ctx.padding_id)
+        return None, None, None, None, None
+
+
+def _add_up_runs(
+    drows_TN: Tensor, runs_2T: Tensor, ids_T: Tensor, out: Tensor, padding_id: int, *, by_run: bool
+) -> None:
+    """Sums of the gradients of equal tokens, into the row of the token or, `by_run`, of the place its run starts at."""
+    if not runs_triton(drows_TN):
+        for start in (runs_2T[1] > 0).nonzero().squeeze(1).tolist():
+            places = runs_2T[0, start : start + int(runs_2T[1, start])].long()
+            token = int(ids_T[places[0]])
+            if token != padding_id:
+                out[start if by_run else token] = drows_TN[places].float().sum(0).to(out.dtype)
+        return
+    from automodel.kernels.embedding_triton import word_backward_kernel
+
+    (T, N), part = drows_TN.shape, _block(drows_TN.shape[1])
+    word_backward_kernel[(T, -(-N // part))](
+        drows_TN, runs_2T, ids_T, out, T, padding_id,
+        N=N, BLOCK_N=power_of_two_above(N), LONG=LONG_RUN, PART=part, BY_RUN=by_run, num_warps=4,
+    )  # fmt: skip
 
 
 class _PositionEmbedding(torch.autograd.Function):
@@ -82,8 +116,18 @@ class _PositionEmbedding(torch.autograd.Function):
         return None, dweight_VN, None, None
 
 
-def word_embedding(ids_T: Tensor, weight_VN: Tensor, runs_2T: Tensor | None, padding_id: int | None = None) -> Tensor:
-    """Rows of the table. `runs_2T`: int32, as `PackedBatch.token_runs_2T`; without it torch's own backward."""
+def word_embedding(
+    ids_T: Tensor,
+    weight_VN: Tensor,
+    runs_2T: Tensor | None,
+    padding_id: int | None = None,
+    lazy: LazyRows | None = None,
+) -> Tensor:
+    """Rows of the table. `runs_2T`: int32, as `PackedBatch.token_runs_2T`; without it torch's own backward. `lazy`: the
+    optimizer's rows, where the table is updated row by row; the gradient then goes there and not into `.grad`."""
+    if lazy is not None:
+        assert runs_2T is not None, "rows that are updated when needed must be known"
+        return _LazyWordEmbedding.apply(ids_T, weight_VN, runs_2T, -1 if padding_id is None else padding_id, lazy)
     if runs_2T is None or not runs_triton(weight_VN):
         return embedding_reference(ids_T, weight_VN, padding_id)
     return _WordEmbedding.apply(ids_T, weight_VN, runs_2T, -1 if padding_id is None else padding_id)

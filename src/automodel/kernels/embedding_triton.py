@@ -19,7 +19,7 @@ def add_up_run(DROWS, RUNS, i, length, cols, N: tl.constexpr, ROWS: tl.constexpr
 @triton.jit(do_not_specialize=["n_tokens", "padding"])
 def word_backward_kernel(
     DROWS, RUNS, IDS, DWEIGHT, n_tokens, padding,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr, PART: tl.constexpr,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr, PART: tl.constexpr, BY_RUN: tl.constexpr,
 ):  # fmt: skip
     """Program (i, c): a run that starts at the i-th token in sorted order. Most ids of a batch are rare: program (i, 0)
     adds up a short run, whole rows at a time. The few long ones are shared out by columns, many rows at a time."""
@@ -29,14 +29,18 @@ def word_backward_kernel(
     if length > 0:
         token = tl.load(IDS + tl.load(RUNS + i))
         if token != padding:
+            if BY_RUN:
+                to = i.to(tl.int64)
+            else:
+                to = token
             if length > LONG:
                 cols = part * PART + tl.arange(0, PART)
                 total = add_up_run(DROWS, RUNS, i, length, cols, N, 32, PART)
-                tl.store(DWEIGHT + token * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
+                tl.store(DWEIGHT + to * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
             elif part == 0:
                 cols = tl.arange(0, BLOCK_N)
                 total = add_up_run(DROWS, RUNS, i, length, cols, N, 2, BLOCK_N)
-                tl.store(DWEIGHT + token * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
+                tl.store(DWEIGHT + to * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
 
 
 @triton.jit(do_not_specialize=["n_documents", "offset"])

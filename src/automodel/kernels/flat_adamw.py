@@ -31,6 +31,7 @@ import torch
 
 from automodel.kernels.adamw import AdamWState, adamw_step
 from automodel.kernels.flat_parameters import FlatParameters
+from automodel.kernels.lazy_rows import LazyRows
 
 CAPTURES_AT_ONCE = 64
 """Tables of gradient addresses made ahead: this many graphs may be captured before the next `finish_capture`."""
@@ -61,14 +62,22 @@ class FlatAdamW(torch.optim.Optimizer):
         lr_factors: torch.Tensor | None = None,
         initial_loss_scale: float | None = None,
         skip_nonfinite: bool = False,
+        lazy: torch.nn.Parameter | None = None,
     ):
         """max_norm: clip the global norm, None for no clipping (and no norm). copy_dtype: the dtype the model computes
         in, while the weights here stay fp32. lr_factors: one factor per step. initial_loss_scale: dynamic loss scaling;
-        multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing."""
+        multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing.
+        lazy: an embedding table whose rows are updated when they are read (`lazy_rows.py`); `settle` before reading it
+        any other way."""
+        if lazy is not None and flat_gradients:
+            raise ValueError(
+                "rows can be put off only where a step is one batch: lazy and flat_gradients exclude each other"
+            )
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **_TORCH_GROUP_DEFAULTS}
         super().__init__(params, defaults)
-        self.flat = FlatParameters(self.param_groups, copy_dtype)
+        self.flat = FlatParameters(self.param_groups, copy_dtype, lazy)
         self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
+        self._add_lazy_rows()
         self.skip_nonfinite = skip_nonfinite or initial_loss_scale is not None
         # Whether a gradient is finite shows in the norm, so skipping needs one even without clipping.
         self.max_norm = float("inf") if max_norm is None and self.skip_nonfinite else max_norm
@@ -85,6 +94,25 @@ class FlatAdamW(torch.optim.Optimizer):
         self._captured: list[list[int]] = []
         self._finished: list[torch.Tensor] = []
         self._realigned: list[torch.Tensor] = []
+
+    def _add_lazy_rows(self) -> None:
+        state, flat = self.device_state, self.flat
+        for place in flat.places:
+            if place.lazy:
+                copy = None if flat.copy is None or place.full_precision else place.view(flat.copy)
+                rows = LazyRows(*(place.view(b) for b in (flat.weight, flat.exp_avg, flat.exp_avg_sq)), copy)
+                rows.bind(state.settings[place.group], state.step)
+                state.lazy, state.lazy_group = rows, place.group
+                place.parameter.lazy_rows = rows  # ty: ignore[missing-attribute]
+
+    @property
+    def lazy_rows(self) -> LazyRows | None:
+        return self.device_state.lazy
+
+    def settle(self) -> None:
+        """Rows that were put off take the steps they missed; now all weights and moments are those of plain AdamW."""
+        if self.device_state.lazy is not None:
+            self.device_state.lazy.catch_up_all()
 
     @classmethod
     def flatten(
@@ -121,6 +149,7 @@ class FlatAdamW(torch.optim.Optimizer):
 
     def full_precision_weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """The fp32 weights by the model's parameter names, for saving."""
+        self.settle()
         return self.flat.weights_by_name(model.named_parameters())
 
     # Stepping.
@@ -233,6 +262,7 @@ class FlatAdamW(torch.optim.Optimizer):
 
         torch.optim.AdamW loads it; `weight` is the fp32 weight, present where the model holds a 16-bit copy.
         """
+        self.settle()
         step = self.device_state.step.to(torch.float32).reshape(()).cpu()
         state: dict[int, dict[str, torch.Tensor]] = {}
         for index, place in enumerate(self.flat.places):
@@ -276,6 +306,8 @@ class FlatAdamW(torch.optim.Optimizer):
                 place.parameter.copy_(entry["weight"])
         step = steps.pop() if steps else 0
         self.device_state.step.fill_(step)
+        if self.device_state.lazy is not None:
+            self.device_state.lazy.settled_at(step)
         betas = torch.tensor([group["betas"] for group in self.param_groups], dtype=torch.float64)
         self.device_state.powers.copy_(betas**step)
         self._send_hyper()

@@ -34,28 +34,36 @@ class Place(NamedTuple):
     start: int
     blocks: int
     full_precision: bool
+    lazy: bool
+    """Updated row by row (`lazy_rows.py`), not by the walk over all blocks."""
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
 
 
-def _places(groups: Sequence[dict], mixed: bool) -> Iterator[Place]:
+def _places(groups: Sequence[dict], mixed: bool, lazy: torch.nn.Parameter | None) -> Iterator[Place]:
+    """In the order of the groups; in memory, a lazy parameter stands after all others."""
     start, seen = 0, set()
+    sizes = [-(-p.numel() // BLOCK) for group in groups for p in group["params"] if p is not lazy]
     for index, group in enumerate(groups):
         for parameter in group["params"]:
             if id(parameter) in seen:
                 raise ValueError("a parameter stands in two groups, or twice in one; pass each parameter once")
             seen.add(id(parameter))
             blocks = -(-parameter.numel() // BLOCK)
-            yield Place(parameter, index, start, blocks, not mixed or bool(group.get("full_precision")))
-            start += blocks * BLOCK
+            waits = parameter is lazy
+            full_precision = not mixed or bool(group.get("full_precision"))
+            yield Place(parameter, index, sum(sizes) * BLOCK if waits else start, blocks, full_precision, waits)
+            start += 0 if waits else blocks * BLOCK
 
 
 class FlatParameters:
     """The buffers, and which parameter stands where. Building one moves the model's parameters into it."""
 
-    def __init__(self, groups: Sequence[dict], copy_dtype: torch.dtype | None = None):
-        self.places = list(_places(groups, mixed=copy_dtype is not None))
+    def __init__(
+        self, groups: Sequence[dict], copy_dtype: torch.dtype | None = None, lazy: torch.nn.Parameter | None = None
+    ):
+        self.places = list(_places(groups, mixed=copy_dtype is not None, lazy=lazy))
         if not self.places:
             raise ValueError("there are no parameters to train")
         dtypes = {place.parameter.dtype for place in self.places}
@@ -63,7 +71,8 @@ class FlatParameters:
             raise ValueError(f"without copy_dtype all parameters must have one dtype, got {sorted(map(str, dtypes))}")
         self.device = self.places[0].parameter.device
         self.dtype = torch.float32 if copy_dtype is not None else dtypes.pop()
-        self.n_blocks = sum(place.blocks for place in self.places)
+        self.n_blocks = sum(place.blocks for place in self.places if not place.lazy)
+        """Blocks that every update walks over."""
         self.weight = self._buffer(self.dtype)
         self.exp_avg = self._buffer(self.dtype)
         self.exp_avg_sq = self._buffer(self.dtype)
@@ -74,12 +83,15 @@ class FlatParameters:
         self.addresses = [place.parameter.data_ptr() for place in self.places]
 
     def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(self.n_blocks * BLOCK, dtype=dtype, device=self.device)
+        blocks = sum(place.blocks for place in self.places)
+        return torch.zeros(blocks * BLOCK, dtype=dtype, device=self.device)
 
     def _block_table(self) -> torch.Tensor:
         """(5, n_blocks) int32: parameter, offset inside it, real elements, group, fp32 gradient."""
         columns = []
         for index, place in enumerate(self.places):
+            if place.lazy:
+                continue
             offsets = torch.arange(place.blocks, dtype=torch.int32) * BLOCK
             wide = place.full_precision and self.dtype == torch.float32
             real = (place.parameter.numel() - offsets).clamp(max=BLOCK)

@@ -17,6 +17,7 @@ from torch import Tensor
 from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.embedding import position_embedding, word_embedding
+from automodel.kernels.lazy_rows import lazy_rows_of
 
 
 class FusedEmbeddings:
@@ -40,7 +41,9 @@ class FusedEmbeddings:
         batch, module = self.batch, self.module
         assert batch is not None, "bind the packed batch before the model runs"
         words, places = module.word_embeddings, module.position_embeddings
-        x_TN = word_embedding(batch.input_ids_T, words.weight, batch.token_runs_2T, words.padding_idx)
+        x_TN = word_embedding(
+            batch.input_ids_T, words.weight, batch.token_runs_2T, words.padding_idx, lazy_rows_of(words.weight)
+        )
         types = getattr(module, "token_type_embeddings", None)
         type_bias = None
         type_ids_T = batch.token_type_ids_T

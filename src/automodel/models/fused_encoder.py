@@ -33,7 +33,7 @@ from automodel.kernels.linear import joined_linear
 from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
 from automodel.models.fused_embeddings import FusedEmbeddings
-from automodel.models.fused_modernbert import fuse_modernbert
+from automodel.models.fused_modernbert import fusable_modernbert, fuse_modernbert
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,13 @@ def fusable_layers(model: Any) -> list[tuple[Any, Parts]]:
     plain = all(p.activation == "gelu" for _, p in found)
     trainable = all(p.requires_grad for layer, _ in found for p in layer.parameters())
     return found if plain and trainable else []
+
+
+def is_fusable(model: Any) -> bool:
+    """Whether `fuse_encoder` will swap this model's embeddings and layers, once its parameters are flat."""
+    if model.config.model_type == "modernbert":
+        return fusable_modernbert(model)
+    return bool(fusable_layers(model))
 
 
 def joined_view(parameters: list[nn.Parameter]) -> Tensor | None:

@@ -24,6 +24,7 @@ from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.bias_gelu import geglu
 from automodel.kernels.embedding import word_embedding
+from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import joined_linear
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.side_stream import SideStream
@@ -49,7 +50,8 @@ class FusedTokens:
     def __call__(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
         assert self.batch is not None, "bind the packed batch before the model runs"
         tokens, norm = self.module.tok_embeddings, self.module.norm
-        rows = word_embedding(self.batch.input_ids_T, tokens.weight, self.batch.token_runs_2T, tokens.padding_idx)
+        batch, table = self.batch, tokens.weight
+        rows = word_embedding(batch.input_ids_T, table, batch.token_runs_2T, tokens.padding_idx, lazy_rows_of(table))
         out = add_norm(rows, None, norm.weight, norm.bias, eps=norm.eps)
         assert isinstance(out, Tensor)
         return nn.functional.dropout(out, self.module.drop.p, self.module.training).unsqueeze(0)

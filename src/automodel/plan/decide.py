@@ -22,6 +22,7 @@ from automodel.plan.speed import (
     decide_capture,
     decide_compile,
     decide_fused,
+    decide_lazy_embeddings,
     decide_pooled,
 )
 
@@ -64,6 +65,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     capture = decide_capture(cfg, path, hardware, lines)
     fused = decide_fused(cfg, model, precision, capture, lines)
     pooled = decide_pooled(cfg, task, path, model, capture, fused, lines)
+    lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
     compiled = decide_compile(cfg, hardware, capture, lines)
     decide_attention(cfg, path, hardware, lines)
     workers = _workers(cfg, hardware, lines)
@@ -91,6 +93,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
         capture=capture,
         pooled_last_block=pooled,
         fused_kernels=fused,
+        lazy_embeddings=lazy,
         compile=compiled,
         num_workers=workers,
         pin_memory=pin,

@@ -52,6 +52,8 @@ class Plan:
     """Whether the last block runs for the pooled token of each document only."""
     fused_kernels: bool
     """Whether encoder blocks are swapped for fused ones, where the family has them."""
+    lazy_embeddings: bool
+    """Whether the optimizer updates rows of the word table when they are read, not in every step."""
     compile: bool
     num_workers: int
     pin_memory: bool

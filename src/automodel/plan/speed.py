@@ -99,6 +99,15 @@ def decide_pooled(
     return True
 
 
+def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: list[Decision]) -> bool:
+    """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact."""
+    if not fused or accumulation > 1 or task not in ("text-classification", "token-classification"):
+        return False
+    reason = "AdamW for the rows a batch reads; the others catch up, exactly, before they are read"
+    lines.append(Decision("embeddings", "row by row", reason))
+    return True
+
+
 def decide_compile(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:
     wish = cfg.training_optimizations.use_compile
     if wish is None and cfg.compile.enabled != "auto":

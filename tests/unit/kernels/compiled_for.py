@@ -111,6 +111,7 @@ def adamw_cases():
 
     from automodel.kernels import adamw, adamw_triton
     from automodel.kernels.flat_parameters import BLOCK
+    from automodel.kernels.lazy_rows import RING
 
     kinds = types("*fp32", "WEIGHT EXP_AVG EXP_AVG_SQ PARTIAL TABLE NORM") | types("*bf16", "COPY")
     kinds |= (
@@ -122,8 +123,24 @@ def adamw_cases():
         flags = constant(NARROW=narrow, WIDE=wide, ZERO=True)
         yield f"square_sums_kernel {name}", adamw_triton.square_sums_kernel, kinds | sizes | flags, adamw.NORM_WARPS
         yield f"update_kernel {name}", adamw_triton.update_kernel, kinds | sizes | flags, adamw.UPDATE_WARPS
-    prepare = kinds | constant(LOSS_SCALE=None, GROUPS=2, BLOCK=1024, SKIP=True)
+    prepare = kinds | types("*fp32", "ROW_PARTIAL HISTORY") | types("i32", "n_row_partials")
+    prepare |= constant(LOSS_SCALE=None, GROUPS=2, BLOCK=1024, SKIP=True, LAZY_GROUP=0, RING=RING)
     yield "prepare_kernel", adamw_triton.prepare_kernel, prepare, 8
+
+
+def lazy_rows_cases():
+    from automodel.kernels import lazy_rows_triton as kernels
+    from automodel.kernels.lazy_rows import NORM_ROWS, RING
+
+    kinds = types("*fp32", "WEIGHT EXP_AVG EXP_AVG_SQ TABLE HISTORY PARTIAL") | types("*bf16", "COPY ROWS_TN")
+    kinds |= types("*i64", "LAST STEP IDS") | types("*i32", "RUNS") | types("i32", "n_rows n_tokens padding")
+    sizes = constant(N=768, BLOCK_N=1024, RING=RING, ROWS=NORM_ROWS)
+    for kernel, warps in (
+        (kernels.idle_steps_kernel, 4),
+        (kernels.row_squares_kernel, 8),
+        (kernels.update_rows_kernel, 4),
+    ):
+        yield kernel.__name__, kernel, kinds | sizes, warps
 
 
 def column_sum_cases():
@@ -140,6 +157,7 @@ def every_case():
     yield from gelu_cases()
     yield from column_sum_cases()
     yield from adamw_cases()
+    yield from lazy_rows_cases()
 
 
 def main() -> None:
