@@ -34,7 +34,7 @@ def compile_kernel(kernel, arguments: dict, capability: int, warps: int):
         else:
             signature[name] = kind
             # torch's allocations are aligned, and sizes mostly multiples of 16: Triton specialises on both.
-            if kind.startswith("*") or name in ("n_columns", "n_blocks"):
+            if kind.startswith("*") or name.endswith("_stride") or name in ("n_columns", "n_blocks"):
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
@@ -152,7 +152,56 @@ def column_sum_cases():
     yield "column_sum_kernel", column_sum_kernel, kinds | sizes, 4
 
 
+def decoder_cases():
+    from automodel.kernels import rms_norm, rms_norm_triton, swiglu, swiglu_triton
+
+    kinds = types("*bf16", "X RESIDUAL WEIGHT Y SUM DY DSUM DX") | types("*fp32", "RSTD PARTIAL") | types("fp32", "eps")
+    kinds |= types("i32", "n_rows n_tiles x_stride sum_stride")
+    for width in (896, 1024, 2048, 2560, 4096, 8192):
+        shape = rms_norm.launch_shape(width)
+        sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, OFFSET=0.0, ROUND_FIRST=True)
+        for kernel in (rms_norm_triton.rms_norm_forward_kernel, rms_norm_triton.rms_norm_backward_kernel):
+            yield f"{kernel.__name__} D={width}", kernel, kinds | sizes, shape.warps
+    for activation in swiglu.ACTIVATIONS:
+        shape = swiglu.launch_shape(3072)
+        sizes = constant(WIDTH=3072, BLOCK=shape.block, ROWS=shape.rows, ACTIVATION=activation, AGAIN=True)
+        for kernel in (swiglu_triton.swiglu_forward_kernel, swiglu_triton.swiglu_backward_kernel):
+            yield f"{kernel.__name__} F=3072 {activation}", kernel, kinds | sizes, shape.warps
+
+
+def heads_cases():
+    """Shapes of Llama-1B, of Qwen3-0.6B and 8B with norms, and of Phi-4-mini, which turns three quarters of a head."""
+    from automodel.kernels.dispatch import power_of_two_above
+    from automodel.kernels.rope import warps_for
+    from automodel.kernels.rope_heads_triton import heads_backward_kernel, heads_forward_kernel
+    from automodel.kernels.rope_triton import rope_kernel
+
+    kinds = types("*bf16", "X OUT DQ DK DV DX QUERY_WEIGHT KEY_WEIGHT") | types("*fp32", "TABLE PARTIAL")
+    kinds |= types("*i64", "POSITIONS") | types("fp32", "eps sign") | types("i32", "n_tokens n_positions row_stride")
+    kinds |= types("i32", "x_stride dq_stride dk_stride dv_stride")
+    for name, queries, keys, dim, angles, normed in (
+        ("llama-1b", 32, 8, 64, 32, False),
+        ("qwen3-0.6b", 16, 8, 128, 64, True),
+        ("qwen3-8b", 32, 8, 128, 64, True),
+        ("gemma3-1b", 4, 1, 256, 128, True),
+        ("phi4-mini", 24, 8, 128, 48, False),
+    ):
+        slots, block = power_of_two_above(queries + keys), power_of_two_above(angles)
+        sizes = constant(
+            QUERIES=queries, KEYS=keys, TURNING=queries + keys, HEAD=dim, HALF=angles, BLOCK=block, SLOTS=slots,
+            OFFSET=0.0, VALUE_SLOTS=power_of_two_above(keys), WHOLE=power_of_two_above(dim),
+        )  # fmt: skip
+        if not normed:
+            sizes |= constant(X=None, QUERY_WEIGHT=None, KEY_WEIGHT=None, PARTIAL=None)
+        warps = warps_for(slots * block)
+        yield f"heads_backward_kernel {name}", heads_backward_kernel, kinds | sizes, warps
+        first = heads_forward_kernel if normed else rope_kernel
+        yield f"{first.__name__} {name}", first, kinds | sizes | types("*bf16", "X"), warps
+
+
 def every_case():
+    yield from decoder_cases()
+    yield from heads_cases()
     yield from add_norm_cases()
     yield from gelu_cases()
     yield from column_sum_cases()
