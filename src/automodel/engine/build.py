@@ -104,8 +104,6 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
 
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     cfg, plan = prepared.cfg, prepared.plan
-    if plan.device == "cuda" and (plan.precision == "tf32" or cfg.training_optimizations.tf32):
-        torch.set_float32_matmul_precision("high")
     dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
     model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
     align_pad_token(model, prepared.tokenizer)

@@ -298,6 +298,9 @@ class CapturedStep:
         if device.loss_scale is not None:
             device.loss_scale.copy_(torch.tensor(values["loss_scale"]))
 
+    def skipped_steps(self) -> int:
+        return int(self.optimizer.device_state.skipped)
+
     def finish(self) -> None:
         self.settle()
         torch.cuda.synchronize()

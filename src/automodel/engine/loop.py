@@ -14,6 +14,8 @@ from automodel.metrics.compute import EvalMetrics
 from automodel.metrics.progress import format_lr, format_value
 from automodel.metrics.throughput import MemoryMeter, Throughput
 
+MOST_SKIPPED = 64  # a scale of 2^16 has become 2^-48 by then; healthy runs skip a handful
+
 
 class DivergedError(UserError):
     """The loss is no longer a number."""
@@ -110,9 +112,14 @@ def _check_finite(run: Run, result: StepResult) -> None:
     loss, norm = run.state.window.total(), float(result.grad_norm)
     if not math.isfinite(loss):
         raise _diverged(run, "loss", loss)
-    # In fp16 an overflowing gradient is everyday business: the scaler skips the step.
-    if not math.isfinite(norm) and run.prepared.plan.precision != "fp16":
+    if math.isfinite(norm):
+        return
+    if run.prepared.plan.precision != "fp16":
         raise _diverged(run, "gradient norm", norm)
+    # In fp16 an overflowing gradient is everyday business: the step is skipped and the loss scale halved. But a scale
+    # that never becomes small enough would end as a run that has learned nothing.
+    if run.step.skipped_steps() > max(MOST_SKIPPED, run.state.step // 2):
+        raise _diverged(run, "fp16 gradient norm, for more than half of all steps,", norm)
 
 
 def _diverged(run: Run, what: str, value: float) -> DivergedError:

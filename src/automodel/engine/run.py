@@ -20,6 +20,7 @@ from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folde
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared, prepare_run
+from automodel.engine.step import fp32_products
 from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
 from automodel.models.save import save_hf_folder
@@ -68,6 +69,17 @@ def finetune(
         console.print("Reading the model and the data …", style="dim")
     prepared = prepare_run(cfg, trust)
     print_plan(prepared.plan, console)
+    tf32 = prepared.plan.device == "cuda" and (
+        prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
+    )
+    with fp32_products(tf32):
+        return _carry_out(prepared, folder, console, resume, started, observer or Observer())
+
+
+def _carry_out(
+    prepared: Prepared, folder: RunFolder, console: Any, resume: bool, started: float, observer: Observer
+) -> Finished:
+    """Loads, trains, saves and reports: everything the plan says."""
 
     def progress_of(total: int, start: int) -> Progress:
         return Progress(total, start_step=start, console=console, device=prepared.plan.device)
@@ -86,7 +98,7 @@ def finetune(
         for line in _opening_lines(run):
             run.progress.info(line)
         try:
-            outcome = only_evaluate(run) if trained else train(run, observer or Observer())
+            outcome = only_evaluate(run) if trained else train(run, observer)
         except DivergedError:
             run.trackers.finish({"status": "diverged", "steps": run.state.step})
             write_report(folder.run)
@@ -145,6 +157,11 @@ def _finish(run: Run, outcome: Outcome) -> Finished:
         best = run.state.best
         evaluations = f"{best.stale} evaluation{'s' if best.stale > 1 else ''}"
         run.progress.info(f"Stopped early after step {run.state.step}: {best.metric} did not improve in {evaluations}")
+    if summary["skipped_steps"]:
+        run.progress.info(
+            f"{summary['skipped_steps']} of {run.state.step} steps were skipped: fp16 gradients overflowed until the "
+            "loss scale was small enough"
+        )
     if prepared.cfg.checkpoint.enabled:
         run.progress.info(f"Saved the model to {folder.root}")
     else:
@@ -194,6 +211,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "epochs": state.epoch,
         "train_s": state.train_seconds,
         "train_loss": state.mean_loss(),
+        "skipped_steps": run.step.skipped_steps(),
         "best": {"step": best.step, "metric": best.metric, "value": best.value} if best.step is not None else None,
         "validation": outcome.validation.values if outcome.validation else None,
         "confusion_matrix": outcome.validation.confusion_matrix if outcome.validation else None,

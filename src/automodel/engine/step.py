@@ -10,8 +10,8 @@ the finished weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +62,9 @@ class Step(Protocol):
 
     def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None: ...
 
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing because fp16 gradients overflowed; waits for the device."""
+
     def finish(self) -> None:
         """Leaves the full-precision weights in the model. No step may follow."""
 
@@ -73,6 +76,18 @@ def autocast(precision: str, device: str):
     if precision == "fp16":
         return torch.autocast(device, torch.float16)
     return nullcontext()
+
+
+@contextmanager
+def fp32_products(tf32: bool) -> Generator[None]:
+    """Products of fp32 matrices in TF32 or in full precision. Torch has one switch for the whole process, so it is set
+    for one run and put back: the next run of the same process may have asked for something else."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def labels_of(batch: Batch) -> Tensor:
@@ -121,6 +136,7 @@ class TrainStep:
         self.peak_lr, self.max_norm, self.precision, self.device = peak_lr, max_norm, precision, device
         # fp16 gradients underflow without a scale; every other precision has fp32's exponent range.
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
+        self.skipped = 0
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.schedule.lr_at(index, self.peak_lr)
@@ -129,8 +145,10 @@ class TrainStep:
         losses = [self._micro_step(b, count) for b in batch.micro_batches]
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_norm if self.max_norm else float("inf"))
+        scale = self.scaler.get_scale()
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        self.skipped += self.scaler.get_scale() < scale
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(torch.stack(losses).sum(), norm.detach(), lr, batch.num_tokens, batch.num_documents)
 
@@ -162,6 +180,9 @@ class TrainStep:
     def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None:
         load_state_tensors(self.optimizer, self.model, tensors, values["optimizer"])
         self.scaler.load_state_dict(values["scaler"])
+
+    def skipped_steps(self) -> int:
+        return self.skipped
 
     def finish(self) -> None:
         """The weights are in the model already."""

@@ -64,7 +64,8 @@ class AdamWState:
     partial: torch.Tensor
     """Scratch for the squared sums, fp32."""
     lr_factors: torch.Tensor | None = None
-    """(steps,) fp64: the group's learning rate is multiplied by element `step`, the last one ever after."""
+    """(steps,) fp64: the group's learning rate is multiplied by element `step + skipped`, the last one ever after. A
+    schedule goes on in a step that is skipped, as it does for whoever counts batches."""
     loss_scale: torch.Tensor | None = None
     """(2,) fp32: the scale, and good steps since it last changed."""
     lazy: LazyRows | None = None
@@ -111,7 +112,7 @@ def prepare_reference(
         state.loss_scale[1] = 0.0 if grows else good
     lr, beta1, beta2, eps, decay = state.hyper.unbind(1)
     if state.lr_factors is not None:
-        lr = lr * state.lr_factors[min(int(state.step), len(state.lr_factors) - 1)]
+        lr = lr * state.lr_factors[min(int(state.step) + int(state.skipped), len(state.lr_factors) - 1)]
     before = int(state.step)
     if go:
         state.step += 1

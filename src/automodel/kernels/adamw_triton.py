@@ -107,7 +107,7 @@ def prepare_kernel(
     hyper = HYPER + group * HYPERS
     lr = tl.load(hyper, mask=mine, other=0.0)
     if LR_FACTORS is not None:
-        lr *= tl.load(LR_FACTORS + tl.minimum(step, n_factors - 1))
+        lr *= tl.load(LR_FACTORS + tl.minimum(step + tl.load(SKIPPED), n_factors - 1))
     beta1 = tl.load(hyper + 1, mask=mine, other=0.0)
     beta2 = tl.load(hyper + 2, mask=mine, other=0.0)
     eps = tl.load(hyper + 3, mask=mine, other=0.0)

@@ -152,7 +152,7 @@ def _precision(cfg: RunConfig) -> Iterator[Problem]:
             "training_optimizations.precision", f"is {options.precision}, but `{asked}: true` says otherwise. Keep one."
         )
         return
-    for switch, value in (("bf16", options.bf16), ("fp16", options.fp16)):
+    for switch, value in (("bf16", options.bf16), ("fp16", options.fp16), ("tf32", options.tf32)):
         if value is False and options.precision.startswith(switch):
             yield Problem(
                 "training_optimizations.precision",

@@ -57,13 +57,14 @@ class TrainingOptimizations(Section):
     use_compile: bool | None = None
     """Short for `compile.enabled`."""
     precision: Precision = "auto"
-    """`bf16` computes in bf16 over fp32 master weights; `bf16-pure` holds everything in bf16."""
+    """`bf16` and `fp16` (with dynamic loss scaling) compute over fp32 master weights; `bf16-pure` holds everything in
+    bf16; `tf32` is fp32 with TF32 products."""
     bf16: bool | None = None
-    """Short for `precision: bf16`."""
+    """Short for `precision: bf16`; false keeps `auto` from choosing it."""
     fp16: bool | None = None
     """Short for `precision: fp16`."""
     tf32: bool | None = None
-    """TF32 matrix products where a computation stays in fp32."""
+    """TF32 for the products that are left in fp32: makes `precision: tf32` of fp32, and changes nothing in bf16."""
     capture: bool | None = None
     """Record steps as CUDA graphs; default: on a GPU, wherever it is possible. False runs them kernel by kernel."""
     gradient_checkpointing: bool = False

@@ -63,7 +63,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     lines += how_it_learns(cfg, total)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
     capture = decide_capture(cfg, path, hardware, lines)
-    fused = decide_fused(cfg, model, precision, capture, lines)
+    fused = decide_fused(cfg, model, hardware, precision, capture, lines)
     pooled = decide_pooled(cfg, task, path, model, capture, fused, lines)
     lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
     compiled = decide_compile(cfg, hardware, capture, lines)
@@ -144,7 +144,7 @@ def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str
         elif not allowed:
             reason = "bf16 is turned off"
         else:
-            reason = "this GPU has no native bf16"
+            reason = "this GPU has no native bf16; precision: fp16 is faster where it has tensor cores"
     else:
         value, reason = asked, f"{key} asks for it"
         if asked.startswith("bf16") and hardware.device == "cuda" and not hardware.bf16:
@@ -160,6 +160,8 @@ def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str
             reason += "; master weights and optimizer states stay fp32"
             if hardware.device == "cpu" and not hardware.bf16:
                 reason += "; without AMX this is slower than fp32 on this processor"
+    if value == "fp32" and cfg.training_optimizations.tf32 and hardware.tf32:
+        value, reason = "tf32", "training_optimizations.tf32: fp32 numbers, whose products are computed in TF32"
     lines.append(Decision("precision", value, reason))
     return value
 

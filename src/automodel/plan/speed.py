@@ -69,7 +69,9 @@ def decide_capture(cfg: RunConfig, path: str, hardware: Hardware, lines: list[De
     return False
 
 
-def decide_fused(cfg: RunConfig, model: ModelFacts, precision: str, capture: bool, lines: list[Decision]) -> bool:
+def decide_fused(
+    cfg: RunConfig, model: ModelFacts, hardware: Hardware, precision: str, capture: bool, lines: list[Decision]
+) -> bool:
     """Fused blocks need flat parameters and half precision; `use_liger_kernel: false` asks for none."""
     if not capture:
         return False
@@ -78,6 +80,9 @@ def decide_fused(cfg: RunConfig, model: ModelFacts, precision: str, capture: boo
         return False
     if precision not in ("bf16", "bf16-pure", "fp16"):
         lines.append(Decision("kernels", "stock", f"fused kernels compute in half precision, not in {precision}"))
+        return False
+    if not hardware.bf16:
+        lines.append(Decision("kernels", "stock", "fused blocks use flash attention: Ampere GPUs and newer"))
         return False
     if not model.can_fuse:
         lines.append(Decision("kernels", "stock", f"{model.model_type} has no fused blocks yet"))

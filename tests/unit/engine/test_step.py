@@ -1,0 +1,82 @@
+"""The plain step's switches: the process-wide TF32 setting is borrowed, and skipped fp16 steps are counted."""
+
+from contextlib import suppress
+
+import pytest
+import torch
+
+import tiny_runs as tiny
+from automodel.engine.loop import MOST_SKIPPED, DivergedError
+from automodel.engine.observe import Observer
+from automodel.engine.run import finetune
+from automodel.engine.step import TrainStep, fp32_products
+from automodel.plan.check import load_run_config
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    path = tiny.write_run(tmp_path)
+    return lambda *settings: load_run_config([path], settings)
+
+
+@pytest.mark.parametrize("before", ["highest", "high"])
+@pytest.mark.parametrize(("tf32", "inside"), [(True, "high"), (False, "highest")])
+def test_the_tf32_switch_is_put_back(before, tf32, inside):
+    original = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(before)
+    try:
+        with suppress(RuntimeError), fp32_products(tf32):
+            assert torch.get_float32_matmul_precision() == inside
+            raise RuntimeError("a run that fails in the middle")
+        assert torch.get_float32_matmul_precision() == before
+    finally:
+        torch.set_float32_matmul_precision(original)
+
+
+def test_an_fp32_run_computes_in_fp32_whatever_the_process_was_set_to(run):
+    seen = []
+
+    class Look(Observer):
+        def step_begins(self):
+            seen.append(torch.get_float32_matmul_precision())
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        finetune(run("step_scheduler.max_steps=2"), observer=Look())
+        assert seen == ["highest"] * 2
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_run_without_fp16_skips_nothing(run):
+    assert finetune(run("step_scheduler.max_steps=2")).summary["skipped_steps"] == 0
+
+
+@pytest.mark.parametrize(("skipped", "stops"), [(MOST_SKIPPED, False), (MOST_SKIPPED + 1, True)])
+def test_fp16_that_skips_most_steps_ends_with_an_error(run, monkeypatch, skipped, stops):
+    """A stand-in for hardware: the norm is infinite, the plan says fp16, and the step says how many were skipped."""
+    import dataclasses
+
+    import automodel.engine.loop as loop
+
+    monkeypatch.setattr(TrainStep, "skipped_steps", lambda self: skipped)
+    check = loop._check_finite
+    seen = []
+
+    def overflowing(state, result):
+        prepared = dataclasses.replace(state.prepared, plan=dataclasses.replace(state.prepared.plan, precision="fp16"))
+        seen.append(state.state.step)
+        check(dataclasses.replace(state, prepared=prepared), dataclasses.replace(result, grad_norm=torch.tensor(1e400)))
+
+    monkeypatch.setattr(loop, "_check_finite", overflowing)
+    cfg = run("step_scheduler.max_steps=4", "step_scheduler.val_every_steps=2")
+    if stops:
+        with pytest.raises(
+            DivergedError, match="fp16 gradient norm, for more than half of all steps, is inf at step 2"
+        ):
+            finetune(cfg)
+    else:
+        assert finetune(cfg).summary["steps"] == 4
+        assert seen == [2, 4]
