@@ -12,6 +12,7 @@ document boundaries, which travel under transformers' own names for them (`cu_se
   backward of a slice writes a full-size gradient for every document while the backward of a split is one concatenation.
 - On CUDA, variable-length flash attention (half precision) or memory-efficient attention (fp32) takes the boundaries as
   a device tensor: no host sync, the same shapes every step.
+- Under torch.compile it is one opaque operation with the same kernels inside (`attention_op.py`).
 
 The name is registered only in the attention interface. transformers builds no mask for an attention it has no mask
 function for, so no dense mask is made and its search for packed sequences (a host sync) never runs.
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +78,11 @@ def packed_attention(
     query, key, value = _same_compute_dtype(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if torch.compiler.is_compiling():
+        from automodel.models.attention_op import attend
+
+        documents = (cu_seq_lens_q, max_length_q, causal, sliding_window, scale, dropout)
+        return attend(*(x[0].transpose(0, 1) for x in (query, key, value)), *documents)[0].unsqueeze(0), None
     if query.is_cuda:
         out = _packed_attention_cuda(
             query, key, value, cu_seq_lens_q, max_length_q, causal, sliding_window, scale, dropout
@@ -121,6 +127,17 @@ def packed_attention_reference(
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0)
 
 
+def varlen_kernel(query: Tensor, window: int | None, longest: int) -> Literal["flash", "efficient"] | None:
+    """Torch's variable-length kernel for these queries (last dimension D); None where only the reference will do."""
+    head_dim = query.shape[-1]
+    if not query.is_cuda:
+        return None
+    if query.dtype in _FLASH_DTYPES and head_dim <= _FLASH_MAX_HEAD_DIM and head_dim % 8 == 0:
+        return "flash"
+    aligned = head_dim * query.element_size() % 16 == 0
+    return "efficient" if aligned and (window is None or window >= longest) else None
+
+
 def _packed_attention_cuda(
     query: Tensor,
     key: Tensor,
@@ -133,9 +150,9 @@ def _packed_attention_cuda(
     dropout: float,
 ) -> Tensor:
     """Variable-length kernels of torch; the boundaries stay on the device."""
-    head_dim = query.shape[-1]
+    kernel = varlen_kernel(query, window, max_seqlen)
     q_1THD, k_1TKD, v_1TKD = (x.transpose(1, 2) for x in (query, key, value))
-    if query.dtype in _FLASH_DTYPES and head_dim <= _FLASH_MAX_HEAD_DIM and head_dim % 8 == 0:
+    if kernel == "flash":
         left = -1 if window is None else window - 1
         return torch.ops.aten._flash_attention_forward(
             q_1THD[0],
@@ -152,8 +169,7 @@ def _packed_attention_cuda(
             window_size_left=left,
             window_size_right=0 if causal else left,
         )[0].unsqueeze(0)
-    aligned = head_dim * query.element_size() % 16 == 0
-    if aligned and (window is None or window >= max_seqlen):
+    if kernel == "efficient":
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             k_1TKD, v_1TKD = (x.repeat_interleave(groups, dim=2) for x in (k_1TKD, v_1TKD))
