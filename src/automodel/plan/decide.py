@@ -11,6 +11,7 @@ from typing import Literal
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
+from automodel.plan.asked import asked_precision, decide_batch
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
@@ -26,17 +27,7 @@ from automodel.plan.speed import (
     decide_pooled,
 )
 
-DEFAULT_BATCH_SIZE = 8
 DEFAULT_EPOCHS = 3
-
-DTYPE_PRECISION = {
-    "float32": "fp32",
-    "fp32": "fp32",
-    "bfloat16": "bf16",
-    "bf16": "bf16",
-    "float16": "fp16",
-    "fp16": "fp16",
-}
 
 
 def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts) -> Plan:
@@ -56,7 +47,7 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     lines += [Decision("note", "data", note) for note in data.notes]
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
-    micro, accumulation = _batch(cfg, lines)
+    micro, accumulation = decide_batch(cfg, lines)
     steps_per_epoch, total, epochs = _steps(cfg, data.rows, micro * accumulation, lines)
     mean_tokens = micro * data.tokens / max(1, data.rows)
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
@@ -117,21 +108,6 @@ def _device_reason(hardware: Hardware) -> str:
     return f"no CUDA GPU found; {hardware.name}, {hardware.cores} cores, {hardware.memory_gib:.0f} GiB"
 
 
-def asked_precision(cfg: RunConfig) -> tuple[str, str]:
-    """The precision the config asks for and the key it came from; `auto` where it leaves the choice open."""
-    options = cfg.training_optimizations
-    if options.precision != "auto":
-        return options.precision, "training_optimizations.precision"
-    if options.bf16:
-        return "bf16", "training_optimizations.bf16"
-    if options.fp16:
-        return "fp16", "training_optimizations.fp16"
-    if cfg.model.torch_dtype and cfg.model.torch_dtype != "auto":
-        name = cfg.model.torch_dtype.removeprefix("torch.")
-        return DTYPE_PRECISION[name], "model.torch_dtype"
-    return "auto", ""
-
-
 def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str:
     asked, key = asked_precision(cfg)
     if asked == "auto":
@@ -180,24 +156,6 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
     grouping = cfg.dataloader.group_by_length is not False
     lines.append(Decision("path", "padded", reason + ("; batches of similar lengths" if grouping else "")))
     return "padded"
-
-
-def _batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:
-    schedule = cfg.step_scheduler
-    micro = schedule.local_batch_size or cfg.dataloader.batch_size or DEFAULT_BATCH_SIZE
-    if schedule.global_batch_size:
-        if schedule.global_batch_size % micro:
-            raise UserError(
-                f"step_scheduler.global_batch_size: {schedule.global_batch_size} is not a multiple of the micro-batch "
-                f"of {micro} examples. Use a multiple, or change dataloader.batch_size."
-            )
-        accumulation = schedule.global_batch_size // micro
-        reason = f"global_batch_size {schedule.global_batch_size}"
-    else:
-        accumulation = schedule.grad_acc_steps or 1
-        reason = "one micro-batch for each step" if accumulation == 1 else "grad_acc_steps"
-    lines.append(Decision("batch", f"{micro} × {accumulation} = {micro * accumulation}", reason))
-    return micro, accumulation
 
 
 def _steps(cfg: RunConfig, rows: int, global_batch: int, lines: list[Decision]) -> tuple[int, int, float]:

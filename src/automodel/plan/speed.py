@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
-from automodel.plan.hardware import Hardware
 from automodel.plan.plan import Decision
+
+if TYPE_CHECKING:
+    from automodel.plan.hardware import Hardware  # which imports torch
 
 SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
 CAPTURE_S = 0.05  # recording one shape: about 0.05 s for 6 layers, 0.09 s for 12, when each was rehearsed first

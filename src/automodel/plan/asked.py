@@ -1,0 +1,55 @@
+"""What the config alone decides: the precision it asks for and the size of a batch.
+
+Apart from the other decisions, because it is needed before them, when nothing heavy is imported yet
+(`kernels_ahead.py`).
+"""
+
+from __future__ import annotations
+
+from automodel.config.errors import UserError
+from automodel.plan.config import RunConfig
+from automodel.plan.plan import Decision
+
+DEFAULT_BATCH_SIZE = 8
+
+DTYPE_PRECISION = {
+    "float32": "fp32",
+    "fp32": "fp32",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+}
+
+
+def asked_precision(cfg: RunConfig) -> tuple[str, str]:
+    """The precision the config asks for and the key it came from; `auto` where it leaves the choice open."""
+    options = cfg.training_optimizations
+    if options.precision != "auto":
+        return options.precision, "training_optimizations.precision"
+    if options.bf16:
+        return "bf16", "training_optimizations.bf16"
+    if options.fp16:
+        return "fp16", "training_optimizations.fp16"
+    if cfg.model.torch_dtype and cfg.model.torch_dtype != "auto":
+        name = cfg.model.torch_dtype.removeprefix("torch.")
+        return DTYPE_PRECISION[name], "model.torch_dtype"
+    return "auto", ""
+
+
+def decide_batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:
+    schedule = cfg.step_scheduler
+    micro = schedule.local_batch_size or cfg.dataloader.batch_size or DEFAULT_BATCH_SIZE
+    if schedule.global_batch_size:
+        if schedule.global_batch_size % micro:
+            raise UserError(
+                f"step_scheduler.global_batch_size: {schedule.global_batch_size} is not a multiple of the micro-batch "
+                f"of {micro} examples. Use a multiple, or change dataloader.batch_size."
+            )
+        accumulation = schedule.global_batch_size // micro
+        reason = f"global_batch_size {schedule.global_batch_size}"
+    else:
+        accumulation = schedule.grad_acc_steps or 1
+        reason = "one micro-batch for each step" if accumulation == 1 else "grad_acc_steps"
+    lines.append(Decision("batch", f"{micro} × {accumulation} = {micro * accumulation}", reason))
+    return micro, accumulation
