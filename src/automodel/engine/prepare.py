@@ -17,8 +17,8 @@ from automodel.data.config import DatasetConfig
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
+from automodel.models.block_support import can_fuse, can_pool, pooled_saving
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.fused_encoder import ENCODERS, FUSABLE
 from automodel.models.load import count_parameters, load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.check import not_yet
@@ -92,9 +92,10 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
             parameters=count_parameters(hf_config, task),
             can_pack=packing.packed,
             packing_reason=packing.reason,
-            can_fuse=hf_config.model_type in FUSABLE,
-            can_pool=hf_config.model_type in ENCODERS,
-            layers=getattr(hf_config, "num_hidden_layers", 0),
+            can_fuse=can_fuse(hf_config),
+            can_pool=can_pool(hf_config, fused=False),
+            can_pool_fused=can_pool(hf_config, fused=True),
+            pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
         ),
         DataFacts(
             rows=train.stats.used,

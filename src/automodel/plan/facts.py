@@ -15,10 +15,13 @@ class ModelFacts:
     can_pack: bool
     packing_reason: str
     can_fuse: bool = False
-    """Whether the family has fused blocks."""
+    """Whether there are fused blocks for it."""
     can_pool: bool = False
-    """Whether its last block can run for the pooled token alone."""
-    layers: int = 0
+    """Whether its last block can run for the pooled token alone, as plain modules."""
+    can_pool_fused: bool = False
+    """The same for its fused blocks."""
+    pooled_saving: float = 0.0
+    """Share of the encoder's multiplications that this saves."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def decide_fused(
         lines.append(Decision("kernels", "stock", "fused blocks use flash attention: Ampere GPUs and newer"))
         return False
     if not model.can_fuse:
-        lines.append(Decision("kernels", "stock", f"{model.model_type} has no fused blocks yet"))
+        lines.append(Decision("kernels", "stock", f"there are no fused blocks for this {model.model_type} yet"))
         return False
     lines.append(Decision("kernels", "fused", "residual + dropout + norm, bias + GELU, joined query/key/value"))
     return True
@@ -99,11 +99,11 @@ def decide_pooled(
 ) -> bool:
     """A classifier reads one token of each document, so its last block need not compute the others. Exact."""
     plain = not capture and not cfg.training_optimizations.gradient_checkpointing
-    if task != "text-classification" or path != "packed" or not model.can_pool or not (fused or plain):
+    possible = model.can_pool_fused if fused else plain and model.can_pool
+    if task != "text-classification" or path != "packed" or not possible:
         return False
-    # Of a block's 12 N² multiplications a token, keys and values (2 N²) remain.
-    saved = 10 / 12 / max(1, model.layers)
-    lines.append(Decision("last block", "pooled token only", f"exact; saves {saved:.0%} of the encoder's arithmetic"))
+    saved = f"{model.pooled_saving:.0%} of the encoder's arithmetic"
+    lines.append(Decision("last block", "pooled token only", f"exact; saves {saved}"))
     return True
 
 

@@ -126,12 +126,17 @@ def test_buckets_follow_the_length_of_the_run():
 
 
 def test_the_last_block_of_a_classifier_is_pooled_where_it_can_be():
-    poolable = dataclasses.replace(BERT, can_pool=True, can_fuse=True, layers=6)
+    poolable = dataclasses.replace(BERT, can_pool=True, can_pool_fused=True, can_fuse=True, pooled_saving=10 / 12 / 6)
     plan = plan_for(model=poolable)
     assert plan.pooled_last_block
     assert "saves 14%" in reason(plan, "last block")
     assert not plan_for().pooled_last_block
     assert plan_for(hardware=H200, model=poolable).pooled_last_block
+    only_fused = dataclasses.replace(poolable, can_pool=False)  # ModernBERT
+    assert plan_for(hardware=H200, model=only_fused).pooled_last_block
+    assert not plan_for(model=only_fused).pooled_last_block
+    stock = config(training_optimizations=TrainingOptimizations(precision="fp32"))
+    assert not plan_for(stock, H200, poolable).pooled_last_block
     checkpointing = config(training_optimizations=TrainingOptimizations(gradient_checkpointing=True))
     assert not plan_for(checkpointing, model=poolable).pooled_last_block
 
@@ -141,7 +146,7 @@ def test_gpu_switches_have_an_effect_or_a_line():
     assert plan_for(hardware=H200, model=fusable).fused_kernels
     plain = config(model=ModelConfig(pretrained_model_name_or_path="bert", use_liger_kernel=False))
     assert not plan_for(plain, H200, fusable).fused_kernels
-    assert "bert has no fused blocks yet" in reason(plan_for(hardware=H200), "kernels")
+    assert "no fused blocks for this bert yet" in reason(plan_for(hardware=H200), "kernels")
     eager = config(
         training_optimizations=TrainingOptimizations(capture=False),
         compile=CompileConfig(enabled=True, mode="max-autotune"),
