@@ -11,7 +11,7 @@ another tool:
 - **Multi-label** predictions are `sigmoid(logit) > 0.5`; `accuracy` is subset accuracy (every label right).
 - **Entities** follow conlleval: `B-X` always starts one, `I-X` continues one of the same type and otherwise starts one.
 
-scikit-learn and scipy take over a second to import, so they are imported where they are used.
+Written out in numpy, since scikit-learn and scipy take over a second to import; tests hold every number against them.
 """
 
 from __future__ import annotations
@@ -41,19 +41,44 @@ def single_label_scores(logits_NC: np.ndarray, labels_N: np.ndarray) -> dict[str
 
 def label_agreement(predictions_N: np.ndarray, labels_N: np.ndarray, num_classes: int) -> dict[str, float]:
     """What can be said from hard predictions alone."""
-    from sklearn.metrics import matthews_corrcoef, precision_recall_fscore_support
-
-    classes = [1] if num_classes == 2 else np.union1d(labels_N, predictions_N)
-    precision, recall, f1, _ = precision_recall_fscore_support(
-        labels_N, predictions_N, labels=classes, average="macro", zero_division=0
-    )
+    counts = _Counts(predictions_N, labels_N)
+    averaged_C = counts.classes_C == 1 if num_classes == 2 else np.ones(len(counts.classes_C), bool)
     return {
         "accuracy": float((predictions_N == labels_N).mean()),
-        "f1": float(f1),
-        "precision": float(precision),
-        "recall": float(recall),
-        "mcc": float(matthews_corrcoef(labels_N, predictions_N)),
+        "f1": _mean_ratio(2 * counts.right_C, counts.predicted_C + counts.true_C, averaged_C),
+        "precision": _mean_ratio(counts.right_C, counts.predicted_C, averaged_C),
+        "recall": _mean_ratio(counts.right_C, counts.true_C, averaged_C),
+        "mcc": counts.matthews_correlation(),
     }
+
+
+class _Counts:
+    """How often each class that occurs was predicted, true, and both."""
+
+    def __init__(self, predictions_N: np.ndarray, labels_N: np.ndarray):
+        self.classes_C = np.union1d(labels_N, predictions_N)
+        self.predicted_C = self._count(predictions_N)
+        self.true_C = self._count(labels_N)
+        self.right_C = self._count(labels_N[predictions_N == labels_N])
+
+    def _count(self, values_N: np.ndarray) -> np.ndarray:
+        return np.bincount(np.searchsorted(self.classes_C, values_N), minlength=len(self.classes_C))
+
+    def matthews_correlation(self) -> float:
+        """Correlation of predictions with labels, for any number of classes; 0 where either has only one."""
+        right_C, predicted_C, true_C = (
+            counts.astype(np.float64) for counts in (self.right_C, self.predicted_C, self.true_C)
+        )
+        total = true_C.sum()
+        together = right_C.sum() * total - predicted_C @ true_C
+        alone = (total**2 - predicted_C @ predicted_C) * (total**2 - true_C @ true_C)
+        return float(together / math.sqrt(alone)) if alone > 0 else 0.0
+
+
+def _mean_ratio(part_C: np.ndarray, whole_C: np.ndarray, averaged_C: np.ndarray) -> float:
+    """Mean of part / whole over the chosen classes, 0 for a class without a whole, and 0 without classes."""
+    ratios = part_C[averaged_C] / np.maximum(whole_C[averaged_C], 1)
+    return float(ratios.mean()) if len(ratios) else 0.0
 
 
 def multi_label_scores(logits_NC: np.ndarray, labels_NC: np.ndarray) -> dict[str, float]:
@@ -103,11 +128,11 @@ def token_scores(
     """Token accuracy and macro F1; entity precision, recall and F1 where the label names are BIO.
 
     `documents_N` numbers the document of each token: an entity never crosses into the next one."""
-    from sklearn.metrics import f1_score
-
+    counts = _Counts(predictions_N, labels_N)
+    every_C = np.ones(len(counts.classes_C), bool)
     scores = {
         "accuracy": float((predictions_N == labels_N).mean()),
-        "token_f1": float(f1_score(labels_N, predictions_N, average="macro", zero_division=0)),
+        "token_f1": _mean_ratio(2 * counts.right_C, counts.predicted_C + counts.true_C, every_C),
     }
     if label_names is not None and is_bio(label_names):
         scores |= entity_scores(
@@ -193,26 +218,39 @@ def _softmax(logits_NC: np.ndarray) -> np.ndarray:
 
 def _auroc(truth_NC: np.ndarray, scores_NC: np.ndarray) -> float | None:
     """Mean over the columns that have both positives and negatives; None where there is none, or scores are NaN."""
-    from sklearn.metrics import roc_auc_score
-
     if not np.isfinite(scores_NC).all():
         return None
     defined = [c for c in range(truth_NC.shape[1]) if truth_NC[:, c].any() and not truth_NC[:, c].all()]
     if not defined:
         return None
-    return float(np.mean([roc_auc_score(truth_NC[:, c], scores_NC[:, c]) for c in defined]))
+    return float(np.mean([_area_under_roc(truth_NC[:, c], scores_NC[:, c]) for c in defined]))
+
+
+def _area_under_roc(truth_N: np.ndarray, scores_N: np.ndarray) -> float:
+    """The chance that a member scores above a non-member (ties count half), which is the area."""
+    members = int(truth_N.sum())
+    others = len(truth_N) - members
+    above = _ranks(scores_N)[truth_N].sum() - members * (members + 1) / 2
+    return float(above / (members * others))
+
+
+def _ranks(values_N: np.ndarray) -> np.ndarray:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, group_N, sizes = np.unique(values_N, return_inverse=True, return_counts=True)
+    return (sizes.cumsum() - (sizes - 1) / 2)[group_N]
 
 
 def _pearson(a_N: np.ndarray, b_N: np.ndarray) -> float:
-    from scipy.stats import pearsonr
-
-    return float(pearsonr(a_N, b_N).statistic) if _correlates(a_N, b_N) else math.nan
+    if not _correlates(a_N, b_N):
+        return math.nan
+    a_N, b_N = a_N - a_N.mean(), b_N - b_N.mean()
+    # Scaled before squaring: very large or small values neither overflow nor vanish.
+    a_N, b_N = a_N / np.abs(a_N).max(), b_N / np.abs(b_N).max()
+    return float(np.clip(a_N @ b_N / math.sqrt((a_N @ a_N) * (b_N @ b_N)), -1.0, 1.0))
 
 
 def _spearman(a_N: np.ndarray, b_N: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(a_N, b_N).statistic) if _correlates(a_N, b_N) else math.nan
+    return _pearson(_ranks(a_N), _ranks(b_N)) if _correlates(a_N, b_N) else math.nan
 
 
 def _correlates(a_N: np.ndarray, b_N: np.ndarray) -> bool:
