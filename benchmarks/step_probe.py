@@ -7,6 +7,7 @@ memory, and the kernels of one replay by total time.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from pathlib import Path
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
+    parser.add_argument("--trace", help="also write the profile as a Chrome trace")
     options = parser.parse_args()
     for name in options.names:
         kind, size, (mu, sigma, low, high) = WORKLOADS[name]
@@ -91,10 +93,13 @@ def main() -> None:
             max_seqlen=high,
             micro_batch_size=size,
             sort_tokens=True,
+            longest_first=True,
         )
         order = rng.permutation(1000)
         groups = [order[i : i + size] for i in range(0, 1000 - size + 1, size)]
         batches = [StepBatch((collate(g),), 0, i) for i, g in enumerate(groups)]
+        gc.collect()  # an earlier model's memory is not this one's
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -129,6 +134,8 @@ def main() -> None:
                 for i, b in enumerate(batches[:20]):
                     step(i, b)
                 torch.cuda.synchronize()
+            if options.trace:
+                p.export_chrome_trace(options.trace)
             rows = sorted(p.key_averages(), key=lambda e: -e.device_time_total)[: options.rows]
             total = sum(e.device_time_total for e in p.key_averages()) / 20 / 1e3
             count = sum(e.count for e in p.key_averages()) / 20

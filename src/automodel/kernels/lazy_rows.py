@@ -155,7 +155,8 @@ def _real_runs(found: RowGradients) -> Tensor:
 
 @torch.no_grad()
 def idle_steps_reference(lazy: LazyRows, rows) -> None:
-    assert lazy.settings is not None and lazy.step is not None
+    assert lazy.settings is not None
+    assert lazy.step is not None
     _, _, one_minus_beta1, beta2, _, _, eps, _ = lazy.settings.tolist()
     now = int(lazy.step)
     for row in rows:
@@ -172,7 +173,8 @@ def idle_steps_reference(lazy: LazyRows, rows) -> None:
 
 @torch.no_grad()
 def update_rows_reference(lazy: LazyRows, found: RowGradients) -> None:
-    assert lazy.settings is not None and lazy.step is not None
+    assert lazy.settings is not None
+    assert lazy.step is not None
     shrink, step_size, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, clip = lazy.settings.tolist()
     if clip == -1.0:
         return

@@ -3,6 +3,8 @@
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
+AT_ONCE = tl.constexpr(8)
+
 
 @triton.jit
 def trained_row(IDS, RUNS, i, n_tokens, padding):
@@ -34,21 +36,29 @@ def idle_steps_kernel(
             one_minus_beta1 = tl.load(TABLE + 2)
             beta2 = tl.load(TABLE + 3)
             eps = tl.load(TABLE + 6)
+            # Several steps of history are on their way at a time; the arithmetic alone is short.
             if tl.max(tl.abs(m), axis=0) == 0.0:  # never trained yet, or long forgotten: only the weight decay is left
-                for s in range(first, now):
-                    p = (p * tl.load(HISTORY + (s % RING) * 3)).to(WEIGHT.dtype.element_ty).to(tl.float32)
-                    v = (beta2 * v).to(WEIGHT.dtype.element_ty).to(tl.float32)
+                for base in range(first, now, AT_ONCE):
+                    for i in tl.static_range(AT_ONCE):
+                        shrink = tl.load(HISTORY + ((base + i) % RING) * 3, mask=base + i < now, other=1.0)
+                        p = (p * shrink).to(WEIGHT.dtype.element_ty).to(tl.float32)
+                        forget = tl.where(base + i < now, beta2, 1.0)
+                        v = (forget * v).to(WEIGHT.dtype.element_ty).to(tl.float32)
             else:
-                for s in range(first, now):
-                    settings = HISTORY + (s % RING) * 3
-                    m += one_minus_beta1 * (0.0 - m)
-                    v = beta2 * v
-                    denominator = tl.sqrt(v) * tl.load(settings + 2) + eps
-                    p = p * tl.load(settings) - tl.load(settings + 1) * m / denominator
-                    # What the plain update would have stored in between.
-                    p = p.to(WEIGHT.dtype.element_ty).to(tl.float32)
-                    m = m.to(WEIGHT.dtype.element_ty).to(tl.float32)
-                    v = v.to(WEIGHT.dtype.element_ty).to(tl.float32)
+                for base in range(first, now, AT_ONCE):
+                    for i in tl.static_range(AT_ONCE):
+                        settings = HISTORY + ((base + i) % RING) * 3
+                        real = base + i < now
+                        shrink = tl.load(settings, mask=real, other=1.0)
+                        step_size = tl.load(settings + 1, mask=real, other=0.0)
+                        correction = tl.load(settings + 2, mask=real, other=1.0)
+                        m += tl.where(real, one_minus_beta1, 0.0) * (0.0 - m)
+                        v = tl.where(real, beta2, 1.0) * v
+                        p = p * shrink - step_size * m / (tl.sqrt(v) * correction + eps)
+                        # What the plain update would have stored in between.
+                        p = p.to(WEIGHT.dtype.element_ty).to(tl.float32)
+                        m = m.to(WEIGHT.dtype.element_ty).to(tl.float32)
+                        v = v.to(WEIGHT.dtype.element_ty).to(tl.float32)
             tl.store(WEIGHT + at, p.to(WEIGHT.dtype.element_ty), mask=inside)
             tl.store(EXP_AVG + at, m.to(WEIGHT.dtype.element_ty), mask=inside)
             tl.store(EXP_AVG_SQ + at, v.to(WEIGHT.dtype.element_ty), mask=inside)

@@ -1,0 +1,179 @@
+"""Attention over a packed stream of short documents, forward and backward.
+
+    out_t = Σ_s drop(softmax_s(scale · q_t · k_s)) v_s     s in the document of t; s ≤ t if causal; |t − s| ≤ window
+
+torch's variable-length flash attention is made for long sequences. On documents of a few hundred tokens its backward is
+four launches (a row sum, an fp32 buffer for dq to clear, the work itself in tiles of 128 × 128, a conversion of dq),
+the gradients of query, key and value come back as three tensors to be joined again, and a sliding window saves little.
+Here queries, keys and values are one tensor (T, (H + 2K)·D), as the joined projection left them, and so is their
+gradient. Backward is the row sum and one launch of two kinds of programs: one tile of keys against all its queries
+gives dk and dv, one tile of queries against all its keys gives dq. Scores are computed twice, but nothing is
+accumulated through memory, so gradients are the same in every run. Tiles outside a window, or above the diagonal, are
+not visited. Documents should come longest first: programs start in that order.
+
+Dropout bits are computed, not stored. A word of Philox for each (query, head), and from it a cheap mix for each key:
+
+    x = philox(seed; row, head, site)[0] + key · 0x9E3779B1         all in 32 bits
+    x ^= x >> 16;  x *= 0x21F0AAAD;  x ^= x >> 15;  x *= 0x735A2D97            kept  ⇔  x >> 8 ≥ round(p · 2²⁴)
+
+Shapes: T tokens, H query heads, K key heads, D head dimension; CU the boundaries of the documents, (documents + 1,).
+Documents of length 0 are allowed. Every token must lie in a document, and no document may be longer than `longest`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from automodel.kernels.dispatch import runs_triton
+from automodel.kernels.philox import THRESHOLD_BITS, drop_threshold, philox
+
+LOG2_E = 1.4426950408889634
+DELTA_ROWS = 64
+KEY_STEP, MIX_A, MIX_B = 0x9E3779B1, 0x21F0AAAD, 0x735A2D97
+HEAD_DIMS = (32, 64, 128)
+ATTENTION_SITES = 10_000
+"""Dropout sites of attention layers start here, after those of everything else."""
+_LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Launch shapes: tile of queries, tile of keys, warps, stages of the loop over the other side."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+FORWARD = {32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2)}
+BACKWARD = {32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1), 128: Tiles(64, 64, 8, 1)}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One layer's attention: everything but the numbers."""
+
+    heads: int
+    key_heads: int
+    head_dim: int
+    scale: float
+    causal: bool = False
+    window: int = -1
+    """How far a query sees to either side; -1: to the ends of its document."""
+    dropout: float = 0.0
+    site: int = 0
+    """A different number for each place in the model."""
+
+
+def attention_keep_mask(seed: Tensor, site: int, head: int, rows: Tensor, keys: Tensor, p: float) -> Tensor:
+    """(rows, keys) of kept weights for tokens `rows` and `keys` of the stream: the bits the kernels compute."""
+    word = philox(seed, (rows, torch.full_like(rows, head), torch.full_like(rows, site), torch.zeros_like(rows)))[0]
+    x = (word[:, None] + (keys * KEY_STEP)[None, :]) & _LOW
+    x = ((x ^ (x >> 16)) * MIX_A) & _LOW
+    x = ((x ^ (x >> 15)) * MIX_B) & _LOW
+    return (x >> (32 - THRESHOLD_BITS)) >= drop_threshold(p)
+
+
+def attention_reference(qkv_TW: Tensor, cu_seqlens: Tensor, how: Attention, seed: Tensor | None = None) -> Tensor:
+    """The definition: document by document, head by head, with the scores in memory."""
+    H, K, D = how.heads, how.key_heads, how.head_dim
+    q, k, v = qkv_TW.unflatten(1, (H + 2 * K, D)).split([H, K, K], dim=1)
+    outputs = []
+    for begin, end in pairwise(cu_seqlens.tolist()):
+        rows = torch.arange(begin, end, device=qkv_TW.device)
+        far = rows[:, None] - rows[None, :]
+        seen = torch.ones_like(far, dtype=torch.bool)
+        if how.causal:
+            seen &= far >= 0
+        if how.window >= 0:
+            seen &= far.abs() <= how.window
+        heads = []
+        for head in range(H):
+            key_head = head * K // H
+            scores = (q[begin:end, head].float() @ k[begin:end, key_head].float().t()) * how.scale
+            weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            if how.dropout > 0.0:
+                assert seed is not None
+                keep = attention_keep_mask(seed, how.site, head, rows, rows, how.dropout)
+                weights = torch.where(keep, weights / (1.0 - how.dropout), 0.0)
+            heads.append(weights @ v[begin:end, key_head].float())
+        outputs.append(torch.stack(heads, dim=1))
+    return torch.cat(outputs).flatten(1).to(qkv_TW.dtype)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, seed: Tensor | None):
+        out_TN, lse_HT, words_HT = _forward(qkv_TW, cu_seqlens, longest, how, seed)
+        ctx.save_for_backward(qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens)
+        ctx.longest, ctx.how = longest, how
+        return out_TN
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout_TN: Tensor):
+        from automodel.kernels.attention_triton import attention_backward_kernel, attention_delta_kernel
+
+        qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens = ctx.saved_tensors
+        how, tiles, T = ctx.how, BACKWARD[ctx.how.head_dim], qkv_TW.shape[0]
+        dout_TN, delta_HT, dqkv_TW = dout_TN.contiguous(), torch.empty_like(lse_HT), torch.empty_like(qkv_TW)
+        attention_delta_kernel[(-(-T // DELTA_ROWS), how.heads)](
+            out_TN, dout_TN, delta_HT, T, H=how.heads, D=how.head_dim, ROWS=DELTA_ROWS, num_warps=4
+        )
+        blocks = -(-ctx.longest // min(tiles.queries, tiles.keys))
+        attention_backward_kernel[(2 * blocks, how.heads, len(cu_seqlens) - 1)](
+            qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, cu_seqlens,
+            T, blocks, how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
+            H=how.heads, K=how.key_heads, D=how.head_dim, CAUSAL=how.causal, WINDOW=how.window,
+            BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        return dqkv_TW, None, None, None, None
+
+
+def _forward(
+    qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, seed: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Outputs, log-sum-exp of the scores, and the random word of each query and head."""
+    from automodel.kernels.attention_triton import attention_forward_kernel
+
+    T, tiles = qkv_TW.shape[0], FORWARD[how.head_dim]
+    out_TN = torch.empty((T, how.heads * how.head_dim), dtype=qkv_TW.dtype, device=qkv_TW.device)
+    lse_HT = torch.empty((how.heads, T), dtype=torch.float32, device=qkv_TW.device)
+    words_HT = None if seed is None else torch.empty((how.heads, T), dtype=torch.int32, device=qkv_TW.device)
+    attention_forward_kernel[(-(-longest // tiles.queries), how.heads, len(cu_seqlens) - 1)](
+        qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, seed,
+        T, how.scale, how.site, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
+        H=how.heads, K=how.key_heads, D=how.head_dim, CAUSAL=how.causal, WINDOW=how.window,
+        BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return out_TN, lse_HT, words_HT
+
+
+def _flash(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention) -> Tensor:
+    """torch's kernels, for head sizes that are no power of two; their dropout draws from torch's own generator."""
+    sizes = [how.heads, how.key_heads, how.key_heads]
+    q, k, v = qkv_TW.unflatten(1, (-1, how.head_dim)).split(sizes, dim=1)
+    out = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_seqlens, cu_seqlens, longest, longest, how.dropout, how.causal, False, scale=how.scale,
+        window_size_left=how.window, window_size_right=0 if how.causal else how.window,
+    )[0]  # fmt: skip
+    return out.flatten(1)
+
+
+def attention(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, seed: Tensor | None = None) -> Tensor:
+    """(T, H·D) from queries, keys and values side by side, (T, (H + 2K)·D) contiguous. `seed`: one int64 on the device,
+    read where it lies, needed for dropout. `longest` bounds the length of a document."""
+    if how.dropout > 0.0 and seed is None:
+        raise ValueError("attention with dropout needs `seed`, an int64 tensor on the device of qkv")
+    if not runs_triton(qkv_TW):
+        return attention_reference(qkv_TW, cu_seqlens, how, seed)
+    if how.head_dim not in HEAD_DIMS:
+        return _flash(qkv_TW, cu_seqlens, longest, how)
+    return _Attention.apply(qkv_TW, cu_seqlens, longest, how, seed if how.dropout > 0.0 else None)

@@ -1,0 +1,247 @@
+"""The Triton half of `attention`.
+
+Scores are kept in units of log 2, so that the exponential is the hardware's exp2. A program sees one tile of one
+document and one head; the many programs past the end of a short document leave at once.
+"""
+
+import triton  # ty: ignore[import-not-found]
+import triton.language as tl  # ty: ignore[import-not-found]
+
+from automodel.kernels import attention
+from automodel.kernels.philox import ROUNDS, THRESHOLD_BITS
+
+PHILOX_ROUNDS = tl.constexpr(ROUNDS)
+THRESHOLD_SHIFT = tl.constexpr(32 - THRESHOLD_BITS)
+LOG2_E = tl.constexpr(attention.LOG2_E)
+KEY_STEP = tl.constexpr(attention.KEY_STEP - (1 << 32))  # the same bits as a signed number
+MIX_A = tl.constexpr(attention.MIX_A)
+MIX_B = tl.constexpr(attention.MIX_B)
+
+
+@triton.jit
+def row_words(SEED, site, head, rows):
+    """A random word for every query of a head."""
+    zero = rows * 0
+    word, _, _, _ = tl.philox(tl.load(SEED), rows, zero + head, zero + site, zero, PHILOX_ROUNDS)
+    return word.to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def kept(x, threshold):
+    """From query word + key · KEY_STEP to one bit."""
+    x = (x ^ (x >> 16)) * tl.full((), MIX_A, tl.uint32)
+    x = (x ^ (x >> 15)) * tl.full((), MIX_B, tl.uint32)
+    return x >= (threshold.to(tl.uint32) << THRESHOLD_SHIFT)
+
+
+@triton.jit
+def key_words(keys):
+    return (keys.to(tl.int32) * KEY_STEP).to(tl.uint32, bitcast=True)
+
+
+@triton.jit
+def sees(row, key, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """Whether a query sees a key of its document, for indices of any shape that broadcast."""
+    seen = key < length
+    if CAUSAL:
+        seen = seen & (key <= row)
+    if WINDOW >= 0:
+        seen = seen & (row - key <= WINDOW) & (key - row <= WINDOW)
+    return seen
+
+
+@triton.jit
+def keys_of(first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """The range of keys that the queries first … first + BLOCK_M see, from a tile's border."""
+    low = 0
+    high = length
+    if WINDOW >= 0:
+        low = tl.maximum(first - WINDOW, 0) // BLOCK_N * BLOCK_N
+        high = tl.minimum(length, first + BLOCK_M + WINDOW)
+    if CAUSAL:
+        high = tl.minimum(high, first + BLOCK_M)
+    return low, high
+
+
+@triton.jit
+def queries_of(first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """The range of queries that see the keys first … first + BLOCK_N."""
+    low = 0
+    high = length
+    if WINDOW >= 0:
+        low = tl.maximum(first - WINDOW, 0) // BLOCK_M * BLOCK_M
+        high = tl.minimum(length, first + BLOCK_N + WINDOW)
+    if CAUSAL:
+        low = tl.maximum(low, first // BLOCK_M * BLOCK_M)
+    return low, high
+
+
+@triton.jit(do_not_specialize=["n_tokens", "site", "threshold"])
+def attention_forward_kernel(
+    QKV, OUT, LSE, WORDS, CU, SEED, n_tokens, scale, site, threshold, kept_scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * BLOCK_M
+    head = tl.program_id(1)
+    document = tl.program_id(2)
+    begin = tl.load(CU + document)
+    length = tl.load(CU + document + 1) - begin
+    if first < length:
+        WIDTH: tl.constexpr = (H + 2 * K) * D
+        rows = first + tl.arange(0, BLOCK_M)
+        dims = tl.arange(0, D)
+        stream = QKV + begin.to(tl.int64) * WIDTH
+        key_head = head // (H // K)
+        real = rows < length
+        q = tl.load(stream + rows[:, None] * WIDTH + head * D + dims[None, :], mask=real[:, None], other=0.0)
+        highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        out = tl.zeros((BLOCK_M, D), tl.float32)
+        if SEED is not None:
+            words = row_words(SEED, site, head, begin + rows)
+            kept_words = WORDS + head.to(tl.int64) * n_tokens + begin + rows
+            tl.store(kept_words, words.to(tl.int32, bitcast=True), mask=real)  # the backward pass reads them
+        low, high = keys_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+        for n in range(low, high, BLOCK_N):
+            keys = n + tl.arange(0, BLOCK_N)
+            at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
+            k = tl.load(stream + at, mask=(keys < length)[:, None], other=0.0)
+            scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+            scores = tl.where(sees(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), scores, float("-inf"))
+            higher = tl.maximum(highest, tl.max(scores, 1))
+            # A row whose window lies wholly in later tiles has seen nothing yet: 0 instead of -inf - -inf.
+            level = tl.where(higher == float("-inf"), 0.0, higher)
+            p = tl.exp2(scores - level[:, None])
+            shrink = tl.exp2(highest - level)
+            total = total * shrink + tl.sum(p, 1)
+            if SEED is not None:
+                p = tl.where(kept(words[:, None] + key_words(begin + keys)[None, :], threshold), p, 0.0)
+            v = tl.load(stream + at + K * D, mask=(keys < length)[:, None], other=0.0)
+            out = tl.dot(p.to(v.dtype), v, out * shrink[:, None])
+            highest = higher
+        total = tl.where(real, total, 1.0)
+        if SEED is not None:
+            out *= kept_scale
+        out = out / total[:, None]
+        place = begin + rows
+        tl.store(
+            OUT + place.to(tl.int64)[:, None] * (H * D) + head * D + dims[None, :],
+            out.to(OUT.dtype.element_ty), mask=real[:, None],
+        )  # fmt: skip
+        tl.store(LSE + head.to(tl.int64) * n_tokens + place, highest + tl.log2(total), mask=real)
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def attention_delta_kernel(OUT, DOUT, DELTA, n_tokens, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+    """Σ dout · out of every query and head."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1)
+    real = rows < n_tokens
+    at = rows.to(tl.int64)[:, None] * (H * D) + head * D + tl.arange(0, D)[None, :]
+    out = tl.load(OUT + at, mask=real[:, None], other=0.0).to(tl.float32)
+    dout = tl.load(DOUT + at, mask=real[:, None], other=0.0).to(tl.float32)
+    tl.store(DELTA + head.to(tl.int64) * n_tokens + rows, tl.sum(out * dout, 1), mask=real)
+
+
+@triton.jit
+def load_query_side(
+    QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens,
+    WIDTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """q, dout, log-sum-exp, delta and random words of a tile of queries. Rows that do not exist get weight zero."""
+    dims = tl.arange(0, D)
+    place = (begin + rows).to(tl.int64)
+    at = place[:, None] * (H * D) + head * D + dims[None, :]
+    q = tl.load(QKV + place[:, None] * WIDTH + head * D + dims[None, :], mask=real[:, None], other=0.0)
+    dout = tl.load(DOUT + at, mask=real[:, None], other=0.0)
+    row = head.to(tl.int64) * n_tokens + place
+    lse = tl.load(LSE + row, mask=real, other=float("inf"))
+    delta = tl.load(DELTA + row, mask=real, other=0.0)
+    words = rows.to(tl.uint32)
+    if WORDS is not None:
+        words = tl.load(WORDS + row, mask=real, other=0).to(tl.uint32, bitcast=True)
+    return q, dout, lse, delta, words
+
+
+@triton.jit(do_not_specialize=["n_tokens", "blocks", "threshold"])
+def attention_backward_kernel(
+    QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, n_tokens, blocks, scale, threshold, kept_scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
+    but the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
+    nothing to dq, and their own gradients are not stored; queries past the end have weight zero."""
+    WIDTH: tl.constexpr = (H + 2 * K) * D
+    MASKED: tl.constexpr = CAUSAL or WINDOW >= 0
+    part = tl.program_id(0)
+    head = tl.program_id(1)
+    document = tl.program_id(2)
+    begin = tl.load(CU + document)
+    length = tl.load(CU + document + 1) - begin
+    dims = tl.arange(0, D)
+    stream = QKV + begin.to(tl.int64) * WIDTH
+    gradient = DQKV + begin.to(tl.int64) * WIDTH
+    if part < blocks:
+        first = part * BLOCK_N
+        if (first < length) & (head < K):
+            keys = first + tl.arange(0, BLOCK_N)
+            inside = (keys < length)[:, None]
+            at = keys[:, None] * WIDTH + (H + head) * D + dims[None, :]
+            k = tl.load(stream + at, mask=inside, other=0.0)
+            v = tl.load(stream + at + K * D, mask=inside, other=0.0)
+            dk = tl.zeros((BLOCK_N, D), tl.float32)
+            dv = tl.zeros((BLOCK_N, D), tl.float32)
+            low, high = queries_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+            for member in range(H // K):
+                query_head = head * (H // K) + member
+                for m in range(low, high, BLOCK_M):
+                    rows = m + tl.arange(0, BLOCK_M)
+                    real = rows < length
+                    q, dout, lse, delta, words = load_query_side(
+                        QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, query_head, n_tokens, WIDTH, H, D
+                    )
+                    # Everything with the keys down and the queries across.
+                    p = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG2_E) - lse[None, :])
+                    if MASKED:
+                        p = tl.where(sees(rows[None, :], keys[:, None], length, CAUSAL, WINDOW), p, 0.0)
+                    dp = tl.dot(v, tl.trans(dout))
+                    if WORDS is not None:
+                        keep = kept(key_words(begin + keys)[:, None] + words[None, :], threshold)
+                        dv = tl.dot(tl.where(keep, p * kept_scale, 0.0).to(dout.dtype), dout, dv)
+                        dp = tl.where(keep, dp * kept_scale, 0.0)
+                    else:
+                        dv = tl.dot(p.to(dout.dtype), dout, dv)
+                    ds = p * (dp - delta[None, :])
+                    dk = tl.dot(ds.to(q.dtype), q, dk)
+            tl.store(gradient + at, (dk * scale).to(DQKV.dtype.element_ty), mask=inside)
+            tl.store(gradient + at + K * D, dv.to(DQKV.dtype.element_ty), mask=inside)
+    else:
+        first = (part - blocks) * BLOCK_M
+        if first < length:
+            rows = first + tl.arange(0, BLOCK_M)
+            real = rows < length
+            key_head = head // (H // K)
+            q, dout, lse, delta, words = load_query_side(
+                QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens, WIDTH, H, D
+            )
+            dq = tl.zeros((BLOCK_M, D), tl.float32)
+            low, high = keys_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+            for n in range(low, high, BLOCK_N):
+                keys = n + tl.arange(0, BLOCK_N)
+                inside = (keys < length)[:, None]
+                at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
+                k = tl.load(stream + at, mask=inside, other=0.0)
+                v = tl.load(stream + at + K * D, mask=inside, other=0.0)
+                p = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * LOG2_E) - lse[:, None])
+                if MASKED:
+                    p = tl.where(sees(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), p, 0.0)
+                dp = tl.dot(dout, tl.trans(v))
+                if WORDS is not None:
+                    keep = kept(words[:, None] + key_words(begin + keys)[None, :], threshold)
+                    dp = tl.where(keep, dp * kept_scale, 0.0)
+                ds = p * (dp - delta[:, None])
+                dq = tl.dot(ds.to(k.dtype), k, dq)
+            at = rows[:, None] * WIDTH + head * D + dims[None, :]
+            tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None])

@@ -1,0 +1,67 @@
+"""Packed attention over one joined tensor, against the definition with the scores in memory."""
+
+import numpy as np
+import pytest
+import torch
+
+from automodel.kernels.attention import Attention, attention, attention_keep_mask, attention_reference
+from automodel.models.packed_attention import packed_attention_reference
+
+CASES = {
+    "plain": Attention(2, 2, 32, 0.2),
+    "dropout": Attention(2, 2, 32, 0.2, dropout=0.3, site=5),
+    "causal, grouped heads": Attention(4, 2, 32, 0.2, causal=True),
+    "window": Attention(2, 2, 32, 0.2, window=7),
+    "causal window, dropout": Attention(2, 1, 32, 0.2, causal=True, window=70, dropout=0.1),
+    "wide heads": Attention(1, 1, 64, 0.125),
+}
+
+
+def stream(how, lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    width = (how.heads + 2 * how.key_heads) * how.head_dim
+    qkv = torch.randn(sum(lengths), width, generator=generator)
+    return qkv.requires_grad_(), torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_equal_the_definition(case):
+    how, lengths = CASES[case], [130, 1, 64, 0, 37]
+    qkv, boundaries = stream(how, lengths)
+    twin = qkv.detach().clone().requires_grad_()
+    seed = torch.tensor([77])
+    upstream = torch.randn(sum(lengths), how.heads * how.head_dim, generator=torch.Generator().manual_seed(1))
+    ours = attention(qkv, boundaries, 130, how, seed)
+    theirs = attention_reference(twin, boundaries, how, seed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    ours.backward(upstream)
+    theirs.backward(upstream)
+    torch.testing.assert_close(qkv.grad, twin.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", [c for c, how in CASES.items() if how.dropout == 0.0])
+def test_the_definition_is_sdpa_within_each_document(case):
+    how, lengths = CASES[case], [13, 1, 22]
+    qkv, boundaries = stream(how, lengths)
+    heads = qkv.unflatten(1, (-1, how.head_dim)).split([how.heads, how.key_heads, how.key_heads], dim=1)
+    window = None if how.window < 0 else how.window + 1
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in heads)
+    theirs = packed_attention_reference(q, k, v, boundaries.tolist(), how.causal, window, how.scale, 0.0)
+    ours = attention_reference(qkv, boundaries, how)
+    torch.testing.assert_close(ours, theirs[0].flatten(1), rtol=1e-5, atol=1e-5)
+
+
+def test_masks_keep_the_right_share_and_differ_by_head_row_site_and_seed():
+    rows = torch.arange(300)
+    masks = [
+        attention_keep_mask(torch.tensor([seed]), site, head, rows, rows, 0.1)
+        for seed, site, head in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1))
+    ]
+    for mask in masks:
+        assert abs(float(mask.float().mean()) - 0.9) < 0.004  # four standard deviations of 90,000 draws
+        assert float(mask.float().mean(0).std()) == pytest.approx((0.09 / 300) ** 0.5, rel=0.2)
+        assert float(mask.float().mean(1).std()) == pytest.approx((0.09 / 300) ** 0.5, rel=0.2)
+    for other in masks[1:]:
+        agree = float((masks[0] == other).float().mean())
+        assert agree == pytest.approx(0.9**2 + 0.1**2, abs=0.006)
