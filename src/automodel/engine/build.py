@@ -21,6 +21,7 @@ from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
+from automodel.engine.compiled import compile_model, try_compiled
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
@@ -58,6 +59,7 @@ class Run:
 
 def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bool, started: float) -> Run:
     """Loads the weights and puts the parts together. `progress_of(total, start)` makes the progress display."""
+    planned = prepared.plan
     prepared, model, step = make_fitting_step(prepared)
     cfg, plan = prepared.cfg, prepared.plan
     loader = make_step_loader(prepared)
@@ -73,6 +75,9 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     progress = progress_of(plan.total_steps, state.step)
     for note in notes:
         progress.warn(note)
+    for line in plan.decisions:
+        if line not in planned.decisions:  # something had to be tried to be known
+            progress.info(f"{line.name}: {line.value} ({line.reason})")
     if isinstance(step, CapturedStep):
         step.warn = progress.warn
     trackers = build_trackers(
@@ -92,6 +97,13 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
     while True:
         randomness.seed_everything(prepared.cfg.seed)
         model, step = make_step(prepared)
+        if prepared.plan.compile:
+            prepared = try_compiled(prepared, model, step, make_step_loader(prepared))
+            if not prepared.plan.compile:
+                del model, step
+                release_memory()
+                continue
+            randomness.seed_everything(prepared.cfg.seed)
         if not isinstance(step, CapturedStep):
             return prepared, model, step
         if fits(step, make_step_loader(prepared), prepared.plan.total_steps):
@@ -118,9 +130,7 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     pooled = plan.pooled_last_block and pool_last_block(model)
     forward = make_forward(model, prepared.task, plan.path, swapped=pooled)
     if plan.compile:
-        # Packed heads call the backbone and their own layers directly; everything else enters through the model.
-        entered = model.base_model if plan.path == "packed" and prepared.task != "causal-lm" else model
-        entered.compile(mode=None if cfg.compile.mode == "default" else cfg.compile.mode)
+        compile_model(prepared, model)
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
@@ -160,6 +170,8 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     side = None if accumulates else SideStream()
     fused = fuse_encoder(model, seed, side, plan.max_length) if plan.fused_kernels else 0
     forward = make_forward(model, prepared.task, plan.path, swapped=bool(fused))
+    if plan.compile:
+        compile_model(prepared, model)
     return CapturedStep(
         model,
         forward,
@@ -171,6 +183,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         accumulates=accumulates,
         device=plan.device,
         side=side,
+        compiled=plan.compile,
     )
 
 

@@ -118,10 +118,11 @@ class CapturedStep:
         accumulates: bool,
         device: str,
         side: SideStream | None = None,
+        compiled: bool = False,
     ):
         self.model, self.forward, self.loss, self.optimizer = model, forward, loss, optimizer
         self.schedule, self.peak_lr, self.seed, self.device = schedule, peak_lr, seed, device
-        self.accumulates, self.side = accumulates, side
+        self.accumulates, self.side, self.compiled = accumulates, side, compiled
         self.rehearsed = False
         self.unsettled = 0
         self.loss_sum = torch.zeros((), device=device)
@@ -153,6 +154,16 @@ class CapturedStep:
         self._rehearse(static)
         torch.cuda.synchronize()
 
+    def try_recording(self, batch: PackedBatch) -> None:
+        """Records forward and backward of a batch and forgets the graph; raises where they cannot be recorded."""
+        static = StaticBatch(batch, self.device)
+        reasons: list[str] = []
+        warn, self.warn = self.warn, reasons.append
+        graph = self._record(lambda: self._learn(static))
+        self.warn = warn
+        if isinstance(graph, Uncaptured):
+            raise RuntimeError(reasons[0])
+
     def _replay(self, batch: PackedBatch, count: float) -> None:
         shape = shape_of(batch)
         static = self.statics.get(shape)
@@ -172,8 +183,9 @@ class CapturedStep:
 
     def _capture(self, static: StaticBatch) -> torch.cuda.CUDAGraph | Uncaptured:
         """Records the work. Before the first recording it runs once for real, so that every kernel is compiled and
-        every workspace allocated; later shapes need nothing new."""
-        if not self.rehearsed:
+        every workspace allocated; later shapes need nothing new, unless torch.compile finds a reason to compile again,
+        which it could not do while recording."""
+        if self.compiled or not self.rehearsed:
             self._rehearse(static)
 
         def work() -> None:

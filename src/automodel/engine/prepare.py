@@ -5,8 +5,9 @@ Whatever can be wrong with the input is found in here, in seconds, and nothing i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from automodel.models.families import PackingSupport, packing_support
 from automodel.models.load import count_parameters, load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.check import not_yet
+from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
@@ -46,10 +48,13 @@ class Prepared:
     hardware: Hardware
     plan: Plan
     trust: tuple[str, ...]
+    planned: Callable[[RunConfig], Plan]
+    """The plan of another config for the same model, data and machine."""
 
 
-def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
-    """Config in, plan out. Raises `UserError` for everything a user can put right."""
+def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bool | None = None) -> Prepared:
+    """Config in, plan out. Raises `UserError` for everything a user can put right. `begun_compiled`: whether the run
+    that is being resumed is compiled."""
     unbuilt = not_yet(cfg)
     if unbuilt:
         raise NotYetError("the config asks for what is not yet built\n" + "\n".join(f"  {p}" for p in unbuilt))
@@ -82,11 +87,11 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
     best_metric, best_mode = _best(cfg, task, train.problem_type)
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
     hardware = read_hardware()
-    plan = make_plan(
-        cfg,
-        task,
-        hardware,
-        ModelFacts(
+    planned = partial(
+        make_plan,
+        task=task,
+        hardware=hardware,
+        model=ModelFacts(
             name=cfg.model.pretrained_model_name_or_path,
             model_type=hf_config.model_type,
             parameters=count_parameters(hf_config, task),
@@ -97,7 +102,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
             can_pool_fused=can_pool(hf_config, fused=True),
             pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
         ),
-        DataFacts(
+        data=DataFacts(
             rows=train.stats.used,
             tokens=train.stats.tokens,
             longest=int(train.store.lengths.max()),
@@ -107,10 +112,11 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = ()) -> Prepared:
             columns=train.description,
             labels=labels_in_words(train),
         ),
+        compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
     )
     return Prepared(
-        cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware, plan,
-        tuple(trust),
+        cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware,
+        planned(cfg), tuple(trust), planned,
     )  # fmt: skip
 
 

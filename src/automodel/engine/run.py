@@ -67,7 +67,8 @@ def finetune(
         _check_same_run(cfg, folder)
     if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
         console.print("Reading the model and the data …", style="dim")
-    prepared = prepare_run(cfg, trust)
+    begun = (folder.read_json("plan.json") or {}) if resume else {}
+    prepared = prepare_run(cfg, trust, begun_compiled=begun.get("compile"))
     print_plan(prepared.plan, console)
     tf32 = prepared.plan.device == "cuda" and (
         prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)

@@ -152,6 +152,13 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(torch.stack(losses).sum(), norm.detach(), lr, batch.num_tokens, batch.num_documents)
 
+    def probe(self, batch: Batch) -> None:
+        """Forward and backward of a batch, leaving no gradients: does it work?"""
+        self._micro_step(batch, max(1, batch.num_labels))
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
     def _micro_step(self, batch: Batch, count: float) -> Tensor:
         batch = batch.to(self.device, non_blocking=True)
         with self.compute():

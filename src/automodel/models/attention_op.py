@@ -51,11 +51,13 @@ def attend(
     kernel = varlen_kernel(q_THD, window, longest)
     if kernel == "flash":
         left, right = _sides(window, causal)
-        out, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
+        out, lse, state, _, _ = torch.ops.aten._flash_attention_forward(
             q_THD, k_TKD, v_TKD, cu_seqlens, cu_seqlens, longest, longest, dropout, causal, False,
             scale=scale, window_size_left=left, window_size_right=right,
         )  # fmt: skip
-        return out.contiguous(), lse, state, unused
+        if dropout == 0.0:  # nothing was drawn, and the kernel does not promise a shape
+            state = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
+        return out.contiguous(), lse, state, state.new_empty(())
     if kernel == "efficient":
         key, value = _for_each_query_head(q_THD, k_TKD, v_TKD)
         out, lse, seed, offset, _, _ = torch.ops.aten._efficient_attention_forward(

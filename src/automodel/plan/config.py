@@ -73,14 +73,19 @@ class TrainingOptimizations(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig(Section):
-    """`compile:` torch.compile. `auto` decides whether the remaining steps pay for it."""
+    """`compile:` torch.compile for the blocks of the model, on a GPU. `auto` decides whether the steps pay for it."""
 
     SHORTHAND: ClassVar[str | None] = "enabled"
 
     enabled: bool | Literal["auto"] = "auto"
-    """True, false or `auto`."""
+    """True, false or `auto`. True compiles stock blocks, also where there are fused ones."""
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default"
-    """torch.compile's mode."""
+    """torch.compile's mode. CUDA graphs record whole steps here, so `max-autotune` tunes without graphs of its own and
+    `reduce-overhead` is `default`."""
+    dynamic: bool | None = None
+    """Compile once for every token count (default), or, if false, anew for each."""
+    fullgraph: bool = False
+    """Give up compiling where a block does not become one graph."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Literal
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
 from automodel.plan.asked import asked_precision, decide_batch
+from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
@@ -21,7 +22,6 @@ from automodel.plan.speed import (
     decide_attention,
     decide_bucket,
     decide_capture,
-    decide_compile,
     decide_fused,
     decide_lazy_embeddings,
     decide_pooled,
@@ -30,7 +30,14 @@ from automodel.plan.speed import (
 DEFAULT_EPOCHS = 3
 
 
-def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts) -> Plan:
+def make_plan(
+    cfg: RunConfig,
+    task: str,
+    hardware: Hardware,
+    model: ModelFacts,
+    data: DataFacts,
+    compiling: CompileFacts = NOTHING_KNOWN,
+) -> Plan:
     lines: list[Decision] = [
         Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
         Decision("device", hardware.device, _device_reason(hardware)),
@@ -55,9 +62,13 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
     capture = decide_capture(cfg, path, hardware, lines)
     fused = decide_fused(cfg, model, hardware, precision, capture, lines)
-    pooled = decide_pooled(cfg, task, path, model, capture, fused, lines)
+    mode = decide_compile(
+        cfg, hardware, compiling, steps=total, accumulation=accumulation, tokens=mean_tokens, precision=precision,
+        capture=capture, fused=fused, lines=lines,
+    )  # fmt: skip
+    # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
+    pooled = decide_pooled(cfg, task, path, model, capture or mode is not None, fused, lines)
     lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
-    compiled = decide_compile(cfg, hardware, capture, lines)
     decide_attention(cfg, path, hardware, lines)
     workers = _workers(cfg, hardware, lines)
     pin = cfg.dataloader.pin_memory if cfg.dataloader.pin_memory is not None else hardware.device == "cuda"
@@ -85,7 +96,8 @@ def make_plan(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, 
         pooled_last_block=pooled,
         fused_kernels=fused,
         lazy_embeddings=lazy,
-        compile=compiled,
+        compile=mode is not None,
+        compile_mode=mode or "",
         num_workers=workers,
         pin_memory=pin,
         parameters=model.parameters,

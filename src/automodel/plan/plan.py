@@ -55,6 +55,9 @@ class Plan:
     lazy_embeddings: bool
     """Whether the optimizer updates rows of the word table when they are read, not in every step."""
     compile: bool
+    """Whether the blocks of the model are compiled."""
+    compile_mode: str
+    """torch.compile's mode."""
     num_workers: int
     pin_memory: bool
     parameters: int

@@ -1,10 +1,11 @@
-"""The decisions about speed: buckets, capture, fused kernels, pooled block, compile, attention."""
+"""The decisions about speed: buckets, capture, fused kernels, pooled block, attention; compile has its own file."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
 from automodel.plan.plan import Decision
@@ -90,6 +91,9 @@ def decide_fused(
     if not model.can_fuse:
         lines.append(Decision("kernels", "stock", f"there are no fused blocks for this {model.model_type} yet"))
         return False
+    if asked_compile(cfg):
+        lines.append(Decision("kernels", "stock", "compile was asked for: stock blocks are compiled instead of fused"))
+        return False
     lines.append(Decision("kernels", "fused", "residual + dropout + norm, bias + GELU, joined query/key/value"))
     return True
 
@@ -114,27 +118,6 @@ def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: lis
     reason = "AdamW for the rows a batch reads; the others catch up, exactly, before they are read"
     lines.append(Decision("embeddings", "row by row", reason))
     return True
-
-
-def decide_compile(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:
-    wish = cfg.training_optimizations.use_compile
-    if wish is None and cfg.compile.enabled != "auto":
-        wish = bool(cfg.compile.enabled)
-    if wish and hardware.device == "cpu":
-        # Documents have any length and are attended one by one here: every batch would compile anew.
-        lines.append(
-            Decision("compile", "off", "asked for, but on the CPU every batch has a new shape; eager is exact")
-        )
-        return False
-    if wish and capture:
-        reason = "asked for, but captured steps are not compiled yet; training_optimizations.capture: false compiles"
-        lines.append(Decision("compile", "off", reason))
-        return False
-    if wish:
-        lines.append(Decision("compile", "on", f"asked for, mode {cfg.compile.mode}"))
-        return True
-    lines.append(Decision("compile", "off", "eager kernels start at once" if wish is None else "turned off"))
-    return False
 
 
 def decide_attention(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> None:
