@@ -53,6 +53,10 @@ def llm(
     from automodel.plan.check import load_run_config
 
     cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    if not dry_run:
+        from automodel.plan.kernels_ahead import compile_kernels_ahead
+
+        compile_kernels_ahead(cfg)
     from automodel.engine.run import dry_run as print_only
     from automodel.engine.run import finetune as run_finetune
 

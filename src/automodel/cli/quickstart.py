@@ -166,10 +166,14 @@ def _most(held_out: int) -> int:
 
 def finetune_file(recipe: Path, overwrite: bool, console: Any) -> Any:
     """What `automodel finetune llm -c recipe` does."""
-    from automodel.engine.run import finetune
     from automodel.plan.check import load_run_config
+    from automodel.plan.kernels_ahead import compile_kernels_ahead
 
-    return finetune(load_run_config([recipe]), overwrite=overwrite, console=console)
+    cfg = load_run_config([recipe])
+    compile_kernels_ahead(cfg)
+    from automodel.engine.run import finetune
+
+    return finetune(cfg, overwrite=overwrite, console=console)
 
 
 def _tell(finished: Any, held_out: int, output: Path, recipe: Path, console: Any) -> None:

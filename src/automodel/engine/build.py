@@ -28,6 +28,7 @@ from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared
 from automodel.engine.state import Best, TrainState
 from automodel.engine.step import TrainStep
+from automodel.kernels import ahead
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.side_stream import SideStream
 from automodel.metrics.progress import Progress
@@ -80,6 +81,8 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
             progress.info(f"{line.name}: {line.value} ({line.reason})")
     if isinstance(step, CapturedStep):
         step.warn = progress.warn
+    if remark := ahead.take_remark():
+        progress.info(remark)
     trackers = build_trackers(
         wandb=cfg.wandb,
         mlflow=cfg.mlflow,
@@ -94,9 +97,13 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
 
 def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | CapturedStep]:
     """Model and step, with micro-batches that fit the GPU; the plan that comes back says what had to change."""
+    if prepared.plan.capture:
+        ahead.import_triton()
     while True:
         randomness.seed_everything(prepared.cfg.seed)
         model, step = make_step(prepared)
+        if isinstance(step, CapturedStep):
+            ahead.wait()
         if prepared.plan.compile:
             prepared = try_compiled(prepared, model, step, make_step_loader(prepared))
             if not prepared.plan.compile:

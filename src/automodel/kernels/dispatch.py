@@ -3,7 +3,8 @@
 Every operation of this room has two forms that compute the same function: `x_reference` in torch, and Triton kernels
 in `x_triton.py`. Triton is a gigabyte that the CPU installation does not have, and takes time to import, so a
 `x_triton` module is imported only after `runs_triton` said yes. With `TRITON_INTERPRET=1` Triton's interpreter runs
-the same kernels on CPU tensors, which is how they are tested without a GPU.
+the same kernels on CPU tensors, which is how they are tested without a GPU. And where launches are only written down, to
+be compiled ahead (`ahead_worker.py`), CPU tensors stand in for those of a GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import torch
 
 INTERPRETER_PROCESSORS = 2
 """The interpreter needs milliseconds per program: pretend to be a very small GPU."""
+
+stand_in_processors: int = 0
+"""Above 0, CPU tensors stand in for those of a GPU with so many processors."""
 
 
 @functools.cache
@@ -35,14 +39,14 @@ def runs_triton(tensor: torch.Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or tensor.numel() == 0:
         return False
-    return triton_installed() if tensor.is_cuda else interpreting()
+    return triton_installed() if tensor.is_cuda or stand_in_processors else interpreting()
 
 
 @functools.cache
 def processors(device: torch.device) -> int:
     """Streaming multiprocessors of the device: how many programs fill it."""
     if device.type != "cuda":
-        return INTERPRETER_PROCESSORS
+        return stand_in_processors or INTERPRETER_PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

@@ -1,0 +1,194 @@
+"""What decides which kernels a run will launch, read before torch is imported.
+
+A Triton kernel is compiled for the widths, dtypes and options it is launched with. All of them follow from a few
+numbers in the model's `config.json` and a few keys of the run: `Facts`. The file is read with plain json, because
+importing transformers to read it takes longer than compiling the kernels. What a file leaves out has the default that
+transformers gives it (`tests/unit/kernels/test_ahead_facts.py` compares them).
+
+A wrong fact costs nothing but time: a kernel that was compiled for nothing, and one that the run compiles itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+HALF_PRECISIONS = ("bf16", "bf16-pure", "fp16")
+FIRST_WITH_BF16 = 80  # Ampere; fused blocks are for these too
+BLOCK, HEAD_SIZES = 2048, 8  # as in `flat_parameters.py`, and what flash attention takes
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the kernels see of a model."""
+
+    blocks: Literal["post-norm", "modernbert", "stock"]
+    """Which fused blocks it has; stock: none, only the optimizer's kernels are ours."""
+    width: int = 0
+    embedding_width: int = 0
+    inner: int = 0
+    """Width inside the MLP."""
+    heads: int = 0
+    token_types: bool = False
+    """Whether it embeds the kind of each token."""
+    pairs_have_types: bool = False
+    """Whether text pairs come with token types."""
+    attention_dropout: float = 0.0
+    """On the attention weights."""
+    window: int = -1
+    """How far attention reaches in the layers where it does not reach everywhere; -1: there are none."""
+    out_dropout: float = 0.0
+    """After attention."""
+    down_dropout: float = 0.0
+    """After the MLP."""
+    pools: bool = False
+    """Whether a classifier's last block may run for the pooled tokens alone."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run, as far as its kernels depend on it."""
+
+    shape: Shape
+    precision: str = "auto"
+    """As in the plan; `auto` is bf16 where the GPU has it, else fp32."""
+    batch: int = 8
+    """Examples of a micro-batch."""
+    evaluation_batch: int = 0
+    """Examples of a batch of the evaluation; 0: there is none."""
+    accumulates: bool = False
+    lazy: bool = False
+    """Whether the word table is updated row by row."""
+    groups: int = 2
+    """Parameter groups of the optimizer."""
+
+    def on(self, capability: int) -> Facts:
+        """What a GPU of this capability (90 for Hopper) makes of them: its precision, and whether blocks are fused."""
+        precision = self.precision
+        if precision == "auto":
+            precision = "bf16" if capability >= FIRST_WITH_BF16 else "fp32"
+        if precision in HALF_PRECISIONS and capability >= FIRST_WITH_BF16:
+            return dataclasses.replace(self, precision=precision)
+        return dataclasses.replace(self, precision=precision, shape=Shape("stock"), lazy=False)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Facts:
+        values = json.loads(text)
+        return cls(**(values | {"shape": Shape(**values["shape"])}))
+
+
+BERT = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "hidden_act": "gelu",
+}
+ELECTRA = BERT | {"hidden_size": 256, "embedding_size": 128, "intermediate_size": 1024, "num_attention_heads": 4}
+DISTILBERT = {
+    "dim": 768,
+    "hidden_dim": 3072,
+    "n_heads": 12,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+    "activation": "gelu",
+}
+MODERNBERT = {
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_attention_heads": 12,
+    "local_attention": 128,
+    "attention_dropout": 0.0,
+    "mlp_dropout": 0.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "norm_bias": False,
+    "hidden_activation": "gelu",
+    "classifier_pooling": "cls",
+}
+DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads"}
+"""Names that transformers takes for others."""
+
+
+def _post_norm(activation: str, width: int, heads: int) -> Literal["post-norm", "stock"]:
+    """As `models/block_support.py` decides: weights that are joined where they lie have to fill their blocks."""
+    fits = activation == "gelu" and width**2 % BLOCK == 0 and _flash_takes(width, heads)
+    return "post-norm" if fits else "stock"
+
+
+def _flash_takes(width: int, heads: int) -> bool:
+    return width // heads % HEAD_SIZES == 0
+
+
+def _bert(config: Mapping[str, Any]) -> Shape:
+    dropout = config["hidden_dropout_prob"]
+    return Shape(
+        blocks=_post_norm(config["hidden_act"], config["hidden_size"], config["num_attention_heads"]),
+        width=config["hidden_size"],
+        embedding_width=config.get("embedding_size", config["hidden_size"]),
+        inner=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        token_types=True,
+        pairs_have_types=config["model_type"] in ("bert", "electra"),
+        attention_dropout=config["attention_probs_dropout_prob"],
+        out_dropout=dropout,
+        down_dropout=dropout,
+        pools=True,
+    )
+
+
+def _distilbert(config: Mapping[str, Any]) -> Shape:
+    config = {**config, **{name: config[alias] for alias, name in DISTILBERT_NAMES.items() if alias in config}}
+    return Shape(
+        blocks=_post_norm(config["activation"], config["dim"], config["n_heads"]),
+        width=config["dim"],
+        embedding_width=config["dim"],
+        inner=config["hidden_dim"],
+        heads=config["n_heads"],
+        attention_dropout=config["attention_dropout"],
+        down_dropout=config["dropout"],
+        pools=True,
+    )
+
+
+def _modernbert(config: Mapping[str, Any]) -> Shape:
+    unfused = ("attention_bias", "mlp_bias", "norm_bias", "mlp_dropout")
+    plain = config["hidden_activation"] == "gelu" and not any(config[name] for name in unfused)
+    plain = plain and _flash_takes(config["hidden_size"], config["num_attention_heads"])
+    return Shape(
+        blocks="modernbert" if plain else "stock",
+        width=config["hidden_size"],
+        embedding_width=config["hidden_size"],
+        inner=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        attention_dropout=config["attention_dropout"],
+        window=config["local_attention"] // 2,
+        out_dropout=config["attention_dropout"],
+        pools=config["classifier_pooling"] == "cls",
+    )
+
+
+FAMILIES: dict[str, tuple[dict[str, Any], Callable[[Mapping[str, Any]], Shape]]] = {
+    "bert": (BERT, _bert),
+    "roberta": (BERT, _bert),
+    "xlm-roberta": (BERT, _bert),
+    "camembert": (BERT, _bert),
+    "electra": (ELECTRA, _bert),
+    "distilbert": (DISTILBERT, _distilbert),
+    "modernbert": (MODERNBERT, _modernbert),
+}
+"""Model type: what transformers assumes where the file is silent, and how to read it. The fused families
+(`models/fused_encoder.py`), all of them."""
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape:
+    """The shape of a model, from the contents of its `config.json`."""
+    defaults, read = FAMILIES.get(config.get("model_type", ""), ({}, lambda _: Shape("stock")))
+    return read({**defaults, **config})

@@ -1,0 +1,90 @@
+"""Which kernels a config will need, before the plan is made: just enough to begin compiling them (`kernels/ahead.py`).
+
+The plan itself comes much later, when torch and transformers are imported and the data is read. This foresees the part
+of it that decides on kernels, with the plan's own functions, for an ordinary GPU. Where it is wrong, a kernel is
+compiled for nothing, or later: no result depends on it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from automodel.kernels import ahead
+from automodel.kernels.ahead_facts import Facts, shape_of
+from automodel.models.config import ModelConfig
+from automodel.models.tasks import infer_task
+from automodel.plan.asked import asked_precision, decide_batch
+from automodel.plan.config import RunConfig
+from automodel.plan.facts import ModelFacts
+from automodel.plan.speed import decide_capture, decide_fused, decide_lazy_embeddings
+
+SMALLEST_EVALUATION_BATCH = 16
+ORDINARY_GPU: Any = SimpleNamespace(device="cuda", bf16=True)
+
+
+def compile_kernels_ahead(cfg: RunConfig) -> str | None:
+    """Begins to compile, in the background, the kernels of this run; returns why not where it does not."""
+    reason = ahead.why_never()
+    if reason is not None:
+        return reason
+    config = model_config(cfg.model)
+    if config is None:
+        return "the model's config.json is not on this machine"
+    facts = facts_of(cfg, config)
+    return "the step will not be captured" if facts is None else ahead.start(facts)
+
+
+def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
+    """What decides on the kernels; None where none of ours will be used."""
+    if cfg.packed_sequence.enabled is False or not decide_capture(cfg, "packed", ORDINARY_GPU, []):
+        return None
+    shape = shape_of({**config, **cfg.model.extra})
+    precision, _ = asked_precision(cfg)
+    if precision == "auto" and cfg.training_optimizations.bf16 is False:
+        precision = "fp32"
+    model = ModelFacts(
+        name="", model_type="", parameters=0, can_pack=True, packing_reason="", can_fuse=shape.blocks != "stock"
+    )
+    computed = "bf16" if precision == "auto" else precision
+    fused = decide_fused(cfg, model, ORDINARY_GPU, computed, True, [])
+    task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None) or "text-classification"
+    if not fused:
+        shape = dataclasses.replace(shape, blocks="stock")
+    batch, accumulation = decide_batch(cfg, [])
+    evaluation_batch = cfg.validation_dataloader.batch_size or max(SMALLEST_EVALUATION_BATCH, batch)
+    return Facts(
+        shape=dataclasses.replace(shape, pools=shape.pools and task == "text-classification"),
+        precision=precision,
+        batch=batch,
+        evaluation_batch=evaluation_batch if cfg.validation_dataset is not None else 0,
+        accumulates=accumulation > 1,
+        lazy=decide_lazy_embeddings(task, fused, accumulation, []),
+        groups=1 if cfg.optimizer.decay_norms_and_biases else 2,
+    )
+
+
+def model_config(cfg: ModelConfig) -> dict[str, Any] | None:
+    """The contents of the model's `config.json`, from its folder or the hub's cache; None where it is in neither."""
+    folder = Path(cfg.pretrained_model_name_or_path).expanduser()
+    path = folder / "config.json"
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            cached = try_to_load_from_cache(
+                cfg.pretrained_model_name_or_path, "config.json", cache_dir=cfg.cache_dir, revision=cfg.revision
+            )
+        except ValueError:  # no name that the hub would take; whoever loads the model says so
+            return None
+        if not isinstance(cached, str):
+            return None
+        path = Path(cached)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
