@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from automodel.kernels.dispatch import runs_triton
+from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.philox import THRESHOLD_BITS, drop_threshold, philox
 
 LOG2_E = 1.4426950408889634
 DELTA_ROWS = 64
 KEY_STEP, MIX_A, MIX_B = 0x9E3779B1, 0x21F0AAAD, 0x735A2D97
-HEAD_DIMS = (32, 64, 128)
+WIDEST_HEAD = 128
 ATTENTION_SITES = 10_000
 """Dropout sites of attention layers start here, after those of everything else."""
 _LOW = 0xFFFFFFFF
@@ -52,8 +52,9 @@ class Tiles:
     stages: int
 
 
-FORWARD = {32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2)}
-BACKWARD = {32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1), 128: Tiles(64, 64, 8, 1)}
+# By head dimension, rounded up to a power of two.
+FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2)}
+BACKWARD = {16: Tiles(64, 64, 4, 1), 32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1), 128: Tiles(64, 64, 8, 1)}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Attention:
     dropout: float = 0.0
     site: int = 0
     """A different number for each place in the model."""
+
+    @property
+    def block(self) -> int:
+        """The head dimension as a tile has it."""
+        return max(16, power_of_two_above(self.head_dim))
 
 
 def attention_keep_mask(seed: Tensor, site: int, head: int, rows: Tensor, keys: Tensor, p: float) -> Tensor:
@@ -122,16 +128,16 @@ class _Attention(torch.autograd.Function):
         from automodel.kernels.attention_triton import attention_backward_kernel, attention_delta_kernel
 
         qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens = ctx.saved_tensors
-        how, tiles, T = ctx.how, BACKWARD[ctx.how.head_dim], qkv_TW.shape[0]
+        how, tiles, T = ctx.how, BACKWARD[ctx.how.block], qkv_TW.shape[0]
         dout_TN, delta_HT, dqkv_TW = dout_TN.contiguous(), torch.empty_like(lse_HT), torch.empty_like(qkv_TW)
         attention_delta_kernel[(-(-T // DELTA_ROWS), how.heads)](
-            out_TN, dout_TN, delta_HT, T, H=how.heads, D=how.head_dim, ROWS=DELTA_ROWS, num_warps=4
+            out_TN, dout_TN, delta_HT, T, H=how.heads, D=how.head_dim, BLOCK_D=how.block, ROWS=DELTA_ROWS, num_warps=4
         )
         blocks = -(-ctx.longest // min(tiles.queries, tiles.keys))
         attention_backward_kernel[(2 * blocks, how.heads, len(cu_seqlens) - 1)](
             qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, cu_seqlens,
             T, blocks, how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
-            H=how.heads, K=how.key_heads, D=how.head_dim, CAUSAL=how.causal, WINDOW=how.window,
+            H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
             BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         return dqkv_TW, None, None, None, None
@@ -143,21 +149,21 @@ def _forward(
     """Outputs, log-sum-exp of the scores, and the random word of each query and head."""
     from automodel.kernels.attention_triton import attention_forward_kernel
 
-    T, tiles = qkv_TW.shape[0], FORWARD[how.head_dim]
+    T, tiles = qkv_TW.shape[0], FORWARD[how.block]
     out_TN = torch.empty((T, how.heads * how.head_dim), dtype=qkv_TW.dtype, device=qkv_TW.device)
     lse_HT = torch.empty((how.heads, T), dtype=torch.float32, device=qkv_TW.device)
     words_HT = None if seed is None else torch.empty((how.heads, T), dtype=torch.int32, device=qkv_TW.device)
     attention_forward_kernel[(-(-longest // tiles.queries), how.heads, len(cu_seqlens) - 1)](
         qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, seed,
         T, how.scale, how.site, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
-        H=how.heads, K=how.key_heads, D=how.head_dim, CAUSAL=how.causal, WINDOW=how.window,
+        H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
         BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out_TN, lse_HT, words_HT
 
 
 def _flash(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention) -> Tensor:
-    """torch's kernels, for head sizes that are no power of two; their dropout draws from torch's own generator."""
+    """torch's kernels, for heads too wide for the tiles here. Their dropout draws from torch's own generator."""
     sizes = [how.heads, how.key_heads, how.key_heads]
     q, k, v = qkv_TW.unflatten(1, (-1, how.head_dim)).split(sizes, dim=1)
     out = torch.ops.aten._flash_attention_forward(
@@ -174,6 +180,6 @@ def attention(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, 
         raise ValueError("attention with dropout needs `seed`, an int64 tensor on the device of qkv")
     if not runs_triton(qkv_TW):
         return attention_reference(qkv_TW, cu_seqlens, how, seed)
-    if how.head_dim not in HEAD_DIMS:
+    if how.head_dim > WIDEST_HEAD:
         return _flash(qkv_TW, cu_seqlens, longest, how)
     return _Attention.apply(qkv_TW, cu_seqlens, longest, how, seed if how.dropout > 0.0 else None)

@@ -79,8 +79,8 @@ def queries_of(first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUS
 @triton.jit(do_not_specialize=["n_tokens", "site", "threshold"])
 def attention_forward_kernel(
     QKV, OUT, LSE, WORDS, CU, SEED, n_tokens, scale, site, threshold, kept_scale,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_M
     head = tl.program_id(1)
@@ -90,14 +90,15 @@ def attention_forward_kernel(
     if first < length:
         WIDTH: tl.constexpr = (H + 2 * K) * D
         rows = first + tl.arange(0, BLOCK_M)
-        dims = tl.arange(0, D)
+        dims = tl.arange(0, BLOCK_D)
         stream = QKV + begin.to(tl.int64) * WIDTH
         key_head = head // (H // K)
         real = rows < length
-        q = tl.load(stream + rows[:, None] * WIDTH + head * D + dims[None, :], mask=real[:, None], other=0.0)
+        inside = real[:, None] & (dims < D)[None, :]
+        q = tl.load(stream + rows[:, None] * WIDTH + head * D + dims[None, :], mask=inside, other=0.0)
         highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
         total = tl.zeros((BLOCK_M,), tl.float32)
-        out = tl.zeros((BLOCK_M, D), tl.float32)
+        out = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
         if SEED is not None:
             words = row_words(SEED, site, head, begin + rows)
             kept_words = WORDS + head.to(tl.int64) * n_tokens + begin + rows
@@ -106,7 +107,7 @@ def attention_forward_kernel(
         for n in range(low, high, BLOCK_N):
             keys = n + tl.arange(0, BLOCK_N)
             at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
-            k = tl.load(stream + at, mask=(keys < length)[:, None], other=0.0)
+            k = tl.load(stream + at, mask=(keys < length)[:, None] & (dims < D)[None, :], other=0.0)
             scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
             scores = tl.where(sees(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), scores, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores, 1))
@@ -117,7 +118,7 @@ def attention_forward_kernel(
             total = total * shrink + tl.sum(p, 1)
             if SEED is not None:
                 p = tl.where(kept(words[:, None] + key_words(begin + keys)[None, :], threshold), p, 0.0)
-            v = tl.load(stream + at + K * D, mask=(keys < length)[:, None], other=0.0)
+            v = tl.load(stream + at + K * D, mask=(keys < length)[:, None] & (dims < D)[None, :], other=0.0)
             out = tl.dot(p.to(v.dtype), v, out * shrink[:, None])
             highest = higher
         total = tl.where(real, total, 1.0)
@@ -127,34 +128,38 @@ def attention_forward_kernel(
         place = begin + rows
         tl.store(
             OUT + place.to(tl.int64)[:, None] * (H * D) + head * D + dims[None, :],
-            out.to(OUT.dtype.element_ty), mask=real[:, None],
+            out.to(OUT.dtype.element_ty), mask=inside,
         )  # fmt: skip
         tl.store(LSE + head.to(tl.int64) * n_tokens + place, highest + tl.log2(total), mask=real)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
-def attention_delta_kernel(OUT, DOUT, DELTA, n_tokens, H: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+def attention_delta_kernel(
+    OUT, DOUT, DELTA, n_tokens, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
+):
     """Σ dout · out of every query and head."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     real = rows < n_tokens
-    at = rows.to(tl.int64)[:, None] * (H * D) + head * D + tl.arange(0, D)[None, :]
-    out = tl.load(OUT + at, mask=real[:, None], other=0.0).to(tl.float32)
-    dout = tl.load(DOUT + at, mask=real[:, None], other=0.0).to(tl.float32)
+    dims = tl.arange(0, BLOCK_D)
+    at = rows.to(tl.int64)[:, None] * (H * D) + head * D + dims[None, :]
+    out = tl.load(OUT + at, mask=real[:, None] & (dims < D)[None, :], other=0.0).to(tl.float32)
+    dout = tl.load(DOUT + at, mask=real[:, None] & (dims < D)[None, :], other=0.0).to(tl.float32)
     tl.store(DELTA + head.to(tl.int64) * n_tokens + rows, tl.sum(out * dout, 1), mask=real)
 
 
 @triton.jit
 def load_query_side(
     QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens,
-    WIDTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """q, dout, log-sum-exp, delta and random words of a tile of queries. Rows that do not exist get weight zero."""
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, BLOCK_D)
     place = (begin + rows).to(tl.int64)
     at = place[:, None] * (H * D) + head * D + dims[None, :]
-    q = tl.load(QKV + place[:, None] * WIDTH + head * D + dims[None, :], mask=real[:, None], other=0.0)
-    dout = tl.load(DOUT + at, mask=real[:, None], other=0.0)
+    inside = real[:, None] & (dims < D)[None, :]
+    q = tl.load(QKV + place[:, None] * WIDTH + head * D + dims[None, :], mask=inside, other=0.0)
+    dout = tl.load(DOUT + at, mask=inside, other=0.0)
     row = head.to(tl.int64) * n_tokens + place
     lse = tl.load(LSE + row, mask=real, other=float("inf"))
     delta = tl.load(DELTA + row, mask=real, other=0.0)
@@ -167,8 +172,8 @@ def load_query_side(
 @triton.jit(do_not_specialize=["n_tokens", "blocks", "threshold"])
 def attention_backward_kernel(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, n_tokens, blocks, scale, threshold, kept_scale,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
     but the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
@@ -180,19 +185,19 @@ def attention_backward_kernel(
     document = tl.program_id(2)
     begin = tl.load(CU + document)
     length = tl.load(CU + document + 1) - begin
-    dims = tl.arange(0, D)
+    dims = tl.arange(0, BLOCK_D)
     stream = QKV + begin.to(tl.int64) * WIDTH
     gradient = DQKV + begin.to(tl.int64) * WIDTH
     if part < blocks:
         first = part * BLOCK_N
         if (first < length) & (head < K):
             keys = first + tl.arange(0, BLOCK_N)
-            inside = (keys < length)[:, None]
+            inside = (keys < length)[:, None] & (dims < D)[None, :]
             at = keys[:, None] * WIDTH + (H + head) * D + dims[None, :]
             k = tl.load(stream + at, mask=inside, other=0.0)
             v = tl.load(stream + at + K * D, mask=inside, other=0.0)
-            dk = tl.zeros((BLOCK_N, D), tl.float32)
-            dv = tl.zeros((BLOCK_N, D), tl.float32)
+            dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+            dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
             low, high = queries_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
             for member in range(H // K):
                 query_head = head * (H // K) + member
@@ -200,7 +205,7 @@ def attention_backward_kernel(
                     rows = m + tl.arange(0, BLOCK_M)
                     real = rows < length
                     q, dout, lse, delta, words = load_query_side(
-                        QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, query_head, n_tokens, WIDTH, H, D
+                        QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, query_head, n_tokens, WIDTH, H, D, BLOCK_D
                     )
                     # Everything with the keys down and the queries across.
                     p = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG2_E) - lse[None, :])
@@ -224,13 +229,13 @@ def attention_backward_kernel(
             real = rows < length
             key_head = head // (H // K)
             q, dout, lse, delta, words = load_query_side(
-                QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens, WIDTH, H, D
+                QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens, WIDTH, H, D, BLOCK_D
             )
-            dq = tl.zeros((BLOCK_M, D), tl.float32)
+            dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
             low, high = keys_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
             for n in range(low, high, BLOCK_N):
                 keys = n + tl.arange(0, BLOCK_N)
-                inside = (keys < length)[:, None]
+                inside = (keys < length)[:, None] & (dims < D)[None, :]
                 at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
                 k = tl.load(stream + at, mask=inside, other=0.0)
                 v = tl.load(stream + at + K * D, mask=inside, other=0.0)
@@ -244,4 +249,4 @@ def attention_backward_kernel(
                 ds = p * (dp - delta[:, None])
                 dq = tl.dot(ds.to(k.dtype), k, dq)
             at = rows[:, None] * WIDTH + head * D + dims[None, :]
-            tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None])
+            tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.lazy_rows import LazyRows, RowGradients
+from automodel.kernels.side_stream import SideStream
 
 LONG_RUN = 8  # tokens that occur more often are added up by several programs
 BLOCK = 128  # columns of one program
@@ -95,25 +96,43 @@ def _add_up_runs(
 
 class _PositionEmbedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, positions_T: Tensor, weight_VN: Tensor, cu_seqlens_D: Tensor, offset: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        positions_T: Tensor,
+        weight_VN: Tensor,
+        cu_seqlens_D: Tensor,
+        offset: int,
+        side: SideStream | None,
+    ) -> Tensor:
         ctx.save_for_backward(cu_seqlens_D)
-        ctx.shape, ctx.offset = weight_VN.shape, offset
+        ctx.shape, ctx.offset, ctx.weight, ctx.side = weight_VN.shape, offset, weight_VN, side
         return weight_VN.index_select(0, positions_T)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, drows_TN: Tensor):
-        from automodel.kernels.embedding_triton import position_backward_kernel
-
         (cu_seqlens_D,) = ctx.saved_tensors
         drows_TN = drows_TN.contiguous()
-        dweight_VN = torch.empty(ctx.shape, dtype=drows_TN.dtype, device=drows_TN.device)
-        (V, N), block = ctx.shape, _block(drows_TN.shape[1])
-        position_backward_kernel[(V, -(-N // block))](
-            drows_TN, cu_seqlens_D, dweight_VN, len(cu_seqlens_D) - 1, ctx.offset,
-            N=N, BLOCK_N=block, DOCUMENTS=DOCUMENTS, num_warps=4,
-        )  # fmt: skip
-        return None, dweight_VN, None, None
+        dweight_VN = None
+        if ctx.side is not None and SideStream.can_take([ctx.weight]):
+            ctx.side.give(
+                [ctx.weight], lambda: [_sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)], drows_TN
+            )
+        else:
+            dweight_VN = _sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)
+        return None, dweight_VN, None, None, None
+
+
+def _sum_by_position(drows_TN: Tensor, cu_seqlens_D: Tensor, shape: torch.Size, offset: int) -> Tensor:
+    from automodel.kernels.embedding_triton import position_backward_kernel
+
+    dweight_VN = torch.empty(shape, dtype=drows_TN.dtype, device=drows_TN.device)
+    (V, N), block = shape, _block(shape[1])
+    position_backward_kernel[(V, -(-N // block))](
+        drows_TN, cu_seqlens_D, dweight_VN, len(cu_seqlens_D) - 1, offset,
+        N=N, BLOCK_N=block, DOCUMENTS=DOCUMENTS, num_warps=4,
+    )  # fmt: skip
+    return dweight_VN
 
 
 def word_embedding(
@@ -134,9 +153,15 @@ def word_embedding(
 
 
 def position_embedding(
-    positions_T: Tensor, weight_VN: Tensor, cu_seqlens_D: Tensor, offset: int = 0, padding_id: int | None = None
+    positions_T: Tensor,
+    weight_VN: Tensor,
+    cu_seqlens_D: Tensor,
+    offset: int = 0,
+    padding_id: int | None = None,
+    side: SideStream | None = None,
 ) -> Tensor:
-    """Rows of the table for positions that count up from `offset` in every document of `cu_seqlens_D`, (D + 1,)."""
+    """Rows of the table for positions that count up from `offset` in every document of `cu_seqlens_D`, (D + 1,).
+    `side`: where the table's gradient is summed up."""
     if not runs_triton(weight_VN):
         return embedding_reference(positions_T, weight_VN, padding_id)
-    return _PositionEmbedding.apply(positions_T, weight_VN, cu_seqlens_D, offset)
+    return _PositionEmbedding.apply(positions_T, weight_VN, cu_seqlens_D, offset, side)

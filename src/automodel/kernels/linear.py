@@ -39,12 +39,18 @@ def joined_linear_reference(x: Tensor, weights: Sequence[Tensor], biases: Sequen
 class _JoinedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, side: SideStream | None, x_TI: Tensor, weight_OI: Tensor, n_layers: int, *parameters: Tensor
+        ctx: Any,
+        side: SideStream | None,
+        x_TI: Tensor,
+        weight_OI: Tensor,
+        added_bias: Tensor | None,
+        n_layers: int,
+        *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         weights, biases = parameters[:n_layers], parameters[n_layers:]
         ctx.save_for_backward(x_TI, weight_OI)
         ctx.weights, ctx.biases, ctx.side = weights, biases, side
-        bias_O = None if not biases else (biases[0] if n_layers == 1 else torch.cat(biases))
+        bias_O = added_bias if not biases else (biases[0] if n_layers == 1 else torch.cat(biases))
         ctx.set_materialize_grads(False)
         return F.linear(x_TI, weight_OI, bias_O), x_TI.view_as(x_TI)
 
@@ -64,7 +70,7 @@ class _JoinedLinear(torch.autograd.Function):
             dx_TI = dy_TO @ weight_OI
         else:
             dx_TI = around_TI.addmm_(dy_TO, weight_OI)
-        return None, dx_TI, None, None, *gradients
+        return None, dx_TI, None, None, None, *gradients
 
 
 def _parameter_gradients(dy_TO: Tensor, x_TI: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]):
@@ -81,7 +87,10 @@ def joined_linear(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor] = (),
     side: SideStream | None = None,
+    added_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(outputs of all layers side by side (T, O), x to go on with). `weight_OI` is a view over `weights`, which are
-    neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one."""
-    return _JoinedLinear.apply(side, x_TI, weight_OI, len(weights), *weights, *biases)
+    neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one.
+    `added_bias` is added like a bias, but gets no gradient here: whoever comes next makes it (`bias_gelu`)."""
+    added_bias = None if added_bias is None else added_bias.detach()
+    return _JoinedLinear.apply(side, x_TI, weight_OI, added_bias, len(weights), *weights, *biases)

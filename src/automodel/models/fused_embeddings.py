@@ -18,13 +18,14 @@ from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.embedding import position_embedding, word_embedding
 from automodel.kernels.lazy_rows import lazy_rows_of
+from automodel.kernels.side_stream import SideStream
 
 
 class FusedEmbeddings:
     """Takes the place of an embedding module's `forward`. `bind` says which packed batch is being read."""
 
-    def __init__(self, module: Any, position_offset: int):
-        self.module, self.offset = module, position_offset
+    def __init__(self, module: Any, position_offset: int, side: SideStream | None = None):
+        self.module, self.offset, self.side = module, position_offset, side
         self.batch: PackedBatch | None = None
 
     def bind(self, batch: PackedBatch) -> None:
@@ -54,7 +55,12 @@ class FusedEmbeddings:
             kinds = torch.arange(types.num_embeddings, device=x_TN.device)
             x_TN = x_TN + (type_ids_T[:, None] == kinds).to(x_TN.dtype) @ types.weight
         positions = position_embedding(
-            batch.position_ids_T + self.offset, places.weight, batch.cu_seqlens_D, self.offset, places.padding_idx
+            batch.position_ids_T + self.offset,
+            places.weight,
+            batch.cu_seqlens_D,
+            self.offset,
+            places.padding_idx,
+            self.side,
         )
         norm = module.LayerNorm
         out = add_norm(x_TN, positions, norm.weight, norm.bias, eps=norm.eps, linear_bias=type_bias)

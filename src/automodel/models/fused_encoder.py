@@ -23,13 +23,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
+from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
 from automodel.kernels.bias_gelu import bias_gelu
 from automodel.kernels.linear import joined_linear
+from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
 from automodel.models.fused_embeddings import FusedEmbeddings
@@ -186,17 +186,17 @@ class FusedBlock:
         pooled_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        x_TN = hidden_states[0]
+        x_TN = hidden_states.squeeze(0)  # the backward of an index would write a zeroed copy
         if self.pools and pooled_positions is not None:
-            attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, max_length_q, pooled_positions)
+            attended, residual = self._attend_pooled(x_TN, cu_seq_lens_q, pooled_positions)
         else:
             attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q)
         p = self.parts
         h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout, 0)
-        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.side)
-        return self._add_norm(
-            bias_gelu(inner, p.up.bias, side=self.side), p.down, h, p.output_norm, p.down_dropout, 1
-        ).unsqueeze(0)
+        # The product adds the bias for nothing; its gradient is a sum that the GELU's backward makes anyway.
+        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.side, added_bias=p.up.bias)
+        activated = bias_gelu(inner, p.up.bias, side=self.side, added=True)
+        return self._add_norm(activated, p.down, h, p.output_norm, p.down_dropout, 1).unsqueeze(0)
 
     def _add_norm(
         self, x: Tensor, linear: nn.Linear, residual: Tensor, norm: nn.LayerNorm, dropout: float, which: int
@@ -218,39 +218,36 @@ class FusedBlock:
         assert isinstance(out, Tensor)
         return out
 
+    def _how(self) -> Attention:
+        p = self.parts
+        return Attention(
+            heads=p.heads,
+            key_heads=p.heads,
+            head_dim=p.query.weight.shape[0] // p.heads,
+            scale=p.scaling,
+            dropout=p.attention_dropout if self.layer.training else 0.0,
+            site=ATTENTION_SITES + self.site,
+        )
+
     def _attend(self, x_TN: Tensor, cu_seqlens: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """(attention output, the residual stream)."""
-        p = self.parts
-        linears = (p.query, p.key, p.value)
+        linears = (self.parts.query, self.parts.key, self.parts.value)
         weights, biases = [m.weight for m in linears], [m.bias for m in linears]
         qkv, x_TN = joined_linear(x_TN, self.qkv_weight, weights, biases, self.side)
-        q, k, v = (t.unflatten(1, (p.heads, -1)) for t in qkv.chunk(3, dim=1))
-        return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest), x_TN
+        return attention(qkv, cu_seqlens, longest, self._how(), self.seed), x_TN
 
-    def _attend_pooled(self, x_TN: Tensor, cu_seqlens: Tensor, longest: int, pooled_R: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention of one query a document: row r of `pooled_R` belongs to document r. The dummy documents of the tail
-        get a query too: the backward of varlen attention leaves keys that no query covers unwritten."""
-        p, n, pooled = self.parts, self.parts.query.weight.shape[0], pooled_R.shape[0]
-        tails = cu_seqlens[pooled:-1].clamp(max=x_TN.shape[0] - 1).to(pooled_R.dtype)
+    def _attend_pooled(self, x_TN: Tensor, cu_seqlens: Tensor, pooled_R: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention of one query a document: row r of `pooled_R` belongs to document r."""
+        p, n = self.parts, self.parts.query.weight.shape[0]
         key_value = [p.key.weight, p.value.weight], [p.key.bias, p.value.bias]
         kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value, self.side)
-        rows_DN = x_TN.index_select(0, torch.cat([pooled_R, tails]))
-        q, rows_DN = joined_linear(rows_DN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
-        q, k, v = (t.unflatten(1, (p.heads, -1)) for t in (q, *kv.chunk(2, dim=1)))
-        one_each = torch.arange(rows_DN.shape[0] + 1, device=x_TN.device, dtype=cu_seqlens.dtype)
-        attended_DN = self._flash(q, k, v, one_each, cu_seqlens, 1, longest)
-        return attended_DN[:pooled], rows_DN[:pooled]
-
-    def _flash(self, q, k, v, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int) -> Tensor:
-        dropout = self.parts.attention_dropout if self.layer.training else 0.0
-        out = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_q, cu_k, longest_q, longest_k, dropout, False, False, scale=self.parts.scaling
-        )[0]
-        return out.flatten(1)
+        rows_RN = x_TN.index_select(0, pooled_R)
+        q, rows_RN = joined_linear(rows_RN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
+        return pooled_attention(q, kv, cu_seqlens, self._how(), self.seed), rows_RN
 
 
 def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None, longest: int = 512) -> int:
-    """Swaps embeddings and layers of the model and returns how many layers; `unfuse_encoder` undoes it. Query, key and
+    """Swaps embeddings and layers of the model and returns how many layers (`fuse.py` undoes it). Query, key and
     value weights must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass.
     `longest` bounds the documents."""
     if model.config.model_type == "modernbert":
@@ -263,31 +260,13 @@ def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None, longe
         assert qkv_weight is not None
         layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, pools=index == len(layers) - 1, side=side)
     embeddings = ENCODERS[model.config.model_type].embeddings(model)
-    embeddings.forward = FusedEmbeddings(embeddings, family_of(model.config).position_offset(model.config))
+    embeddings.forward = FusedEmbeddings(embeddings, family_of(model.config).position_offset(model.config), side)
     return len(layers)
 
 
-def _swapped(model: Any) -> tuple[Any, list[Any]]:
-    """The embedding module and the layers that a fused model has swapped."""
+def swapped_encoder(model: Any) -> tuple[Any, list[Any]]:
+    """The embedding module and the layers that `fuse_encoder` swaps."""
     if model.config.model_type == "modernbert":
         return model.model.embeddings, list(model.model.layers)
     encoder = ENCODERS[model.config.model_type]
     return encoder.embeddings(model), list(encoder.layers(model))
-
-
-def unfuse_encoder(model: Any) -> None:
-    embeddings, layers = _swapped(model)
-    for module in (embeddings, *layers):
-        module.__dict__.pop("forward", None)
-
-
-def bind_batch(model: Any, batch: PackedBatch) -> None:
-    """Tells the embeddings of the model, where they are fused, which batch is next."""
-    bind = getattr(_swapped(model)[0].forward, "bind", None)
-    if bind is not None:
-        bind(batch)
-
-
-def pools_inside(model: Any) -> bool:
-    """Whether the last block is swapped for one that returns the pooled rows alone."""
-    return getattr(_swapped(model)[1][-1].forward, "pools", False)

@@ -17,15 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
+from automodel.kernels.attention import ATTENTION_SITES, Attention
+from automodel.kernels.attention import attention as packed_attention
 from automodel.kernels.bias_gelu import geglu
 from automodel.kernels.embedding import word_embedding
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import joined_linear
+from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.side_stream import SideStream
 
@@ -80,9 +82,9 @@ class FusedModernBlock:
         pooled_positions: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        h_TN, y_TN = self._normed(hidden_states[0], self.layer.attn_norm)
+        h_TN, y_TN = self._normed(hidden_states.squeeze(0), self.layer.attn_norm)
         if self.pools and pooled_positions is not None:
-            attended, h = self._attend_pooled(y_TN, h_TN, cu_seq_lens_q, max_length_q, pooled_positions)
+            attended, h = self._attend_pooled(y_TN, h_TN, cu_seq_lens_q, pooled_positions)
         else:
             attended, h = self._attend(y_TN, cu_seq_lens_q, max_length_q), h_TN
         return self._after_attention(attended, h).unsqueeze(0)
@@ -118,36 +120,32 @@ class FusedModernBlock:
         assert self.tokens.batch is not None
         qkv = self._linear(y_TN, attention.Wqkv.weight)
         qkv = rope_(qkv, self.tokens.batch.position_ids_T, self.table, 2 * heads)
-        q, k, v = qkv.unflatten(1, (3 * heads, -1)).chunk(3, dim=1)
-        return self._flash(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
+        return packed_attention(qkv, cu_seqlens, longest, self._how(), self.seed)
 
-    def _attend_pooled(
-        self, y_TN: Tensor, h_TN: Tensor, cu_seqlens: Tensor, longest: int, pooled_R: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """One query a document, dummy documents of the tail included, as in `fused_encoder.py`."""
-        attention, batch = self.layer.attn, self.tokens.batch
-        assert batch is not None
-        heads, n, pooled = attention.config.num_attention_heads, y_TN.shape[1], pooled_R.shape[0]
-        rows_D = torch.cat([pooled_R, cu_seqlens[pooled:-1].clamp(max=y_TN.shape[0] - 1).to(pooled_R.dtype)])
-        weight = attention.Wqkv.weight
-        q = nn.functional.linear(y_TN.index_select(0, rows_D), weight[:n])
-        kv = nn.functional.linear(y_TN, weight[n:])
-        q = rope_(q, batch.position_ids_T.index_select(0, rows_D), self.table, heads).unflatten(1, (heads, -1))
-        kv = rope_(kv, batch.position_ids_T, self.table, heads)
-        k, v = kv.unflatten(1, (2 * heads, -1)).chunk(2, dim=1)
-        one_each = torch.arange(rows_D.shape[0] + 1, device=y_TN.device, dtype=cu_seqlens.dtype)
-        attended = self._flash(q, k, v, one_each, cu_seqlens, 1, longest)
-        return attended[:pooled], h_TN.index_select(0, pooled_R)
-
-    def _flash(self, q, k, v, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int) -> Tensor:
+    def _how(self) -> Attention:
         attention = self.layer.attn
-        dropout = attention.attention_dropout if self.layer.training else 0.0
-        reach = -1 if attention.sliding_window is None else attention.sliding_window - 1
-        out = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_q, cu_k, longest_q, longest_k, dropout, False, False,
-            scale=attention.head_dim**-0.5, window_size_left=reach, window_size_right=reach,
-        )[0]  # fmt: skip
-        return out.flatten(1)
+        heads = attention.config.num_attention_heads
+        return Attention(
+            heads=heads,
+            key_heads=heads,
+            head_dim=attention.head_dim,
+            scale=attention.head_dim**-0.5,
+            window=-1 if attention.sliding_window is None else attention.sliding_window - 1,
+            dropout=attention.attention_dropout if self.layer.training else 0.0,
+            site=ATTENTION_SITES + self.site,
+        )
+
+    def _attend_pooled(self, y_TN: Tensor, h_TN: Tensor, cu_seqlens: Tensor, pooled_R: Tensor) -> tuple[Tensor, Tensor]:
+        """One query a document, as in `fused_encoder.py`."""
+        batch, weight = self.tokens.batch, self.layer.attn.Wqkv.weight
+        assert batch is not None
+        heads, n = self.layer.attn.config.num_attention_heads, y_TN.shape[1]
+        q = nn.functional.linear(y_TN.index_select(0, pooled_R), weight[:n])
+        kv = nn.functional.linear(y_TN, weight[n:])
+        q = rope_(q, batch.position_ids_T.index_select(0, pooled_R), self.table, heads)
+        kv = rope_(kv, batch.position_ids_T, self.table, heads)
+        attended = pooled_attention(q, kv, cu_seqlens, self._how(), self.seed)
+        return attended, h_TN.index_select(0, pooled_R)
 
 
 def fuse_modernbert(model: Any, seed: Tensor, side: SideStream | None, longest: int) -> int:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from automodel.kernels.attention import Attention, attention, attention_keep_mask, attention_reference
+from automodel.kernels.pooled_attention import pooled_attention, pooled_attention_reference
 from automodel.models.packed_attention import packed_attention_reference
 
 CASES = {
@@ -65,3 +66,39 @@ def test_masks_keep_the_right_share_and_differ_by_head_row_site_and_seed():
     for other in masks[1:]:
         agree = float((masks[0] == other).float().mean())
         assert agree == pytest.approx(0.9**2 + 0.1**2, abs=0.006)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_one_query_a_document_equals_the_definition(dropout):
+    """Three queries; the documents after them, an empty one among them, are a tail: zero gradients, not garbage."""
+    how, lengths = Attention(2, 2, 32, 0.2, dropout=dropout, site=3), [70, 1, 130, 9, 0]
+    boundaries = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(3, 64, generator=generator, requires_grad=True)
+    kv = torch.randn(sum(lengths), 128, generator=generator, requires_grad=True)
+    twins = [t.detach().clone().requires_grad_() for t in (q, kv)]
+    upstream, seed = torch.randn(3, 64, generator=generator), torch.tensor([5])
+    ours = pooled_attention(q, kv, boundaries, how, seed)
+    theirs = pooled_attention_reference(*twins, boundaries, how, seed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    ours.backward(upstream)
+    theirs.backward(upstream)
+    for mine, other in zip((q, kv), twins):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
+    assert kv.grad[201:].abs().max() == 0.0
+
+
+def test_one_query_a_document_is_the_matching_row_of_full_attention():
+    how, lengths = Attention(2, 2, 32, 0.2), [7, 12]
+    qkv, boundaries = stream(how, lengths)
+    full = attention_reference(qkv, boundaries, how)
+    rows = boundaries[:-1].long()
+    ours = pooled_attention_reference(qkv[rows, :64], qkv[:, 64:], boundaries, how)
+    torch.testing.assert_close(ours, full[rows], rtol=1e-5, atol=1e-5)
+
+
+def test_a_query_of_an_empty_document_gets_zeros():
+    how = Attention(1, 1, 32, 0.2)
+    out = pooled_attention_reference(torch.randn(2, 32), torch.randn(4, 64), torch.tensor([0, 4, 4]), how)
+    assert out[1].abs().max() == 0.0
