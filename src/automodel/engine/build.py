@@ -39,6 +39,7 @@ from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
 from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.schedule import Schedule
+from automodel.plan.plan import Plan
 
 
 @dataclass
@@ -72,7 +73,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
     if resume:
-        state, notes = _restore(folder, checkpoints, step, loader)
+        state, notes = _restore(folder, checkpoints, step, loader, plan)
     progress = progress_of(plan.total_steps, state.step)
     for note in notes:
         progress.warn(note)
@@ -269,6 +270,8 @@ def save(run: Run) -> Checkpoint:
             "loader": run.loader.state_dict(),
             "step": step_values,
             "step_kind": type(run.step).__name__,
+            "device": run.prepared.plan.device,
+            "precision": run.prepared.plan.precision,
             "rng": rng_values,
             "config": dump_config(run.prepared.cfg),
         },
@@ -277,7 +280,11 @@ def save(run: Run) -> Checkpoint:
 
 
 def _restore(
-    folder: RunFolder, checkpoints: CheckpointStore | None, step: TrainStep | CapturedStep, loader: StepLoader
+    folder: RunFolder,
+    checkpoints: CheckpointStore | None,
+    step: TrainStep | CapturedStep,
+    loader: StepLoader,
+    plan: Plan,
 ) -> tuple[TrainState, list[str]]:
     if checkpoints is None:
         raise UserError("--resume needs checkpoints, but checkpoint.enabled is false.")
@@ -288,16 +295,28 @@ def _restore(
             "Start again with --overwrite." + "".join(f"\n  {n}" for n in notes)
         )
     state = checkpoint.state()
-    if state["step_kind"] != type(step).__name__:
-        raise UserError(
-            f"{checkpoint.folder} was saved by another kind of step ({state['step_kind']}) than this machine runs "
-            f"({type(step).__name__}). Resume on the kind of device the run was started on."
-        )
     step.load_weights(checkpoint.tensors("model"), str(checkpoint.folder))
     step.load_state(checkpoint.tensors("optimizer"), state["step"])
     loader.load_state_dict(state["loader"])
     randomness.restore(checkpoint.tensors("rng"), state["rng"])
-    return TrainState.from_json(state["train"]), notes
+    return TrainState.from_json(state["train"]), [*notes, *_changes_since(state, type(step).__name__, plan)]
+
+
+def _changes_since(state: dict[str, Any], kind: str, plan: Plan) -> list[str]:
+    """What a person should know where a run goes on in another way than it began."""
+    notes = []
+    device = state.get("device", plan.device)  # checkpoints of the first version do not say
+    if state["step_kind"] != kind or device != plan.device:
+        before = "captured" if state["step_kind"] == CapturedStep.__name__ else "eager"
+        after = "captured" if kind == CapturedStep.__name__ else "eager"
+        notes.append(
+            f"The checkpoint comes from {before} steps on {device}, and {after} steps on {plan.device} go on with it. "
+            "Weights, optimizer and data continue; dropout is drawn in another way, so the losses will not be those of "
+            "an uninterrupted run."
+        )
+    if state.get("precision", plan.precision) != plan.precision:
+        notes.append(f"The run was in {state['precision']} so far and continues in {plan.precision}.")
+    return notes
 
 
 def now() -> float:

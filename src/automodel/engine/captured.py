@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch, StepBatch
+from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.lazy_rows import RING
@@ -272,18 +273,7 @@ class CapturedStep:
 
     def state(self) -> tuple[Named, dict[str, Any]]:
         self.settle()
-        names = {id(p): n for n, p in self.model.named_parameters()}
-        flat = self.optimizer.flat
-        tensors: Named = {}
-        for place in flat.places:
-            name = names[id(place.parameter)]
-            tensors[f"exp_avg/{name}"] = place.view(flat.exp_avg)
-            tensors[f"exp_avg_sq/{name}"] = place.view(flat.exp_avg_sq)
-        device = self.optimizer.device_state
-        values = {"step": int(device.step), "skipped": int(device.skipped), "dropout_seed": int(self.seed)}
-        if device.loss_scale is not None:
-            values["loss_scale"] = device.loss_scale.tolist()
-        return tensors, values
+        return record_of_flat(self.optimizer, self.model, int(self.seed)).to_disk()
 
     @torch.no_grad()
     def load_weights(self, tensors: Named, origin: str) -> None:
@@ -295,20 +285,13 @@ class CapturedStep:
 
     @torch.no_grad()
     def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None:
-        own, _ = self.state()
-        check_fit(own, tensors, "The checkpoint's optimizer")
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-        device = self.optimizer.device_state
-        device.step.fill_(values["step"])
-        if device.lazy is not None:
-            device.lazy.settled_at(values["step"])
-        device.skipped.fill_(values["skipped"])
-        betas = torch.tensor([g["betas"] for g in self.optimizer.param_groups], dtype=torch.float64)
-        device.powers.copy_(betas ** values["step"])
-        self.seed.fill_(values["dropout_seed"])
-        if device.loss_scale is not None:
-            device.loss_scale.copy_(torch.tensor(values["loss_scale"]))
+        record = AdamWRecord.from_disk(tensors, values)
+        load_into_flat(record, self.optimizer, self.model)
+        self.unsettled = 0
+        if record.dropout_seed is None:  # from a plain step, which has none: at least no draw of a fresh start again
+            self.seed += record.steps
+        else:
+            self.seed.fill_(record.dropout_seed)
 
     def skipped_steps(self) -> int:
         return int(self.optimizer.device_state.skipped)

@@ -20,6 +20,13 @@ from torch import Tensor, nn
 
 from automodel.config.errors import UserError
 from automodel.data.batch import Batch, PackedBatch, StepBatch
+from automodel.engine.optimizer_state import (
+    VERSION,
+    AdamWRecord,
+    is_plain_adamw,
+    load_into_torch,
+    record_of_torch,
+)
 from automodel.losses.task_loss import TaskLoss
 from automodel.optim.build import load_state_tensors, set_lr, state_tensors
 from automodel.optim.schedule import Schedule
@@ -174,8 +181,20 @@ class TrainStep:
         return model_tensors(self.model)
 
     def state(self) -> tuple[Named, dict[str, Any]]:
+        if is_plain_adamw(self.optimizer):
+            return record_of_torch(self.optimizer, self.model, self.scaler, self.skipped).to_disk()
         tensors, values = state_tensors(self.optimizer, self.model)
-        return tensors, {"optimizer": values, "scaler": self.scaler.state_dict()}
+        return tensors, {
+            "version": VERSION,
+            "form": self._form(),
+            "optimizer": values,
+            "scaler": self.scaler.state_dict(),
+            "skipped": self.skipped,
+        }
+
+    def _form(self) -> str:
+        kind = type(self.optimizer)
+        return f"{kind.__module__}.{kind.__qualname__}"
 
     @torch.no_grad()
     def load_weights(self, tensors: Named, origin: str) -> None:
@@ -185,8 +204,20 @@ class TrainStep:
             tensor.copy_(tensors[name])
 
     def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None:
+        if is_plain_adamw(self.optimizer):
+            record = AdamWRecord.from_disk(tensors, values)
+            load_into_torch(record, self.optimizer, self.model, self.scaler)
+            self.skipped = record.skipped
+            return
+        form = values.get("form", self._form())  # version 1 did not name it
+        if form != self._form():
+            raise UserError(
+                f"The checkpoint holds the state of {form}, but this run's optimizer is {self._form()}. "
+                "Resume with the config the run was started with (run/config.yaml)."
+            )
         load_state_tensors(self.optimizer, self.model, tensors, values["optimizer"])
         self.scaler.load_state_dict(values["scaler"])
+        self.skipped = values.get("skipped", 0)
 
     def skipped_steps(self) -> int:
         return self.skipped

@@ -75,6 +75,8 @@ def load_state_tensors(
 ) -> None:
     """Puts back what `state_tensors` gave, exactly (no dtype change, step counters included)."""
     parameters = dict(model.named_parameters())
+    # Fused and capturable optimizers keep their step counts beside the parameters, all others on the host.
+    counted_there = {p for g in optimizer.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
     optimizer.state.clear()
     for path, value in {**tensors, **values}.items():
         key, name = path.split("/", 1)
@@ -84,7 +86,7 @@ def load_state_tensors(
                 "Resume with the config the run was started with."
             )
         parameter = parameters[name]
-        if isinstance(value, Tensor) and value.ndim > 0:
+        if isinstance(value, Tensor) and (value.ndim > 0 or parameter in counted_there):
             value = value.to(parameter.device)
         optimizer.state[parameter][key] = value
 
