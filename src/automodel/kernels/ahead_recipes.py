@@ -17,8 +17,10 @@ A kernel that no recipe can name stands in `EXEMPT`, with the reason. `tests/uni
 for a kernel that is in neither, for a recipe that names others than it launches, and for a fused model whose training
 launches anything that the recipes did not.
 
-Numbers of rows are of no consequence as long as kernels do not specialise on them (`do_not_specialize`), with one
-exception: a small batch decides how the second of two vectors in one allocation is aligned.
+Kernels that take long to compile come first: recipes are followed in the order in which they stand here, and compiling
+begins with the first launch. Numbers of rows are of no consequence as long as kernels do not specialise on them
+(`do_not_specialize`), with one exception: a small batch decides how the second of two vectors in one allocation is
+aligned.
 
 Legend: T tokens, N width, D documents.
 """
@@ -35,7 +37,7 @@ from torch import Tensor
 
 from automodel.kernels.adamw import adamw_step
 from automodel.kernels.add_norm import add_norm
-from automodel.kernels.ahead_facts import Facts
+from automodel.kernels.ahead_facts import Facts, Shape
 from automodel.kernels.attention import FORWARD, Attention, attention
 from automodel.kernels.bias_gelu import bias_gelu, geglu
 from automodel.kernels.column_sum import rows_sum
@@ -44,6 +46,7 @@ from automodel.kernels.embedding import position_embedding, word_embedding
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.flat_parameters import BLOCK
 from automodel.kernels.lazy_rows import lazy_rows_of
+from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.rope import rope_, rope_table
 
 TOKENS, DOCUMENTS, VOCABULARY = 64, 4, 64
@@ -70,6 +73,11 @@ class Bench:
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
         return DTYPES.get(self.facts.precision, torch.float32)
+
+    @property
+    def seed(self) -> Tensor:
+        """What dropout reads."""
+        return torch.zeros(1, dtype=torch.int64)
 
     def rows(self, count: int, width: int) -> Tensor:
         """Activations with a gradient. An intermediate result, as they are in a model."""
@@ -125,6 +133,40 @@ def learn(*results: Tensor) -> None:
 
 
 @recipe(
+    "attention_forward_kernel", "attention_delta_kernel", "attention_backward_kernel",
+    blocks=("post-norm", "modernbert"),
+)  # fmt: skip
+def attentions(bench: Bench) -> None:
+    """Everywhere, and within a window in the layers that have one."""
+    shape = bench.facts.shape
+    if power_of_two_above(shape.width // shape.heads) not in FORWARD:
+        return  # torch's own kernel
+    for window, learns in itertools.product(sorted({-1, shape.window}), bench.modes):
+        with torch.set_grad_enabled(learns):
+            how = attention_of(shape, window, learns)
+            out = attention(bench.rows(TOKENS, 3 * shape.width), documents(), TOKENS, how, bench.seed)
+            if learns:
+                learn(out)
+
+
+@recipe("pooled_forward_kernel", "pooled_backward_kernel", blocks=("post-norm", "modernbert"))
+def pooled_attentions(bench: Bench) -> None:
+    """One query a document, in the last block of a classifier."""
+    shape = bench.facts.shape
+    for learns in bench.modes if shape.pools else ():
+        with torch.set_grad_enabled(learns):
+            queries, keys_values = bench.rows(DOCUMENTS, shape.width), bench.rows(TOKENS, 2 * shape.width)
+            out = pooled_attention(queries, keys_values, documents(), attention_of(shape, -1, learns), bench.seed)
+            if learns:
+                learn(out)
+
+
+def attention_of(shape: Shape, window: int, learns: bool) -> Attention:
+    dropout = shape.attention_dropout if learns else 0.0
+    return Attention(shape.heads, shape.heads, shape.width // shape.heads, 1.0, window=window, dropout=dropout)
+
+
+@recipe(
     "add_norm_forward_kernel", "add_norm_backward_kernel", "column_sum_kernel", "position_backward_kernel",
     blocks=("post-norm",),
 )  # fmt: skip
@@ -161,7 +203,7 @@ def add(
             bench.vector(width) if norm_bias else None,
             linear_bias=linear_bias,
             dropout_p=dropout if learns else 0.0,
-            seed=torch.zeros(1, dtype=torch.int64),
+            seed=bench.seed,
             return_sum=return_sum,
         )
         if learns:
@@ -180,27 +222,7 @@ def post_norms(bench: Bench) -> None:
 @recipe("bias_gelu_forward_kernel", "bias_gelu_backward_kernel", "column_sum_kernel", blocks=("post-norm",))
 def post_norm_mlp(bench: Bench) -> None:
     inner = bench.facts.shape.inner
-    learn(bias_gelu(bench.rows(TOKENS, inner), bench.vector(inner)))
-
-
-@recipe(
-    "attention_forward_kernel", "attention_delta_kernel", "attention_backward_kernel",
-    blocks=("post-norm", "modernbert"),
-)  # fmt: skip
-def attentions(bench: Bench) -> None:
-    """Everywhere, and within a window in the layers that have one."""
-    shape = bench.facts.shape
-    head_dim = shape.width // shape.heads
-    if power_of_two_above(head_dim) not in FORWARD:
-        return  # torch's own kernel
-    bounds, seed = documents(), torch.zeros(1, dtype=torch.int64)
-    for window, learns in itertools.product(sorted({-1, shape.window}), bench.modes):
-        dropout = shape.attention_dropout if learns else 0.0
-        how = Attention(shape.heads, shape.heads, head_dim, 1.0, window=window, dropout=dropout)
-        with torch.set_grad_enabled(learns):
-            out = attention(bench.rows(TOKENS, 3 * shape.width), bounds, TOKENS, how, seed)
-            if learns:
-                learn(out)
+    learn(bias_gelu(bench.rows(TOKENS, inner), bench.vector(inner), added=True))
 
 
 @recipe("rows_sum_kernel", "column_sum_kernel", blocks=("post-norm",))
@@ -258,6 +280,12 @@ def optimizer_alone(bench: Bench) -> None:
         step(optimizer)
 
 
+class QuietAdamW(FlatAdamW):
+    """The same, without the decorator through which torch imports its compiler, a second."""
+
+    add_param_group = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", FlatAdamW.add_param_group)
+
+
 def optimizers(facts: Facts, width: int) -> Iterator[tuple[FlatAdamW, torch.nn.Parameter]]:
     """As `engine/build.py` makes them. Two things are not known beforehand: whether the number of blocks is a multiple
     of 16, and whether that of parameters is even, which decides how the second row of a table of addresses is
@@ -273,7 +301,7 @@ def optimizers(facts: Facts, width: int) -> Iterator[tuple[FlatAdamW, torch.nn.P
         if facts.groups == 2:
             groups = [{"params": [words, *others[:-1]]}, {"params": others[-1:]}]
         yield (
-            FlatAdamW(
+            QuietAdamW(
                 groups,
                 max_norm=1.0,
                 copy_dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(facts.precision),
