@@ -1,8 +1,8 @@
 """Started here, continued there: GPU and CPU, captured and eager.
 
-Six steps on one, six on the other, against twelve on the first alone; dropout off, a constant learning rate. In fp32
-they differ by the order of sums, in bf16 by its rounding (a CPU without AMX goes on in fp32). All in one process, for
-the device's time: a run on the CPU is one whose plan sees no GPU.
+Fifteen steps on one, fifteen on the other, against thirty on the first alone; dropout off, a constant learning rate.
+In fp32 they differ by the order of sums, in bf16 by its rounding (a CPU without AMX goes on in fp32). All in one
+process, for the device's time: a run on the CPU is one whose plan sees no GPU.
 """
 
 import json
@@ -23,6 +23,7 @@ if torch.cuda.is_available():
     from automodel.plan.check import load_run_config
     from automodel.plan.hardware import Hardware
 
+HALF, WHOLE = 15, 30
 GPU, EAGER, CPU = "gpu", "gpu-eager", "cpu"
 
 
@@ -43,7 +44,7 @@ def folder(tmp_path_factory):
     tiny.write_jsonl(root / "train.jsonl", tiny.reviews(64))
     (root / "run.yaml").write_text(
         f"model: {root / 'model'}\ntask: text-classification\ndataset: {{path: {root / 'train.jsonl'}}}\n"
-        "dataloader: {batch_size: 8, num_workers: 0}\noptimizer: {lr: 1e-3, weight_decay: 0.01}\n"
+        "dataloader: {batch_size: 16, num_workers: 0}\noptimizer: {lr: 1e-3, weight_decay: 0.01}\n"
         "lr_scheduler: constant\nstep_scheduler: {log_every_steps: 1, ckpt_every_steps: 100}\n"
     )
     return root
@@ -74,13 +75,13 @@ def train(folder, name: str, where: str, steps: int, *settings: str) -> str:
 def test_fp32_goes_on(folder, first, second):
     name = f"{first}-{second}"
     exact = "training_optimizations.precision=fp32"
-    train(folder, f"{name}-whole", first, 12, exact)
-    train(folder, name, first, 6, exact)
-    printed = train(folder, name, second, 12, exact)
+    train(folder, f"{name}-whole", first, WHOLE, exact)
+    train(folder, name, first, HALF, exact)
+    printed = train(folder, name, second, WHOLE, exact)
     whole, joined = tiny.losses(folder / f"{name}-whole"), tiny.losses(folder / name)
-    assert list(joined) == list(range(1, 13))
+    assert list(joined) == list(range(1, WHOLE + 1))
     assert joined == pytest.approx(whole, rel=2e-3, abs=5e-4)
-    assert joined[12] < joined[1]
+    assert joined[WHOLE] < 0.8 * joined[1], "nothing was learned, so agreement would prove little"
     assert ("dropout is drawn in another way" in printed) == (first != second)
     assert "so far" not in printed
 
@@ -89,10 +90,10 @@ def test_fp32_goes_on(folder, first, second):
 def test_the_default_precision_of_each_goes_on(folder, first, second):
     """bf16 over fp32 masters on the GPU with row-wise updated embeddings; what the CPU's plan says on the CPU."""
     name = f"auto-{first}-{second}"
-    train(folder, f"{name}-whole", first, 12)
-    train(folder, name, first, 6)
+    train(folder, f"{name}-whole", first, WHOLE)
+    train(folder, name, first, HALF)
     before = json.loads((folder / name / "run" / "plan.json").read_text())["precision"]
-    printed = train(folder, name, second, 12)
+    printed = train(folder, name, second, WHOLE)
     after = json.loads((folder / name / "run" / "plan.json").read_text())["precision"]
     whole, joined = tiny.losses(folder / f"{name}-whole"), tiny.losses(folder / name)
     assert joined == pytest.approx(whole, rel=0.03, abs=0.02)
