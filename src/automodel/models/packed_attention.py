@@ -132,7 +132,9 @@ def varlen_kernel(query: Tensor, window: int | None, longest: int) -> Literal["f
     head_dim = query.shape[-1]
     if not query.is_cuda:
         return None
-    if query.dtype in _FLASH_DTYPES and head_dim <= _FLASH_MAX_HEAD_DIM and head_dim % 8 == 0:
+    # Turing has fp16, but torch's flash attention begins with Ampere.
+    modern = torch.cuda.get_device_capability(query.device) >= (8, 0)
+    if modern and query.dtype in _FLASH_DTYPES and head_dim <= _FLASH_MAX_HEAD_DIM and head_dim % 8 == 0:
         return "flash"
     aligned = head_dim * query.element_size() % 16 == 0
     return "efficient" if aligned and (window is None or window >= longest) else None
