@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from automodel.kernels.ahead_facts import Facts
 
-MOST_PROCESSES = 8
+MOST_PROCESSES = 12
 WARP = 32
 
 
