@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
-from math import ceil
 
 import torch
 from torch import Tensor
@@ -82,7 +81,7 @@ def _(q_THD, k_TKD, v_TKD, cu_seqlens, longest, causal, window, scale, dropout):
         state = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
         return out, q_THD.new_empty(heads, tokens, **wide), state, state.new_empty(())
     if kernel == "efficient":
-        lse = q_THD.new_empty(cu_seqlens.shape[0] - 1, heads, ceil(longest / 32) * 32, **wide)
+        lse = q_THD.new_empty(cu_seqlens.shape[0] - 1, heads, (longest + 31) // 32 * 32, **wide)
         seed = q_THD.new_empty((), dtype=torch.int64)
         return out, lse, seed, seed.clone()
     none = q_THD.new_empty(0, **wide)

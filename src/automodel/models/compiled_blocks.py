@@ -54,6 +54,7 @@ def compile_blocks(model: nn.Module, **options: Any) -> int:
     """Lets every block be compiled at its first call; `options` are torch.compile's. Returns how many there are."""
     import automodel.models.attention_op  # noqa: F401  the operation must be known before anything is traced
 
+    _equal_sizes_are_one_symbol(False)
     blocks = repeated_blocks(model)
     compiled = {kind: torch.compile(kind.forward, **options) for kind in {type(block) for block in blocks}}
     for block in blocks:
@@ -65,4 +66,14 @@ def restore_blocks(model: nn.Module) -> None:
     """Blocks run kernel by kernel again, and everything that was compiled in this process is forgotten."""
     for block in repeated_blocks(model):
         block.__dict__.pop("forward", None)
+    _equal_sizes_are_one_symbol(True)
     torch.compiler.reset()
+
+
+def _equal_sizes_are_one_symbol(yes: bool) -> None:
+    """Torch takes sizes that happen to be equal for the same size. If the first batch has as many tokens as the model
+    is wide (768), its code is for 768 tokens only, and the next batch is compiled anew. A switch of the whole process,
+    read while tracing."""
+    import torch.fx.experimental._config as config
+
+    config.use_duck_shape = yes  # ty: ignore[invalid-assignment]
