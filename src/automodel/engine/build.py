@@ -34,7 +34,7 @@ from automodel.kernels.side_stream import SideStream
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.forward import make_forward
-from automodel.models.fused_encoder import fuse_encoder, is_fusable
+from automodel.models.fuse import fuse, will_fuse
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
 from automodel.optim.build import build_optimizer, parameter_groups
@@ -172,11 +172,11 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         flat_gradients=accumulates,
         lr_factors=torch.tensor(factors, dtype=torch.float64),
         initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,
-        lazy=model.get_input_embeddings().weight if plan.lazy_embeddings and is_fusable(model) else None,
+        lazy=model.get_input_embeddings().weight if plan.lazy_embeddings and will_fuse(model) else None,
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     side = None if accumulates else SideStream()
-    fused = fuse_encoder(model, seed, side, plan.max_length) if plan.fused_kernels else 0
+    fused = fuse(model, seed, side, plan.max_length) if plan.fused_kernels else 0
     forward = make_forward(model, prepared.task, plan.path, swapped=bool(fused))
     if plan.compile:
         compile_model(prepared, model)
@@ -206,6 +206,7 @@ def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> Pa
             max_seqlen=plan.max_length,
             micro_batch_size=batch_size,
             sort_tokens=plan.capture,
+            longest_first=plan.capture,
         )
     return PaddedCollator(
         data.store,

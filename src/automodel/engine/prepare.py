@@ -18,7 +18,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
-from automodel.models.block_support import can_fuse, can_pool, pooled_saving
+from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
 from automodel.models.families import PackingSupport, packing_support
 from automodel.models.load import count_parameters, load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
@@ -98,6 +98,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             can_pack=packing.packed,
             packing_reason=packing.reason,
             can_fuse=can_fuse(hf_config),
+            fused_in_words=fused_in_words(hf_config),
             can_pool=can_pool(hf_config, fused=False),
             can_pool_fused=can_pool(hf_config, fused=True),
             pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,

@@ -1,7 +1,8 @@
 """What the swapped blocks can do for a model, told from its config alone: the plan needs it before a weight is loaded.
 
-The swaps themselves look at the modules once more (`fused_encoder.py`, `fused_modernbert.py`, `pooled_block.py`). A
-test holds the two to each other: a plan that promises what the model then does not get is worse than no plan.
+The swaps themselves look at the modules once more (`fused_encoder.py`, `fused_modernbert.py`, `fused_decoder.py`,
+`pooled_block.py`). A test holds the two to each other: a plan that promises what the model then does not get is worse
+than no plan.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from automodel.kernels.flat_parameters import BLOCK
+from automodel.models.fused_decoder import DECODERS, fusable_decoder_config, head_dim_of
 from automodel.models.fused_encoder import ENCODERS
 
 HEAD_SIZES = 8  # flash attention takes multiples of it
@@ -23,13 +25,22 @@ def can_fuse(config: Any) -> bool:
         # Query, key and value weights are joined where they lie, so each has to fill its blocks of the flat buffer.
         joins = config.hidden_size**2 % BLOCK == 0
         return _activation(config) == "gelu" and joins and _flash_takes(config)
-    return False
+    return fusable_decoder_config(config)
+
+
+def fused_in_words(config: Any) -> str:
+    """What the fused blocks join."""
+    if config.model_type in DECODERS:
+        return "residual + RMSNorm, SwiGLU, rotation in place, joined query/key/value; last block only where it is read"
+    return "residual + dropout + norm, bias + GELU, joined query/key/value"
 
 
 def can_pool(config: Any, fused: bool) -> bool:
     """Whether the last block of a text classifier can run for the pooled token alone, in fused or in plain blocks."""
     if config.model_type in ENCODERS:
         return True
+    if fused and config.model_type in DECODERS:
+        return fusable_decoder_config(config)
     if not fused or config.model_type != "modernbert":
         return False
     # A window around the first token does not reach every token, and a mean reads them all.
@@ -38,11 +49,17 @@ def can_pool(config: Any, fused: bool) -> bool:
 
 def pooled_saving(config: Any) -> float:
     """Share of the blocks' multiplications that is saved: in the last one, keys and values are all that every token
-    still needs. A block of width N and inner width I multiplies 4 N² + 2 N I times a token, 4 N² + 3 N I if gated."""
+    still needs. A block of width N and inner width I multiplies 4 N² + 2 N I times a token, 4 N² + 3 N I if gated; in
+    decoders, heads need not add up to N, and there are fewer of them for keys and values."""
     width, inner = config.hidden_size, _inner(config)
-    matrices = 3 if config.model_type == "modernbert" else 2
-    block = 4 * width**2 + matrices * width * inner
-    return (block - 2 * width**2) / block / config.num_hidden_layers
+    queries = keys = width
+    if config.model_type in DECODERS:
+        head = head_dim_of(config)
+        queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    matrices = 3 if config.model_type in ("modernbert", *DECODERS) else 2
+    kept = 2 * keys * width
+    block = 2 * queries * width + kept + matrices * width * inner
+    return (block - kept) / block / config.num_hidden_layers
 
 
 def _inner(config: Any) -> int:

@@ -216,14 +216,18 @@ def pooled_hidden_states(
     read_positions_R: Tensor,
 ) -> Tensor:
     """The vector that stock transformers pools for each document whose first (or last) token is a read position."""
-    family = family_of(config)
     if getattr(config, "classifier_pooling", "cls") == "mean":
         return _document_means(hidden_TN, cu_seqlens_D).index_select(0, _document_of(read_positions_R, cu_seqlens_D))
-    if family.pooling == "last" and config.pad_token_id is not None:
-        read_positions_R = _last_token_that_is_not_pad(
-            input_ids_T, position_ids_T, read_positions_R, config.pad_token_id
-        )
-    return hidden_TN.index_select(0, read_positions_R)
+    return hidden_TN.index_select(0, pooled_positions(config, input_ids_T, position_ids_T, read_positions_R))
+
+
+def pooled_positions(
+    config: PreTrainedConfig, input_ids_T: Tensor, position_ids_T: Tensor, read_positions_R: Tensor
+) -> Tensor:
+    """The token that stock transformers pools of each document whose first (or last) token is a read position."""
+    if family_of(config).pooling == "first" or config.pad_token_id is None:
+        return read_positions_R
+    return _last_token_that_is_not_pad(input_ids_T, position_ids_T, read_positions_R, config.pad_token_id)
 
 
 def _document_of(positions: Tensor, cu_seqlens_D: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from automodel.data.batch import Batch, PackedBatch, PaddedBatch
-from automodel.models.families import Family, family_of, packing_support, pooled_hidden_states
+from automodel.models.families import Family, family_of, packing_support, pooled_hidden_states, pooled_positions
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 
 if TYPE_CHECKING:
@@ -37,16 +37,18 @@ def make_forward(
     model: PreTrainedModel, task: str, path: Literal["packed", "padded"], swapped: bool = False
 ) -> Forward:
     """A function from a batch to logits aligned with the batch's labels. `path="packed"` switches the model's
-    attention. `swapped`: blocks of the model are swapped (`fused_encoder.py`, `pooled_block.py`)."""
+    attention. `swapped`: blocks of the model are swapped (`fuse.py`, `pooled_block.py`)."""
     if path == "padded":
         return _seq2seq_forward(model) if task == "seq2seq" else _padded_forward(model)
     support = packing_support(model.config, task)
     if not support.packed:
         raise ValueError(f"the packed path was asked for, but {support.reason}")
     use_packed_attention(model)
-    if task == "causal-lm":
-        return _packed_causal_lm_forward(model)
-    return _swapped_forward(model, task) if swapped else _packed_head_forward(model, task)
+    if swapped and family_of(model.config).decoder:
+        return _swapped_decoder_forward(model, task)
+    if swapped:
+        return _swapped_forward(model, task)
+    return _packed_causal_lm_forward(model) if task == "causal-lm" else _packed_head_forward(model, task)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -68,11 +70,14 @@ def use_stock_attention(model: PreTrainedModel) -> None:
 
 @contextmanager
 def stock_attention(model: PreTrainedModel) -> Generator[None]:
-    """Stock attention inside the block, whatever was on before after it."""
+    """Stock attention and stock blocks inside the block, whatever was on before after it."""
+    from automodel.models.fuse import stock_blocks
+
     was_packed = model.config._attn_implementation == PACKED_ATTENTION
     use_stock_attention(model)
     try:
-        yield
+        with stock_blocks(model):
+            yield
     finally:
         if was_packed:
             use_packed_attention(model)
@@ -134,7 +139,7 @@ def _packed_head_forward(model: Any, task: str) -> Forward:
 
 def _swapped_forward(model: Any, task: str) -> Forward:
     """A swapped encoder. For text classification its last block may compute the pooled rows alone."""
-    from automodel.models.fused_encoder import bind_batch, pools_inside
+    from automodel.models.fuse import bind_batch, pools_inside
 
     family = family_of(model.config)
     backbone = getattr(model, family.backbone)
@@ -148,6 +153,28 @@ def _swapped_forward(model: Any, task: str) -> Forward:
             return stock_head(batch)
         outputs = backbone(**_stream(family, model, batch), pooled_positions=batch.read_positions_R)
         return family.classify(model, outputs.last_hidden_state[0]).float()
+
+    return forward
+
+
+def _swapped_decoder_forward(model: Any, task: str) -> Forward:
+    """A fused decoder. Its last block returns the rows that are read, in their order, and the head takes them all."""
+    from automodel.models.fuse import bind_batch
+
+    family = family_of(model.config)
+    backbone = getattr(model, family.backbone)
+
+    def forward(batch: Batch) -> Tensor:
+        assert isinstance(batch, PackedBatch)
+        bind_batch(model, batch)
+        stream = _stream(family, model, batch)
+        if task == "causal-lm":
+            return model(**stream, read_positions=batch.read_positions_R).logits[0]
+        if task == "token-classification":
+            hidden_RN = backbone(**stream, read_positions=batch.read_positions_R).last_hidden_state[0]
+            return family.tag(model, hidden_RN).float()
+        pooled_R = pooled_positions(model.config, batch.input_ids_T, batch.position_ids_T, batch.read_positions_R)
+        return family.classify(model, backbone(**stream, pooled_positions=pooled_R).last_hidden_state[0]).float()
 
     return forward
 

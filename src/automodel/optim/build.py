@@ -29,8 +29,10 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups, with and without weight decay; empty groups are left out."""
+    """Trainable parameters in two groups, with and without weight decay; empty groups are left out. Matrices come first
+    even where all are in one group: those of one product (query, key, value) are then neighbours in a flat buffer."""
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    trainable.sort(key=lambda named: not decays(*named))
     if not trainable:
         raise UserError("The model has no trainable parameter: everything is frozen.")
     with_decay = [p for n, p in trainable if cfg.decay_norms_and_biases or decays(n, p)]

@@ -16,6 +16,8 @@ class ModelFacts:
     packing_reason: str
     can_fuse: bool = False
     """Whether there are fused blocks for it."""
+    fused_in_words: str = ""
+    """What those join."""
     can_pool: bool = False
     """Whether its last block can run for the pooled token alone, as plain modules."""
     can_pool_fused: bool = False

@@ -94,7 +94,7 @@ def decide_fused(
     if asked_compile(cfg):
         lines.append(Decision("kernels", "stock", "compile was asked for: stock blocks are compiled instead of fused"))
         return False
-    lines.append(Decision("kernels", "fused", "residual + dropout + norm, bias + GELU, joined query/key/value"))
+    lines.append(Decision("kernels", "fused", model.fused_in_words))
     return True
 
 

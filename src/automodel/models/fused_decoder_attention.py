@@ -1,0 +1,114 @@
+"""Causal attention of the fused decoder blocks: every token, or one query a document.
+
+Keys and values have fewer heads than queries and are not expanded: the kernels share them. On a GPU it is torch's
+variable-length flash attention, elsewhere torch's SDPA, document by document, which is the definition.
+
+The last block of a classifier needs the attention of one token of each document. That token sees what stands before it
+and itself. It is the document's last one, unless the document ends with the pad token, in which case stock classifiers
+read the last token that is none. So each document is cut behind its pooled token; the query is then the last one of its
+piece and sees all of it, without any mask that depends on positions. The rest of a document, mostly empty, is a piece
+with a query that nobody reads: the backward pass of varlen attention leaves keys unwritten that no query covers.
+
+A few queries spread over a document, which is what the labels of a language model would need, cannot be had that way: a
+causal mask between unequal lengths is aligned to the ends. There only what follows attention is restricted to them.
+
+Legend: T tokens, R pooled rows, B pieces, H query heads, K key/value heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from automodel.models.packed_attention import packed_attention_reference
+
+
+class Documents(NamedTuple):
+    """Where the documents of a packed stream stand."""
+
+    boundaries: Tensor
+    """int32, cumulative, from 0 to T; unused slots repeat T."""
+    longest: int
+    """Upper bound of a document's length."""
+    positions_T: Tensor
+
+
+class Pieces(NamedTuple):
+    """Documents cut behind their pooled token, with one query each. Even pieces end with the pooled token of a document
+    slot, odd ones hold what follows it."""
+
+    boundaries: Tensor
+    """int32 (B + 1,), of the keys."""
+    queries_B: Tensor
+    """int64 rows of the stream."""
+
+
+def cut_behind(pooled_R: Tensor, documents: Documents) -> Pieces:
+    """Row r of `pooled_R` belongs to document slot r; a row outside its document (an unused slot) gives an empty
+    piece."""
+    starts, ends = documents.boundaries[:-1], documents.boundaries[1:]
+    rows = pooled_R.shape[0]
+    behind = torch.minimum(torch.maximum(pooled_R.to(starts.dtype) + 1, starts[:rows]), ends[:rows])
+    cuts = torch.cat([behind, ends[rows:]])
+    boundaries = torch.cat([torch.stack([starts, cuts], dim=1).flatten(), ends[-1:]])
+    queries = torch.stack([cuts, ends], dim=1).flatten() - 1
+    return Pieces(boundaries, queries.clamp(min=0).to(torch.int64))
+
+
+class Attention(NamedTuple):
+    """What a layer's attention is, beside its inputs."""
+
+    scale: float
+    window: int | None
+    """Tokens a query sees, itself included; None for all."""
+    dropout: float
+
+
+def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, how: Attention) -> Tensor:
+    """(T, H·D): each token over its document up to itself."""
+    boundaries, longest = documents.boundaries, documents.longest
+    if q_THD.is_cuda:
+        return _flash(q_THD, k_TKD, v_TKD, boundaries, boundaries, longest, longest, how)
+    q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q_THD, k_TKD, v_TKD))
+    out = packed_attention_reference(q, k, v, boundaries.tolist(), True, how.window, how.scale, how.dropout)
+    return out[0].flatten(1)
+
+
+def attend_last(
+    q_BHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, pieces: Pieces, documents: Documents, how: Attention
+) -> Tensor:
+    """(B, H·D): one query over each piece. Empty pieces give zeros."""
+    if not q_BHD.is_cuda:
+        return attend_last_reference(q_BHD, k_TKD, v_TKD, pieces.boundaries.tolist(), how)
+    one_each = torch.arange(q_BHD.shape[0] + 1, device=q_BHD.device, dtype=pieces.boundaries.dtype)
+    return _flash(q_BHD, k_TKD, v_TKD, one_each, pieces.boundaries, 1, documents.longest, how)
+
+
+def attend_last_reference(q_BHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, boundaries: list[int], how: Attention) -> Tensor:
+    """The definition: the query of a piece stands at its end, and sees the last `window` keys of it."""
+    lengths = [end - start for start, end in pairwise(boundaries)]
+    outputs = []
+    for q, k, v in zip(q_BHD.split(1), k_TKD.split(lengths), v_TKD.split(lengths)):
+        if k.shape[0] == 0:
+            outputs.append(torch.zeros_like(q).flatten(1))
+            continue
+        reach = k.shape[0] if how.window is None else min(how.window, k.shape[0])
+        q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k[-reach:], v[-reach:]))
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=how.dropout, scale=how.scale, enable_gqa=True)
+        outputs.append(out[0].transpose(0, 1).flatten(1))
+    return torch.cat(outputs)
+
+
+def _flash(q, k, v, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int, how: Attention) -> Tensor:
+    """Causal between unequal lengths means aligned to the ends. The window to the right is given as 0 and not left
+    open: for a single query torch would fold the heads of a group into rows, in a form its backward does not expect."""
+    left = -1 if how.window is None else how.window - 1
+    out = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu_q, cu_k, longest_q, longest_k, how.dropout, True, False,
+        scale=how.scale, window_size_left=left, window_size_right=0,
+    )[0]  # fmt: skip
+    return out.flatten(1)

@@ -1,0 +1,27 @@
+"""Whole fused decoders with their Triton kernels, in the interpreter and in fp32: logits and gradients of stock
+transformers, document by document. One model for each way through the kernels; all families run on the kernels'
+references in `tests/parity/test_fused_decoders.py`, all on a GPU in `tests/gpu/test_fused_decoder.py`."""
+
+import pytest
+
+from parity.test_fused_decoders import fused
+from parity.test_packed_families import assert_same_logits_and_gradients, documents
+
+PARTLY_TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "task", "overrides"),
+    [
+        ("llama", "text-classification", {"pad_token_id": 2}),
+        ("qwen3", "text-classification", {}),
+        ("gemma3_text", "causal-lm", {}),
+        ("phi3", "causal-lm", PARTLY_TURNED),
+        ("olmo2", "text-classification", {}),
+    ],
+    ids=["rotation in place", "head norms, pooled", "head norms", "partial rotation", "wide norms"],
+)
+def test_kernels_and_all(interpreter, kind, task, overrides):
+    ours, stock, forward = fused(kind, task, **overrides)
+    assert_same_logits_and_gradients(ours, stock, forward, task, documents(0))
