@@ -111,18 +111,18 @@ class FlatParameters:
                 parameter.data = place.view(self.copy).copy_(parameter)
 
     def attach_gradients(self) -> list[torch.Tensor]:
-        """Give every parameter a zeroed gradient at a fixed place; one buffer per dtype, which are returned."""
-        buffers = []
-        for dtype in sorted(self.gradient_dtypes, key=str):
-            mine = [place for place in self.places if place.parameter.dtype == dtype]
-            buffer = torch.zeros(sum(p.blocks for p in mine) * BLOCK, dtype=dtype, device=self.device)
-            start = 0
-            for place in mine:
-                numel = place.parameter.numel()
-                place.parameter.grad = buffer[start : start + numel].view(place.parameter.shape)
-                start += place.blocks * BLOCK
-            buffers.append(buffer)
-        return buffers
+        """Give every parameter a zeroed gradient at a fixed place; the buffers are returned. Beside fp32 weights the
+        sums are fp32 too, whatever the model computes in: in bf16 a sum of equal addends ends at 256 of them."""
+        dtype = self.dtype
+        self.gradient_dtypes = {dtype}
+        if dtype == torch.float32:
+            self.blocks[4].fill_(1)
+        buffer, start = self._buffer(dtype), 0
+        for place in self.places:
+            place.parameter.grad_dtype = dtype
+            place.parameter.grad = buffer[start : start + place.parameter.numel()].view(place.parameter.shape)
+            start += place.blocks * BLOCK
+        return [buffer]
 
     @torch.no_grad()
     def refresh_weight(self) -> None:
