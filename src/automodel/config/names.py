@@ -46,6 +46,7 @@ FAMILIAR = {
     "clip_grad_norm": "training_optimizations.gradient_clipping",
     "grad_clip": "training_optimizations.gradient_clipping",
     "torch_compile": "compile.enabled",
+    "torch_compile_mode": "compile.mode",
     "max_seq_length": "dataset.max_length",
     "max_seq_len": "dataset.max_length",
     "block_size": "dataset.max_length",

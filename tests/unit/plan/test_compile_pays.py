@@ -6,10 +6,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
 from automodel.models.config import ModelConfig
 from automodel.plan import compile_pays, compile_record
-from automodel.plan.compile_pays import COLD_S, PAYS, WARM_S, CompileFacts, estimate, saved_seconds, used_mode
+from automodel.plan.check import load_run_config
+from automodel.plan.compile_pays import (
+    COLD_S,
+    PAYS,
+    WARM_S,
+    CompileFacts,
+    asked_compile,
+    estimate,
+    saved_seconds,
+    used_mode,
+)
 from automodel.plan.compile_record import read_compile_facts, record_key, remember_compile, use_compiled_folder
 from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig, TrainingOptimizations
 from automodel.plan.decide import make_plan
@@ -157,6 +168,28 @@ def test_a_resumed_run_goes_on_as_it_began():
 def test_every_token_count_anew_is_said():
     _, line = decided(config(compile=CompileConfig(enabled=True, dynamic=False)))
     assert "dynamic is false" in line.reason
+
+
+def test_every_spelling_is_understood(tmp_path):
+    def load(text):
+        (tmp_path / "run.yaml").write_text(f"model: albert\ndataset: data.csv\ntask: text-classification\n{text}\n")
+        return load_run_config([tmp_path / "run.yaml"])
+
+    assert load("").compile == CompileConfig(enabled="auto", mode="default", dynamic=None, fullgraph=False)
+    for text, wish in (
+        ("compile: true", True),
+        ("compile: auto", None),
+        ("compile: {enabled: false}", False),
+        ("training_optimizations: {use_compile: true}", True),
+        ("training_optimizations: {use_compile: true}\ncompile: {mode: max-autotune}", True),
+    ):
+        assert asked_compile(load(text)) is wish, text
+    full = load("compile: {enabled: true, mode: max-autotune, dynamic: false, fullgraph: true}")
+    assert full.compile == CompileConfig(enabled=True, mode="max-autotune", dynamic=False, fullgraph=True)
+    with pytest.raises(UserError, match="max-autotune"):
+        load("compile: {mode: max_autotune}")
+    with pytest.raises(UserError, match="here it is `mode` under `compile:`"):
+        load("torch_compile_mode: max-autotune")
 
 
 # The record on disk.
