@@ -30,6 +30,7 @@ import json
 import math
 import os
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -298,7 +299,19 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         **judge(sides["automodel"], sides["hf-trainer"], options.held_out),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "machine": torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu",
+        "command": shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]]),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def commit() -> str | None:
+    """The checkout's commit; None where there is no git, as on a machine that got a copy of the files."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=SOURCE)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None
 
 
 def tell(result: dict[str, Any]) -> None:
