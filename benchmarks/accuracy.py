@@ -31,6 +31,7 @@ import math
 import os
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -243,8 +244,12 @@ def run_both(job: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), "side", "--job", str(work / "job.json"), "--side"]
     processes = {side: subprocess.Popen([*command, side], env=environment) for side in SIDES}
-    codes = {side: process.wait() for side, process in processes.items()}
-    failed = [side for side, code in codes.items() if code]
+    while any(process.poll() is None for process in processes.values()):
+        if any(process.poll() for process in processes.values()):  # one failed; the other's time would be wasted
+            for process in processes.values():
+                process.terminate()
+        time.sleep(0.2)
+    failed = [side for side, process in processes.items() if process.returncode not in (0, -signal.SIGTERM)]
     if failed:
         raise SystemExit(f"{' and '.join(failed)} failed; its error stands above")
     return {side: json.loads((work / f"{side}.json").read_text()) for side in SIDES}
