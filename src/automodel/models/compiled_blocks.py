@@ -12,7 +12,8 @@ parameters, names and saved files stay the same, and `restore_blocks` is the way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,13 +29,28 @@ class CompiledBlock:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.plain(*args, **kwargs)
-        return self.compiled(self.block, *(_not_a_view(value) for value in args), **kwargs)
+        with _without_wide_gradients(self.block):
+            return self.compiled(self.block, *(_not_a_view(value) for value in args), **kwargs)
 
 
 def _not_a_view(value: Any) -> Any:
     """To torch.compile a view is another kind of input, and where a linear layer stands before the first block (ALBERT,
     ELECTRA), that block alone gets one. A copy costs microseconds, code of its own as much as all other blocks."""
     return value.clone() if isinstance(value, Tensor) and value._is_view() else value
+
+
+@contextmanager
+def _without_wide_gradients(block: nn.Module) -> Generator[None]:
+    """Parameters without their gradients where those are of another dtype: micro-batches are summed in fp32 beside bf16
+    parameters, and torch.compile refuses to trace such a pair. The forward pass needs none of them."""
+    hidden = [(p, p.grad) for p in block.parameters() if p.grad is not None and p.grad.dtype != p.dtype]
+    for parameter, _ in hidden:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in hidden:
+            parameter.grad = gradient
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

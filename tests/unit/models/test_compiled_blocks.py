@@ -12,6 +12,7 @@ import torch
 from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
+from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.models.compiled_blocks import CompiledBlock, compile_blocks, repeated_blocks, restore_blocks
 from automodel.models.families import FAMILIES
 from automodel.models.forward import make_forward
@@ -64,6 +65,29 @@ def check(kind: str, graphs: int, tolerance: dict, **options) -> None:
 def test_equal_blocks_share_one_graph_at_every_length(kind, graphs):
     """ALBERT's first input is a view; Gemma 3 has one block with a window and one without, and shared heads."""
     check(kind, graphs, {"rtol": 1e-5, "atol": 1e-6}, backend="aot_eager")
+
+
+def test_gradients_that_are_summed_in_fp32_beside_bf16_parameters():
+    """Accumulating steps hold them at fixed places; torch.compile does not trace a parameter with such a gradient."""
+    _, model = tiny("bert", "text-classification", num_labels=2)
+    forward = make_forward(model.train(), "text-classification", "packed")
+    optimizer = FlatAdamW(list(model.parameters()), copy_dtype=torch.bfloat16, flat_gradients=True)
+    assert {(p.dtype, p.grad.dtype) for p in model.parameters()} == {(torch.bfloat16, torch.float32)}
+
+    def summed():
+        for batch in batches("bert"):
+            forward(batch).square().sum().backward()
+        sums = [p.grad.clone() for p in model.parameters()]
+        optimizer.zero_grad()
+        return sums
+
+    plain = summed()
+    places = [p.grad.data_ptr() for p in model.parameters()]
+    compile_blocks(model, backend="aot_eager", dynamic=True, fullgraph=True)
+    torch.testing.assert_close(summed(), plain, rtol=2e-2, atol=1e-3)
+    assert any(gradient.abs().max() > 0 for gradient in plain)
+    assert [p.grad.data_ptr() for p in model.parameters()] == places
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.slow
