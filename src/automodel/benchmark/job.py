@@ -77,6 +77,10 @@ def _without_extras(cfg: RunConfig, steps: int | None, notes: list[str]) -> RunC
 
 def _check_comparable(cfg: RunConfig) -> None:
     """Refuses what Trainer cannot be told to do as well: a comparison of two different things is none."""
+    if cfg.packed_sequence.packed_sequence_size:
+        raise NotYetError(
+            "packed_sequence.packed_sequence_size: Trainer counts examples, not tokens. Remove it to compare."
+        )
     if cfg.loss_fn.class_weights is not None:
         raise NotYetError("loss_fn.class_weights: Trainer has no such setting, so there is nothing to compare with.")
     if optimizer_name(cfg) is None:

@@ -118,6 +118,13 @@ class StepBatch:
     """Epoch the step belongs to, from 0."""
     step_in_epoch: int
     """Index of the step in its epoch, from 0."""
+    steps_in_epoch: int = 0
+    """Steps of that epoch; 0 where nobody counted them."""
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs trained once this step is, as a fraction."""
+        return self.epoch + (self.step_in_epoch + 1) / max(1, self.steps_in_epoch)
 
     @property
     def label_count(self) -> int:
@@ -132,4 +139,5 @@ class StepBatch:
         return sum(b.num_documents for b in self.micro_batches)
 
     def pin_memory(self) -> StepBatch:
-        return StepBatch(tuple(b.pin_memory() for b in self.micro_batches), self.epoch, self.step_in_epoch)
+        pinned = tuple(b.pin_memory() for b in self.micro_batches)
+        return StepBatch(pinned, self.epoch, self.step_in_epoch, self.steps_in_epoch)

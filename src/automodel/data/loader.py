@@ -28,9 +28,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from automodel.config.errors import UserError
 from automodel.data.batch import Batch, StepBatch
+from automodel.data.bins import BinOrder
+from automodel.data.mixture import Mixture
 from automodel.data.order import StepOrder
 
 DEFAULT_PREFETCH = 4  # items each worker makes ahead
+Order = StepOrder | BinOrder
 NEVER = 2**62  # snapshot interval: our state is a step number, torchdata's own snapshots would only cost time
 
 
@@ -43,23 +46,24 @@ class _Collated(Dataset):
     def __getitem__(self, index) -> StepBatch | Batch:
         if isinstance(index, np.ndarray):
             return self.collate(index)
-        epoch, step, micro_batches = index
-        return StepBatch(tuple(self.collate(chosen) for chosen in micro_batches), epoch, step)
+        epoch, step, steps, micro_batches = index
+        return StepBatch(tuple(self.collate(chosen) for chosen in micro_batches), epoch, step, steps)
 
 
 class _StepSampler(Sampler):
     """Steps from a position on; to the end of its epoch, or for ever."""
 
-    def __init__(self, order: StepOrder, start: int, one_epoch: bool):
+    def __init__(self, order: Order, start: int, one_epoch: bool):
         self.order, self.start, self.one_epoch = order, start, one_epoch
 
     def __iter__(self):
-        position, per_epoch = self.start, self.order.steps_per_epoch
+        epoch, first = self.order.locate(self.start)
         while True:
-            epoch, step = divmod(position, per_epoch)
-            yield epoch, step, self.order.micro_batches(epoch, step)
-            position += 1
-            if self.one_epoch and position % per_epoch == 0:
+            steps = self.order.steps_in(epoch)
+            for step in range(first, steps):
+                yield epoch, step, steps, self.order.micro_batches(epoch, step)
+            epoch, first = epoch + 1, 0
+            if self.one_epoch:
                 return
 
 
@@ -136,22 +140,39 @@ class StepLoader:
         shuffle: bool = True,
         drop_last: bool = False,
         group_by_length: bool = False,
+        packed_sequence_size: int = 0,
+        mixture: Mixture | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         persistent_workers: bool | None = None,
         prefetch_factor: int | None = None,
     ):
+        """With a `packed_sequence_size` a micro-batch is a bin of so many tokens, and a step has `grad_acc_steps` of
+        them; `micro_batch_size` is then only the room that the collator has for documents."""
         self.collate = collate
-        self.order = StepOrder(
-            lengths=np.asarray(lengths),
-            micro_batch_size=micro_batch_size,
-            grad_acc_steps=grad_acc_steps,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            group_by_length=group_by_length,
-            sort_within_step=bool(getattr(collate, "pads", False)),
-        )
+        self.order: Order
+        if packed_sequence_size:
+            self.order = BinOrder(
+                lengths=np.asarray(lengths),
+                size=packed_sequence_size,
+                bins_per_step=grad_acc_steps,
+                seed=seed,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                mixture=mixture,
+            )
+        else:
+            self.order = StepOrder(
+                lengths=np.asarray(lengths),
+                micro_batch_size=micro_batch_size,
+                grad_acc_steps=grad_acc_steps,
+                seed=seed,
+                shuffle=shuffle,
+                drop_last=drop_last,
+                group_by_length=group_by_length,
+                sort_within_step=bool(getattr(collate, "pads", False)),
+                mixture=mixture,
+            )
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.persistent_workers = persistent_workers is not False
@@ -160,13 +181,14 @@ class StepLoader:
         """Steps handed out so far, over all epochs."""
 
     def __len__(self) -> int:
-        """Steps per epoch."""
+        """Steps per epoch (of the first one, where epochs differ)."""
         return self.order.steps_per_epoch
 
     @property
     def epoch(self) -> float:
         """Epochs consumed, as a fraction."""
-        return self.consumed / len(self)
+        epoch, step = self.order.locate(self.consumed)
+        return epoch + step / self.order.steps_in(epoch)
 
     def __iter__(self) -> Iterator[StepBatch]:
         while True:
@@ -180,17 +202,8 @@ class StepLoader:
 
     def describe(self) -> dict[str, Any]:
         """What a position is only valid for."""
-        order = self.order
-        return {
-            "samples": len(order.lengths),
-            "data": _identity(self.collate, order.lengths),
-            "micro_batch_size": order.micro_batch_size,
-            "grad_acc_steps": order.grad_acc_steps,
-            "seed": order.seed,
-            "shuffle": order.shuffle,
-            "drop_last": order.drop_last,
-            "group_by_length": order.group_by_length,
-        }
+        lengths = self.order.lengths
+        return {"samples": len(lengths), "data": _identity(self.collate, lengths), **self.order.describe()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"consumed": self.consumed, "describes": self.describe()}
@@ -219,6 +232,8 @@ _SAID = {
     "shuffle": "dataloader.shuffle",
     "drop_last": "dataloader.drop_last",
     "group_by_length": "dataloader.group_by_length",
+    "packed_sequence_size": "packed_sequence.packed_sequence_size",
+    "mixture": "sizes and weights of dataset.mixture",
 }
 
 
@@ -230,8 +245,23 @@ def _identity(collate: Callable, lengths: np.ndarray) -> str:
     return hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.int64).data, digest_size=8).hexdigest()
 
 
+def _batch_starts(lengths: np.ndarray, batch_size: int, most_tokens: int | None) -> list[int]:
+    """Where batches begin: each takes samples until it is full, by count or by tokens."""
+    if most_tokens is None:
+        return list(range(0, len(lengths), batch_size))
+    ends = np.cumsum(lengths)
+    starts, start = [], 0
+    while start < len(lengths):
+        starts.append(start)
+        before = int(ends[start - 1]) if start else 0
+        fitting = int(np.searchsorted(ends, before + most_tokens, side="right"))
+        start = max(start + 1, min(fitting, start + batch_size))  # a single sample may be longer: it is alone then
+    return starts
+
+
 class EvalLoader:
-    """Every sample once, sorted by length, longest first: little padding, and memory trouble shows at once."""
+    """Every sample once, sorted by length, longest first: little padding, and memory trouble shows at once. With
+    `most_tokens`, batches end before they would hold more."""
 
     def __init__(
         self,
@@ -239,6 +269,7 @@ class EvalLoader:
         *,
         lengths: np.ndarray,
         batch_size: int,
+        most_tokens: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
@@ -247,8 +278,10 @@ class EvalLoader:
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.prefetch_factor = prefetch_factor or DEFAULT_PREFETCH
-        order = np.argsort(-np.asarray(lengths), kind="stable")
-        self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        lengths = np.asarray(lengths)
+        order = np.argsort(-lengths, kind="stable")
+        starts = _batch_starts(lengths[order], batch_size, most_tokens)
+        self.batches = [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)])]
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -19,6 +19,7 @@ from automodel.data.encode import encode_rows
 from automodel.data.fingerprint import ENCODERS, digest, rows_digest, tokenizer_digest
 from automodel.data.labels import LabelMap
 from automodel.data.layouts import Request, choose_layout, is_ready
+from automodel.data.mixture import Mixture
 from automodel.data.samples import Samples
 from automodel.data.sources import find_source
 from automodel.data.stats import Counter, DataStats
@@ -55,6 +56,8 @@ class PreparedData:
     """Template to save with the tokenizer, where it had none and the data are chats."""
     from_cache: bool = False
     """Nothing was tokenised this time."""
+    mixture: Mixture | None = None
+    """Where the data are several datasets with weights."""
 
 
 def inherit(train: DatasetConfig, validation: DatasetConfig) -> DatasetConfig:

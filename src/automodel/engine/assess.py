@@ -194,7 +194,8 @@ def _holds_vectors(saved: SavedModel, section: DatasetConfig, target: Any) -> bo
 
 def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: PackingSupport) -> Plan:
     """The run's plan for this machine; only device, precision and batch size matter here."""
-    cfg = replace(cfg, dataloader=replace(cfg.dataloader, drop_last=False))
+    by_examples = replace(cfg.packed_sequence, packed_sequence_size=0)
+    cfg = replace(cfg, dataloader=replace(cfg.dataloader, drop_last=False), packed_sequence=by_examples)
     return make_plan(
         cfg,
         saved.task,

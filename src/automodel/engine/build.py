@@ -203,6 +203,8 @@ def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> Pa
             task=prepared.task,
             pool=prepared.packing.pooling or "first",
             bucket_tokens=plan.bucket_tokens,
+            # A bin has one shape, but not one number of labels: a sixteenth of it keeps those shapes few.
+            bucket_reads=plan.packed_sequence_size // 16 if plan.bucket_tokens > 1 else 0,
             max_seqlen=plan.max_length,
             micro_batch_size=batch_size,
             sort_tokens=plan.capture,
@@ -227,6 +229,8 @@ def make_step_loader(prepared: Prepared) -> StepLoader:
         shuffle=cfg.shuffle is not False,
         drop_last=cfg.drop_last,
         group_by_length=plan.path == "padded" and cfg.shuffle is not False and cfg.group_by_length is not False,
+        packed_sequence_size=plan.packed_sequence_size,
+        mixture=prepared.train.mixture,
         num_workers=plan.num_workers,
         pin_memory=plan.pin_memory,
         persistent_workers=cfg.persistent_workers,
@@ -241,6 +245,7 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
         make_collator(prepared, data, batch_size),
         lengths=data.store.lengths,
         batch_size=batch_size,
+        most_tokens=plan.packed_sequence_size or None,
         num_workers=min(cfg.num_workers or 0, prepared.hardware.cores),
         pin_memory=plan.pin_memory,
     )

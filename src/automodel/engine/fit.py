@@ -15,8 +15,7 @@ import torch
 
 from automodel.config.errors import UserError
 from automodel.data.batch import PackedBatch
-from automodel.data.loader import StepLoader
-from automodel.data.order import StepOrder
+from automodel.data.loader import Order, StepLoader
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared
 from automodel.plan.plan import Decision
@@ -24,10 +23,9 @@ from automodel.plan.plan import Decision
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
 
 
-def largest_micro_batch(order: StepOrder, steps: int) -> np.ndarray:
+def largest_micro_batch(order: Order, steps: int) -> np.ndarray:
     """Samples of the micro-batch with the most tokens among the next `steps` steps; the order is known beforehand."""
-    per_epoch = order.steps_per_epoch
-    batches = (b for s in range(steps) for b in order.micro_batches(*divmod(s, per_epoch)))
+    batches = (b for s in range(steps) for b in order.micro_batches(*order.locate(s)))
     return max(batches, key=lambda chosen: int(order.lengths[chosen].sum()))
 
 
@@ -45,6 +43,12 @@ def fits(step: CapturedStep, loader: StepLoader, steps: int) -> bool:
 def halved(prepared: Prepared) -> Prepared:
     """The same run with half the micro-batch and twice the accumulation."""
     plan = prepared.plan
+    if plan.packed_sequence_size:
+        raise UserError(
+            f"A bin of {plan.packed_sequence_size:,} tokens does not fit into the memory of {prepared.hardware.name}. "
+            "Lower packed_sequence.packed_sequence_size (and raise step_scheduler.grad_acc_steps to keep the tokens of "
+            "a step), use training_optimizations.precision: bf16-pure, or a smaller model."
+        )
     if plan.micro_batch_size == 1:
         raise UserError(
             f"Even one example of {plan.max_length} tokens does not fit into the memory of {prepared.hardware.name}. "

@@ -45,7 +45,7 @@ def train(run: Run, observer: Observer) -> Outcome:
         for batch in run.loader:
             observer.step_begins()
             result = run.step(state.step, batch)
-            state.add(result, batch.epoch + (batch.step_in_epoch + 1) / plan.steps_per_epoch)
+            state.add(result, batch.epochs_done)
             last = state.step >= plan.total_steps
             validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
             saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)

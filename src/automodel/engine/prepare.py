@@ -112,6 +112,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             notes=_notes(train, validation),
             columns=train.description,
             labels=labels_in_words(train),
+            lengths=train.store.lengths,
+            mixture=train.mixture,
         ),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
     )

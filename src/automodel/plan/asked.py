@@ -38,8 +38,10 @@ def asked_precision(cfg: RunConfig) -> tuple[str, str]:
 
 
 def decide_batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:
-    schedule = cfg.step_scheduler
-    micro = schedule.local_batch_size or cfg.dataloader.batch_size or DEFAULT_BATCH_SIZE
+    """Examples of a micro-batch, and micro-batches of a step. Packed by size, a micro-batch is one bin and the keys
+    count bins; how many examples that makes is said when they are packed (`bins.py`)."""
+    schedule, by_size = cfg.step_scheduler, cfg.packed_sequence.packed_sequence_size > 0
+    micro = schedule.local_batch_size or cfg.dataloader.batch_size or (1 if by_size else DEFAULT_BATCH_SIZE)
     if schedule.global_batch_size:
         if schedule.global_batch_size % micro:
             raise UserError(
@@ -51,5 +53,7 @@ def decide_batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:
     else:
         accumulation = schedule.grad_acc_steps or 1
         reason = "one micro-batch for each step" if accumulation == 1 else "grad_acc_steps"
+    if by_size:
+        return 1, micro * accumulation
     lines.append(Decision("batch", f"{micro} × {accumulation} = {micro * accumulation}", reason))
     return micro, accumulation

@@ -196,6 +196,10 @@ def _compile(cfg: RunConfig) -> Iterator[Problem]:
         )
     if cfg.packed_sequence.enabled is False and cfg.packed_sequence.packed_sequence_size:
         yield Problem("packed_sequence.packed_sequence_size", "is given, but `enabled` is false. Keep one.")
+    if cfg.packed_sequence.bucket_tokens and cfg.packed_sequence.packed_sequence_size:
+        yield Problem(
+            "packed_sequence.bucket_tokens", "is given beside `packed_sequence_size`, which is the bucket. Keep one."
+        )
 
 
 def _quantization(cfg: RunConfig) -> Iterator[Problem]:
@@ -249,9 +253,3 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
     for name in ("sequence_parallel", "cpu_offload"):
         if getattr(layout, name):
             yield Problem(f"distributed.{name}", "comes with several ranks, in a later release. Remove it for now.")
-    if cfg.packed_sequence.packed_sequence_size > 0:
-        yield Problem(
-            "packed_sequence.packed_sequence_size",
-            "filling micro-batches by tokens comes in a later release. Remove it: documents are packed without padding "
-            "anyway, `dataloader.batch_size` of them at a time.",
-        )

@@ -7,11 +7,13 @@ weights. Each small function below decides one thing and returns it together wit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
 from automodel.plan.asked import asked_precision, decide_batch
+from automodel.plan.bins import decide_bins, no_packing
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
@@ -55,8 +57,15 @@ def make_plan(
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
     micro, accumulation = decide_batch(cfg, lines)
-    steps_per_epoch, total, epochs = _steps(cfg, data.rows, micro * accumulation, lines)
+    examples = micro * accumulation
     mean_tokens = micro * data.tokens / max(1, data.rows)
+    bins = decide_bins(cfg, data, accumulation, lines)
+    if bins is None:
+        steps_per_epoch, total, epochs = _steps(cfg, _equal_epochs(cfg, data.rows, examples), lines)
+    else:
+        steps_per_epoch, total, epochs = _steps(cfg, bins.steps_in, lines)
+        micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation)
+        mean_tokens = bins.size * bins.packing(0).fill(bins.lengths, bins.size)
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
     lines += how_it_learns(cfg, total)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
@@ -86,7 +95,7 @@ def make_plan(
         max_length=data.max_length,
         micro_batch_size=micro,
         grad_acc_steps=accumulation,
-        global_batch_size=micro * accumulation,
+        global_batch_size=examples,
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
         num_epochs=epochs,
@@ -102,6 +111,7 @@ def make_plan(
         pin_memory=pin,
         parameters=model.parameters,
         decisions=tuple(lines),
+        packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
     )
 
 
@@ -156,11 +166,8 @@ def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str
 
 def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decision]) -> Literal["packed", "padded"]:
     wish = cfg.packed_sequence.enabled
-    if wish and not model.can_pack:
-        raise UserError(
-            f"packed_sequence.enabled is true, but {model.model_type} cannot be packed: {model.packing_reason}. "
-            "Leave it out to take the padded path."
-        )
+    if (wish or cfg.packed_sequence.packed_sequence_size) and not model.can_pack:
+        raise no_packing(model.model_type, model.packing_reason, cfg)
     if model.can_pack and wish is not False:
         lines.append(Decision("path", "packed", f"no padding: {model.packing_reason}"))
         return "packed"
@@ -170,31 +177,46 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
     return "padded"
 
 
-def _steps(cfg: RunConfig, rows: int, global_batch: int, lines: list[Decision]) -> tuple[int, int, float]:
+def _equal_epochs(cfg: RunConfig, rows: int, global_batch: int) -> Callable[[int], int]:
+    """Steps of an epoch where a step counts examples."""
     steps_per_epoch = rows // global_batch if cfg.dataloader.drop_last else math.ceil(rows / global_batch)
     if steps_per_epoch == 0:
         raise UserError(
             f"dataloader.drop_last drops everything: {rows} examples do not fill one batch of {global_batch}. "
             "Set drop_last: false or use a smaller batch."
         )
+    return lambda _epoch: steps_per_epoch
+
+
+def _steps(cfg: RunConfig, steps_in: Callable[[int], int], lines: list[Decision]) -> tuple[int, int, float]:
+    """Steps of the first epoch, of the run, and how many epochs that makes. Epochs packed by size differ a little."""
     schedule = cfg.step_scheduler
-    by_epochs = (schedule.num_epochs or DEFAULT_EPOCHS) * steps_per_epoch
-    if schedule.max_steps is None:
-        total = by_epochs
-        reason = _epochs(schedule.num_epochs or DEFAULT_EPOCHS, steps_per_epoch)
-    elif schedule.num_epochs is None:
+    if schedule.max_steps is not None and schedule.num_epochs is None:
         total = schedule.max_steps
-        reason = f"max_steps; an epoch is {steps_per_epoch}"
+        reason = f"max_steps; an epoch is {steps_in(0)}"
     else:
-        total = min(schedule.max_steps, by_epochs)
-        epochs = _epochs(schedule.num_epochs, steps_per_epoch)
-        reason = f"the smaller of max_steps {schedule.max_steps} and {epochs}"
+        count = schedule.num_epochs or DEFAULT_EPOCHS
+        steps = [steps_in(epoch) for epoch in range(count)]
+        total, reason = sum(steps), _epochs(steps)
+        if schedule.max_steps is not None:
+            total = min(schedule.max_steps, total)
+            reason = f"the smaller of max_steps {schedule.max_steps} and {reason}"
     lines.append(Decision("steps", total, reason))
-    return steps_per_epoch, total, total / steps_per_epoch
+    return steps_in(0), total, _epochs_of(total, steps_in)
 
 
-def _epochs(count: int, steps: int) -> str:
-    return f"{count} epoch{'s' if count != 1 else ''} of {steps}"
+def _epochs(steps: list[int]) -> str:
+    each = str(steps[0]) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}"
+    return f"{len(steps)} epoch{'s' if len(steps) != 1 else ''} of {each}"
+
+
+def _epochs_of(total: int, steps_in: Callable[[int], int]) -> float:
+    """How many epochs so many steps are."""
+    epoch = 0
+    while total > steps_in(epoch):
+        total -= steps_in(epoch)
+        epoch += 1
+    return epoch + total / steps_in(epoch)
 
 
 def _intervals(

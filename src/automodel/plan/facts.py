@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from automodel.data.mixture import Mixture
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,7 @@ class DataFacts:
     """What the plan needs to know of the data."""
 
     rows: int
+    """Examples of an epoch."""
     tokens: int
     longest: int
     max_length: int
@@ -41,3 +48,7 @@ class DataFacts:
     """What is read and what is learned, e.g. `text → label`."""
     labels: str = ""
     """The classes in words, where there are any."""
+    lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
+    """Tokens of each sample; needed to pack by size."""
+    mixture: Mixture | None = None
+    """Where an epoch is not every sample once."""

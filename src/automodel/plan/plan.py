@@ -37,8 +37,11 @@ class Plan:
     """Token counts are rounded up to a multiple of this; 1 turns rounding off."""
     max_length: int
     micro_batch_size: int
+    """Examples of a micro-batch; with `packed_sequence_size`, the most that a bin has room for."""
     grad_acc_steps: int
+    """Micro-batches of a step."""
     global_batch_size: int
+    """Examples of a step; with `packed_sequence_size`, on average."""
     steps_per_epoch: int
     total_steps: int
     num_epochs: float
@@ -64,6 +67,8 @@ class Plan:
     """All parameters of the model, counted from its config."""
     decisions: tuple[Decision, ...]
     """The lines a person reads, with reasons."""
+    packed_sequence_size: int = 0
+    """Tokens of a micro-batch where they are packed by size; 0: micro-batches count examples."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -37,6 +37,10 @@ def decide_bucket(
     if hardware.device == "cpu":
         lines.append(Decision("buckets", "off", "on the CPU a new shape costs nothing, a dummy token does"))
         return 1
+    if cfg.packed_sequence.packed_sequence_size:
+        size = cfg.packed_sequence.packed_sequence_size
+        lines.append(Decision("buckets", size, "every bin is filled up to its size with dummy tokens: one shape"))
+        return size
     step_s = 6 * parameters * mean_tokens / 400e12
 
     def cost(parts: int) -> float:

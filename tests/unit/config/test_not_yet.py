@@ -22,7 +22,7 @@ from automodel.plan.check import load_run_config, not_yet
          ["distributed.dp_replicate_size", "distributed.cp_size", "distributed.ep_size"]),
         ("distributed: {sequence_parallel: true, cpu_offload: true}",
          ["distributed.sequence_parallel", "distributed.cpu_offload"]),
-        ("packed_sequence: {packed_sequence_size: 4096}", ["packed_sequence.packed_sequence_size"]),
+        ("packed_sequence: {packed_sequence_size: 4096}", []),
         ("benchmark: {repeat: 3}", []),
     ],
 )  # fmt: skip
