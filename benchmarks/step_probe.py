@@ -22,7 +22,10 @@ WORKLOADS = {
     "distilbert-b32": ("distilbert", 32, (5.4, 0.55, 16, 512)),
     "bert-base-b32": ("bert", 32, (5.4, 0.55, 16, 512)),
     "modernbert-base-b16": ("modernbert", 16, (6.2, 0.6, 64, 2048)),
+    "qwen3-cls-b16": ("qwen3-0.6b", 16, (5.4, 0.55, 16, 512)),
 }
+"""Model, batch, and (mu, sigma, shortest, longest) of the lengths. All of them classify texts. Language models
+(`llama1b-squad-b8`) need token labels in the store, `task="causal-lm"`, and no embedding that is updated row by row."""
 
 
 def make_model(kind: str):
@@ -32,6 +35,12 @@ def make_model(kind: str):
         return t.DistilBertForSequenceClassification(t.DistilBertConfig(num_labels=2))
     if kind == "bert":
         return t.BertForSequenceClassification(t.BertConfig(num_labels=2))
+    if kind == "qwen3-0.6b":
+        config = t.Qwen3Config(
+            hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+            num_key_value_heads=8, head_dim=128, vocab_size=151_936, num_labels=2, pad_token_id=None,
+        )  # fmt: skip
+        return t.Qwen3ForSequenceClassification(config)
     return t.ModernBertForSequenceClassification(t.ModernBertConfig(num_labels=2))
 
 
@@ -45,8 +54,9 @@ def main() -> None:
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
     from automodel.losses.task_loss import make_loss
+    from automodel.models.families import packing_support
     from automodel.models.forward import make_forward
-    from automodel.models.fused_encoder import fuse_encoder
+    from automodel.models.fuse import fuse
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
@@ -79,7 +89,7 @@ def main() -> None:
         )  # fmt: skip
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
         side = SideStream()
-        fused = fuse_encoder(model, seed, side, high)
+        fused = fuse(model, seed, side, high)
         forward = make_forward(model, "text-classification", "packed", swapped=bool(fused))
         loss = make_loss(LossConfig(), "text-classification", None, 2)
         step = CapturedStep(
@@ -89,6 +99,7 @@ def main() -> None:
         collate = PackedCollator(
             store,
             task="text-classification",
+            pool=packing_support(model.config, "text-classification").pooling,
             bucket_tokens=int(bucket),
             max_seqlen=high,
             micro_batch_size=size,

@@ -98,6 +98,7 @@ def test_swiglu_linear(dtype, activation, width):
 
 
 @DTYPES
+@pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("queries", "keys", "dim", "angles"),
@@ -111,9 +112,9 @@ def test_swiglu_linear(dtype, activation, width):
         (8, 0, 64, 32),
     ],
 )
-def test_rope_heads(dtype, normed, queries, keys, dim, angles):
+def test_rope_heads(dtype, normed, joined, queries, keys, dim, angles):
     from automodel.kernels.rope import rope_table
-    from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_heads_reference
+    from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_heads_reference, rope_joined
 
     if normed and 2 * angles < dim:
         pytest.skip("no family normalises heads that turn in part")
@@ -134,9 +135,12 @@ def test_rope_heads(dtype, normed, queries, keys, dim, angles):
     def used(made):
         return tuple(t for t in made if t.shape[1])
 
-    check(
-        lambda x, *w: used(rope_heads(x * 1.0, positions, table, heads, norms(w))),
-        lambda x, *w: used(rope_heads_reference(x, positions, table.double(), heads, norms(w))),
-        tensors,
-        BOUND[dtype],
-    )
+    def ours(x, *weights):
+        if joined:
+            return used(heads.split(rope_joined(x * 1.0, positions, table, heads, norms(weights))))
+        return used(rope_heads(x * 1.0, positions, table, heads, norms(weights)))
+
+    def reference(x, *weights):
+        return used(rope_heads_reference(x, positions, table.double(), heads, norms(weights)))
+
+    check(ours, reference, tensors, BOUND[dtype])

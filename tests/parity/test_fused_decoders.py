@@ -12,10 +12,10 @@ import torch.nn.functional as F
 
 from automodel.kernels.flat_parameters import FlatParameters
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
+from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward, stock_attention
 from automodel.models.fuse import fuse, pools_inside, unfuse, will_fuse
-from automodel.models.fused_decoder import DECODERS
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
 from parity.test_packed_families import CLASSES, assert_same_logits_and_gradients, documents, packed

@@ -1,4 +1,4 @@
-"""From one joined product to queries, keys and values: normalised, rotated, taken apart.
+"""From one joined product to queries, keys and values: normalised, rotated, taken apart or left side by side.
 
     [q k v] = x        q, k ← rope(norm(q)), rope(norm(k)), head by head        v as it is
 
@@ -6,9 +6,11 @@ Without norms (Llama, Mistral, Qwen2, Phi) the rotation is done in place and q, 
 Gemma 3) norm and rotation are one kernel into a tensor of their own, because the backward pass needs what came before
 the norm; the row statistics are computed again there, from numbers it reads anyway.
 
-Backward, attention hands back three gradients. Left to autograd they would be copied side by side, then rotated, then
-sent through two norms. Here one kernel reads the three, turns them by −θ, goes back through the norms and writes the
-gradient of x. The norms' weight gradients go through partial sums in a fixed order.
+There are two forms, for two kinds of attention. `rope_heads` takes the product apart, for attention that wants three
+tensors and hands back three gradients. Left to autograd these would be copied side by side, then rotated, then sent
+through two norms; here one kernel reads the three, turns them by −θ, goes back through the norms and writes the
+gradient of x. `rope_joined` leaves them side by side, for attention over the joined tensor (`attention.py`); its
+backward kernel works in place on the joined gradient. Weight gradients go through partial sums in a fixed order.
 
 Shapes: T tokens, H query heads, K key/value heads, D head dimension, W = (H + 2K)·D; P programs of the backward pass.
 H or K may be zero: the last block of a classifier has its queries apart.
@@ -16,6 +18,7 @@ H or K may be zero: the last block of a classifier has its queries apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +28,7 @@ from torch.autograd.function import once_differentiable
 from automodel.kernels.column_sum import column_sum
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
 from automodel.kernels.rms_norm import rms_norm_reference
-from automodel.kernels.rope import rope_reference, turn_in_place, warps_for
+from automodel.kernels.rope import rope_, rope_reference, turn_in_place, warps_for
 from automodel.kernels.side_stream import SideStream
 
 BACKWARD_PROGRAMS_PER_PROCESSOR = 4
@@ -76,20 +79,53 @@ def _constants(heads: Heads, table: Tensor) -> dict[str, int]:
     slots, block = power_of_two_above(heads.turning), power_of_two_above(table.shape[2])
     return {
         "QUERIES": heads.queries, "KEYS": heads.keys, "HEAD": heads.dim, "HALF": table.shape[2], "BLOCK": block,
-        "SLOTS": slots, "num_warps": warps_for(slots * block),
+        "SLOTS": slots, "VALUE_SLOTS": power_of_two_above(max(1, heads.keys)), "WHOLE": power_of_two_above(heads.dim),
+        "num_warps": warps_for(slots * block),
     }  # fmt: skip
 
 
-def _normed_and_turned(x_TW: Tensor, positions_T: Tensor, table: Tensor, heads: Heads, norms: HeadNorms) -> Tensor:
+def _normed_and_turned(
+    x_TW: Tensor, positions_T: Tensor, table: Tensor, heads: Heads, norms: HeadNorms, with_values: bool
+) -> Tensor:
+    """Queries and keys, and behind them the values as they are where these are wanted too."""
     from automodel.kernels.rope_heads_triton import heads_forward_kernel
 
     T = x_TW.shape[0]
-    out = torch.empty((T, heads.turning * heads.dim), dtype=x_TW.dtype, device=x_TW.device)
+    width = (heads.turning + (heads.keys if with_values else 0)) * heads.dim
+    out = torch.empty((T, width), dtype=x_TW.dtype, device=x_TW.device)
     heads_forward_kernel[(T,)](
         x_TW, positions_T, table, norms.query_weight, norms.key_weight, out,
-        table.shape[1], x_TW.stride(0), norms.eps, OFFSET=norms.offset, **_constants(heads, table),
+        table.shape[1], x_TW.stride(0), norms.eps, OFFSET=norms.offset, WITH_VALUES=with_values,
+        **_constants(heads, table),
     )  # fmt: skip
     return out
+
+
+def _backward(
+    gradients: Sequence[Tensor | None],
+    x_TW: Tensor | None,
+    positions_T: Tensor,
+    table: Tensor,
+    norms: HeadNorms | None,
+    heads: Heads,
+    dx_TW: Tensor,
+) -> Tensor | None:
+    """Writes the gradient of x from those of queries, keys and values (None: it stands there already), and returns
+    partial sums (P, 2, D) of the gradients of the norms' weights."""
+    from automodel.kernels.rope_heads_triton import heads_backward_kernel
+
+    T, partial = positions_T.shape[0], None
+    programs = T
+    if norms is not None:
+        programs = min(T, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(dx_TW.device))
+        partial = torch.empty((programs, 2, heads.dim), dtype=torch.float32, device=dx_TW.device)
+    strides = (0 if t is None else t.stride(0) for t in (*gradients, x_TW))
+    heads_backward_kernel[(programs,)](
+        *gradients, x_TW, positions_T, table, None if norms is None else norms.query_weight,
+        None if norms is None else norms.key_weight, dx_TW, partial, T, table.shape[1], *strides,
+        0.0 if norms is None else norms.eps, OFFSET=0.0 if norms is None else norms.offset, **_constants(heads, table),
+    )  # fmt: skip
+    return partial
 
 
 class _RopeHeads(torch.autograd.Function):
@@ -117,33 +153,50 @@ class _RopeHeads(torch.autograd.Function):
         assert key_weight is not None
         ctx.save_for_backward(positions_T, table, x_TW, query_weight, key_weight)
         norms = HeadNorms(query_weight, key_weight, *style)
-        turned = _normed_and_turned(x_TW, positions_T, table, heads, norms)
+        turned = _normed_and_turned(x_TW, positions_T, table, heads, norms, with_values=False)
         q, k = turned.unflatten(1, (-1, heads.dim)).split([heads.queries, heads.keys], dim=1)
         return q, k, heads.split(x_TW)[2]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: Tensor | None, dk: Tensor | None, dv: Tensor | None):
-        from automodel.kernels.rope_heads_triton import heads_backward_kernel
-
         positions_T, table, *normed = ctx.saved_tensors
-        x_TW, query_weight, key_weight = normed or (None, None, None)
         T, heads = positions_T.shape[0], ctx.heads
         counts = (heads.queries, heads.keys, heads.keys)
-        dq, dk, dv = (_gradient(d, (T, n, heads.dim), ctx) for d, n in zip((dq, dk, dv), counts))
+        gradients = [_gradient(d, (T, n, heads.dim), ctx) for d, n in zip((dq, dk, dv), counts)]
         dx_TW = torch.empty((T, ctx.width), dtype=ctx.dtype, device=ctx.device)
-        partial = None
-        programs = T
-        if x_TW is not None:
-            programs = min(T, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(ctx.device))
-            partial = torch.empty((programs, 2, heads.dim), dtype=torch.float32, device=ctx.device)
-        heads_backward_kernel[(programs,)](
-            dq, dk, dv, x_TW, positions_T, table, query_weight, key_weight, dx_TW, partial, T, table.shape[1],
-            *(0 if t is None else t.stride(0) for t in (dq, dk, dv, x_TW)), ctx.style[0] if ctx.style else 0.0,
-            VALUE_SLOTS=power_of_two_above(max(1, heads.keys)), WHOLE=power_of_two_above(heads.dim),
-            OFFSET=ctx.style[1] if ctx.style else 0.0, **_constants(heads, table),
-        )  # fmt: skip
+        norms = HeadNorms(*normed[1:], *ctx.style) if normed else None
+        partial = _backward(gradients, normed[0] if normed else None, positions_T, table, norms, heads, dx_TW)
         return dx_TW, None, None, *_weight_gradients(ctx, partial), None, None, None
+
+
+class _NormedRopeJoined(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_TW: Tensor,
+        positions_T: Tensor,
+        table: Tensor,
+        query_weight: Tensor,
+        key_weight: Tensor,
+        heads: Heads,
+        style: tuple[float, float],
+        side: SideStream | None,
+    ) -> Tensor:
+        ctx.save_for_backward(positions_T, table, x_TW, query_weight, key_weight)
+        ctx.heads, ctx.style, ctx.side, ctx.weights = heads, style, side, (query_weight, key_weight)
+        norms = HeadNorms(query_weight, key_weight, *style)
+        return _normed_and_turned(x_TW, positions_T, table, heads, norms, with_values=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_TW: Tensor):
+        positions_T, table, x_TW, query_weight, key_weight = ctx.saved_tensors
+        dy_TW, heads = dy_TW.contiguous(), ctx.heads
+        norms = HeadNorms(query_weight, key_weight, *ctx.style)
+        gradients = dy_TW, dy_TW[:, heads.queries * heads.dim :], None
+        partial = _backward(gradients, x_TW, positions_T, table, norms, heads, dy_TW)
+        return dy_TW, None, None, *_weight_gradients(ctx, partial), None, None, None
 
 
 def _gradient(d: Tensor | None, shape: tuple[int, int, int], ctx: Any) -> Tensor | None:
@@ -171,6 +224,11 @@ def _weight_gradients(ctx: Any, partial: Tensor | None) -> tuple[Tensor | None, 
     return found.get(0), found.get(1)
 
 
+def _check(table: Tensor, heads: Heads, norms: HeadNorms | None) -> None:
+    if norms is not None and 2 * table.shape[2] != heads.dim:
+        raise ValueError(f"head norms need a table that turns whole heads of {heads.dim}, got {2 * table.shape[2]}")
+
+
 def rope_heads(
     x_TW: Tensor,
     positions_T: Tensor,
@@ -182,10 +240,27 @@ def rope_heads(
     """(q (T, H, D), k (T, K, D), v (T, K, D)) of a joined product, in its memory where there are no norms: nobody else
     may read x afterwards. table: `rope_table`; with norms it must turn whole heads. side: where the gradients of the
     norms' weights, leaves, are summed up."""
-    if norms is not None and 2 * table.shape[2] != heads.dim:
-        raise ValueError(f"head norms need a table that turns whole heads of {heads.dim}, got {2 * table.shape[2]}")
+    _check(table, heads, norms)
     if not runs_triton(x_TW):
         return rope_heads_reference(x_TW, positions_T, table, heads, norms)
     query_weight, key_weight = (None, None) if norms is None else norms[:2]
     style = None if norms is None else (norms.eps, norms.offset)
     return _RopeHeads.apply(x_TW, positions_T, table, query_weight, key_weight, heads, style, side)
+
+
+def rope_joined(
+    x_TW: Tensor,
+    positions_T: Tensor,
+    table: Tensor,
+    heads: Heads,
+    norms: HeadNorms | None = None,
+    side: SideStream | None = None,
+) -> Tensor:
+    """The same, side by side as they are: (T, W)."""
+    _check(table, heads, norms)
+    if not runs_triton(x_TW):
+        return torch.cat(rope_heads_reference(x_TW, positions_T, table, heads, norms), dim=1).flatten(1)
+    if norms is None:
+        return rope_(x_TW, positions_T, table, heads.turning, heads.dim)
+    style = (norms.eps, norms.offset)
+    return _NormedRopeJoined.apply(x_TW, positions_T, table, norms.query_weight, norms.key_weight, heads, style, side)

@@ -18,11 +18,13 @@ def head_weights(QUERY, KEY, slots, half, HALF: tl.constexpr, QUERIES: tl.conste
 
 @triton.jit(do_not_specialize=["n_positions"])
 def heads_forward_kernel(
-    X, POSITIONS, TABLE, QUERY_WEIGHT, KEY_WEIGHT, OUT, n_positions, x_stride, eps, OFFSET: tl.constexpr,
+    X, POSITIONS, TABLE, QUERY_WEIGHT, KEY_WEIGHT, OUT, n_positions, x_stride, eps,
+    OFFSET: tl.constexpr, WITH_VALUES: tl.constexpr, VALUE_SLOTS: tl.constexpr, WHOLE: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """One program a token: norm and rotation of its queries and keys, into OUT (T, (QUERIES + KEYS) · HEAD)."""
+    """One program a token: norm and rotation of its queries and keys into OUT (T, (QUERIES + KEYS) · HEAD), or with the
+    values behind them (T, (QUERIES + 2 KEYS) · HEAD)."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(POSITIONS + token)
     slots, half = tl.arange(0, SLOTS), tl.arange(0, BLOCK)
@@ -37,9 +39,21 @@ def heads_forward_kernel(
 
     cos = tl.load(TABLE + position * HALF + half, mask=half < HALF, other=1.0)[None, :]
     sin = tl.load(TABLE + (n_positions + position) * HALF + half, mask=half < HALF, other=0.0)[None, :]
-    out = OUT + token * (QUERIES + KEYS) * HEAD + at
-    tl.store(out, (first * cos - second * sin).to(OUT.dtype.element_ty), mask=inside)
-    tl.store(out + HALF, (second * cos + first * sin).to(OUT.dtype.element_ty), mask=inside)
+    out = OUT + token * (QUERIES + (2 if WITH_VALUES else 1) * KEYS) * HEAD
+    tl.store(out + at, (first * cos - second * sin).to(OUT.dtype.element_ty), mask=inside)
+    tl.store(out + at + HALF, (second * cos + first * sin).to(OUT.dtype.element_ty), mask=inside)
+    if WITH_VALUES and KEYS > 0:
+        values = (QUERIES + KEYS) * HEAD
+        copy_heads(X + token * x_stride + values, out + values, KEYS, HEAD, VALUE_SLOTS, WHOLE)
+
+
+@triton.jit
+def copy_heads(FROM, TO, HEADS: tl.constexpr, HEAD: tl.constexpr, SLOTS: tl.constexpr, WHOLE: tl.constexpr):
+    """One token's heads, which lie side by side."""
+    heads, whole = tl.arange(0, SLOTS), tl.arange(0, WHOLE)
+    real = (heads < HEADS)[:, None] & (whole < HEAD)[None, :]
+    at = heads[:, None] * HEAD + whole[None, :]
+    tl.store(TO + at, tl.load(FROM + at, mask=real, other=0.0).to(TO.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -64,9 +78,10 @@ def heads_backward_kernel(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, HEAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """DX (T, (QUERIES + 2 KEYS) · HEAD) of one token after the other. X is None where there were no norms; PARTIAL is
-    (programs, 2, HEAD): gradients of both weights. Each slot has sums of its own, in registers; slots meet at the end,
-    since a sum over slots moves numbers between warps."""
+    """DX (T, (QUERIES + 2 KEYS) · HEAD) of one token after the other. DQ and DK may lie in DX itself, at their places:
+    a thread reads what it writes, before it does. DV is None where the values' gradient is there already, X where there
+    were no norms. PARTIAL is (programs, 2, HEAD): gradients of both weights. Each slot has sums of its own, in
+    registers; slots meet at the end, since a sum over slots moves numbers between warps."""
     slots, half = tl.arange(0, SLOTS), tl.arange(0, BLOCK)
     turns = half < HALF
     inside = (slots < QUERIES + KEYS)[:, None] & turns[None, :]
@@ -106,12 +121,8 @@ def heads_backward_kernel(
             still = slots[:, None] * HEAD + rest[None, :]
             same = load_slots(DQ, DK, token, dq_stride, dk_stride, still, slots, kept, QUERIES, KEYS, HEAD)
             tl.store(out + still, same.to(DX.dtype.element_ty), mask=kept)
-        if KEYS > 0:
-            heads, whole = tl.arange(0, VALUE_SLOTS), tl.arange(0, WHOLE)
-            real = (heads < KEYS)[:, None] & (whole < HEAD)[None, :]
-            value = heads[:, None] * HEAD + whole[None, :]
-            dv = tl.load(DV + token * dv_stride + value, mask=real, other=0.0)
-            tl.store(out + (QUERIES + KEYS) * HEAD + value, dv.to(DX.dtype.element_ty), mask=real)
+        if DV is not None:
+            copy_heads(DV + token * dv_stride, out + (QUERIES + KEYS) * HEAD, KEYS, HEAD, VALUE_SLOTS, WHOLE)
     if PARTIAL is not None:
         sums = PARTIAL + tl.program_id(0) * 2 * HEAD + half
         tl.store(sums, tl.sum(tl.where(queries, first_sums, 0.0), axis=0), mask=turns)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from automodel.kernels.flat_parameters import BLOCK
-from automodel.models.fused_decoder import DECODERS, fusable_decoder_config, head_dim_of
+from automodel.models.decoder_parts import DECODERS, fusable_decoder_config, head_dim_of
 from automodel.models.fused_encoder import ENCODERS
 
 HEAD_SIZES = 8  # flash attention takes multiples of it

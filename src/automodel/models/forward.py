@@ -169,12 +169,13 @@ def _swapped_decoder_forward(model: Any, task: str) -> Forward:
         bind_batch(model, batch)
         stream = _stream(family, model, batch)
         if task == "causal-lm":
-            return model(**stream, read_positions=batch.read_positions_R).logits[0]
+            return model(**stream, read_positions=batch.read_positions_R).logits.squeeze(0)
         if task == "token-classification":
-            hidden_RN = backbone(**stream, read_positions=batch.read_positions_R).last_hidden_state[0]
+            hidden_RN = backbone(**stream, read_positions=batch.read_positions_R).last_hidden_state.squeeze(0)
             return family.tag(model, hidden_RN).float()
         pooled_R = pooled_positions(model.config, batch.input_ids_T, batch.position_ids_T, batch.read_positions_R)
-        return family.classify(model, backbone(**stream, pooled_positions=pooled_R).last_hidden_state[0]).float()
+        hidden_RN = backbone(**stream, pooled_positions=pooled_R).last_hidden_state.squeeze(0)
+        return family.classify(model, hidden_RN).float()
 
     return forward
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch
 from automodel.kernels.side_stream import SideStream
+from automodel.models.decoder_parts import DECODERS
 from automodel.models.fused_decoder import (
-    DECODERS,
     FusedDecoderBlock,
     FusedDecoderTokens,
     FusedFinalNorm,
@@ -48,7 +48,7 @@ def fuse(model: Any, seed: Tensor, side: SideStream | None = None, longest: int 
     gate and up) must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass. `seed`:
     the device tensor every dropout of the step reads. `longest` bounds the documents."""
     if model.config.model_type in DECODERS:
-        return fuse_decoder(model, side, longest)
+        return fuse_decoder(model, seed, side, longest)
     return fuse_encoder(model, seed, side, longest)
 
 

@@ -22,166 +22,30 @@ Legend: T tokens, R rows that are read, N width, H query heads, K key/value head
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch
+from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
 from automodel.kernels.embedding import word_embedding
-from automodel.kernels.flat_parameters import BLOCK
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import joined_linear
-from automodel.kernels.rms_norm import rms_norm
 from automodel.kernels.rope import rope_, rope_table
-from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads
+from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu_linear
-from automodel.models.fused_decoder_attention import Attention, Documents, attend, attend_last, cut_behind
+from automodel.models.decoder_parts import DECODERS, Norm, Parts, decoder_parts, fusable_decoder_config
+from automodel.models.fused_decoder_attention import Documents, attend, attend_last, cut_behind, stays_joined
 from automodel.models.fused_encoder import joined_view
-
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""transformers' names, and those of `kernels/swiglu.py`."""
-WIDEST_HEAD = 256  # of flash attention
-
-
-class Norm(NamedTuple):
-    """An RMSNorm and the way its family computes it (`kernels/rms_norm.py`)."""
-
-    weight: nn.Parameter
-    eps: float
-    offset: float
-    round_first: bool
-
-    def __call__(self, x: Tensor, residual: Tensor | None, side: SideStream | None) -> tuple[Tensor, Tensor]:
-        style = {"eps": self.eps, "offset": self.offset, "round_first": self.round_first}
-        return rms_norm(x, residual, self.weight, **style, side=side)
-
-
-class Norms(NamedTuple):
-    """Where a block normalises; the places its family leaves out are None."""
-
-    before_attention: Norm | None
-    after_attention: Norm | None
-    """Of the branch alone, before it is added to the stream."""
-    before_mlp: Norm | None
-    after_mlp: Norm | None
-
-
-@dataclass(frozen=True)
-class Parts:
-    """One layer, taken apart."""
-
-    qkv: tuple[nn.Linear, ...]
-    """Query, key and value, or one layer for all three (Phi-3)."""
-    out: nn.Linear
-    gate_up: tuple[nn.Linear, ...]
-    """Gate and up, or one layer for both (Phi-3)."""
-    down: nn.Linear
-    norms: Norms
-    head_norms: tuple[Norm, Norm] | None
-    """Of queries and keys: head by head (Qwen3, Gemma 3) or over all heads (OLMo2), by the length of the weight."""
-    heads: Heads
-    scaling: float
-    window: int | None
-    attention_dropout: float
-    turns: bool
-    """Whether queries and keys are rotated (SmolLM3 leaves it out in some layers)."""
-    layer_type: str | None
-    """Gemma 3 has other angles in layers with a window."""
-    activation: str
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """What is particular about a family's layers."""
-
-    norms: tuple[str | None, str | None, str | None, str | None]
-    """Names of the layer's norms, in the order of `Norms`."""
-    offset: float = 0.0
-    round_first: bool = True
-    window: Callable[[Any, Any], int | None] = lambda attention, config: getattr(attention, "sliding_window", None)
-    """(attention module, config) to the layer's window."""
-    activation: str = "hidden_act"
-    """Name of the config's key."""
-
-    def norm(self, module: Any) -> Norm:
-        eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-        return Norm(module.weight, eps, self.offset, self.round_first)
-
-
-def _no_window(attention: Any, config: Any) -> None:
-    return None
-
-
-def _window_of_config(attention: Any, config: Any) -> int | None:
-    return getattr(config, "sliding_window", None)
-
-
-_BEFORE = ("input_layernorm", None, "post_attention_layernorm", None)
-_AFTER = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-_AROUND = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-DECODERS: dict[str, Decoder] = {
-    "llama": Decoder(_BEFORE, window=_no_window),
-    "mistral": Decoder(_BEFORE, window=_window_of_config),
-    "qwen2": Decoder(_BEFORE),
-    "qwen3": Decoder(_BEFORE),
-    "smollm3": Decoder(_BEFORE),
-    "phi3": Decoder(_BEFORE, window=_window_of_config),
-    "gemma": Decoder(_BEFORE, offset=1.0, round_first=False, window=_no_window),
-    "gemma3_text": Decoder(_AROUND, offset=1.0, round_first=False, activation="hidden_activation"),
-    "olmo2": Decoder(_AFTER, round_first=False, window=_no_window),
-}
-
-
-def head_dim_of(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
-def fusable_decoder_config(config: Any) -> bool:
-    """Whether models of this config have blocks of the known kind, as far as the config tells."""
-    decoder = DECODERS.get(config.model_type)
-    if decoder is None or getattr(config, decoder.activation) not in ACTIVATIONS:
-        return False
-    head_dim = head_dim_of(config)
-    residual_dropout = getattr(config, "resid_pdrop", 0.0)  # Phi-3 has the key; published models leave it at 0
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    known = head_dim % 8 == 0 and head_dim <= WIDEST_HEAD and not residual_dropout and softcap is None
-    # Weights that are joined where they lie have to fill their blocks of the flat buffer.
-    rows = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim, config.intermediate_size)
-    joins = config.model_type == "phi3" or all(n * config.hidden_size % BLOCK == 0 for n in rows)
-    return known and joins
 
 
 def fusable_decoder(model: Any) -> bool:
     """Whether `fuse_decoder` will swap this model's layers once its parameters are flat."""
     return fusable_decoder_config(model.config) and all(p.requires_grad for p in model.model.parameters())
-
-
-def decoder_parts(layer: Any, config: Any) -> Parts:
-    decoder, attention, mlp = DECODERS[config.model_type], layer.self_attn, layer.mlp
-    joined = hasattr(attention, "qkv_proj")
-    head_norms = None
-    if hasattr(attention, "q_norm"):
-        head_norms = decoder.norm(attention.q_norm), decoder.norm(attention.k_norm)
-    return Parts(
-        qkv=(attention.qkv_proj,) if joined else (attention.q_proj, attention.k_proj, attention.v_proj),
-        out=attention.o_proj,
-        gate_up=(mlp.gate_up_proj,) if joined else (mlp.gate_proj, mlp.up_proj),
-        down=mlp.down_proj,
-        norms=Norms(*(None if name is None else decoder.norm(getattr(layer, name)) for name in decoder.norms)),
-        head_norms=head_norms,
-        heads=Heads(config.num_attention_heads, config.num_key_value_heads, attention.head_dim),
-        scaling=attention.scaling,
-        window=decoder.window(attention, config),
-        attention_dropout=attention.attention_dropout,
-        turns=bool(getattr(attention, "use_rope", True)),
-        layer_type=getattr(attention, "layer_type", None),
-        activation=ACTIVATIONS[getattr(config, decoder.activation)],
-    )
 
 
 def _weights(linears: tuple[nn.Linear, ...]) -> list[nn.Parameter]:
@@ -240,6 +104,9 @@ class FusedDecoderBlock:
     layer: Any
     parts: Parts
     angles: Angles | None
+    seed: Tensor
+    """The device tensor that every dropout of the step reads."""
+    site: int
     pools: bool
     """Whether this is the last block, which may run for some rows alone."""
     side: SideStream | None
@@ -260,7 +127,7 @@ class FusedDecoderBlock:
         if isinstance(hidden_states, Stream):
             y, h = self._add(hidden_states.branch_TN, hidden_states.residual_TN, norms.before_attention)
         else:
-            y, h = self._add(hidden_states[0], None, norms.before_attention)
+            y, h = self._add(hidden_states.squeeze(0), None, norms.before_attention)
         if self.pools and pooled_positions is not None:
             attended, h = self._attend_pooled(y, h, documents, pooled_positions)
         else:
@@ -301,14 +168,28 @@ class FusedDecoderBlock:
 
     def _how(self) -> Attention:
         p = self.parts
-        return Attention(p.scaling, p.window, p.attention_dropout if self.layer.training else 0.0)
+        return Attention(
+            heads=p.heads.queries,
+            key_heads=p.heads.keys,
+            head_dim=p.heads.dim,
+            scale=p.scaling,
+            causal=True,
+            window=-1 if p.window is None else p.window - 1,
+            dropout=p.attention_dropout if self.layer.training else 0.0,
+            site=ATTENTION_SITES + self.site,
+        )
 
     def _attend(self, y: Tensor, h: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
         """(attention output, the stream)."""
-        p = self.parts
+        p, how = self.parts, self._how()
         qkv, around = self._product(y, p.qkv)
+        if p.norms.before_attention is None:
+            h = around
+        if stays_joined(qkv, documents, how):
+            qkv = self._joined_heads(qkv, documents)
+            return attention(qkv, documents.boundaries, documents.longest, how, self.seed), h
         q, k, v = self._heads(qkv, documents.positions_T, documents.longest, p.heads)
-        return attend(q, k, v, documents, self._how()), around if p.norms.before_attention is None else h
+        return attend(q, k, v, documents, how), h
 
     def _attend_pooled(self, y: Tensor, h: Tensor, documents: Documents, pooled_R: Tensor) -> tuple[Tensor, Tensor]:
         """Both for the pooled rows alone, (R, …)."""
@@ -329,24 +210,41 @@ class FusedDecoderBlock:
         rows = pooled_R.shape[0]
         return attended[0 : 2 * rows : 2], h.index_select(0, pooled_R)
 
+    def _joined_heads(self, x_TW: Tensor, documents: Documents) -> Tensor:
+        """Queries, keys and values of a product, side by side as they are; x is not to be used afterwards."""
+        heads, positions_T, table = self.parts.heads, documents.positions_T, self._table(documents.longest)
+        if self._norms_are_wide():
+            return torch.cat(self._wide_heads(x_TW, positions_T, table, heads), dim=1).flatten(1)
+        if table is None:
+            return x_TW
+        return rope_joined(x_TW, positions_T, table, heads, self._head_norms(), self.side)
+
     def _heads(self, x_TW: Tensor, positions_T: Tensor, longest: int, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of a product, as attention takes them; x is not to be used afterwards."""
-        p = self.parts
-        table = None if self.angles is None else self.angles.up_to(longest)
-        norms = p.head_norms
-        if norms is not None and norms[0].weight.shape[0] > heads.dim:
+        """The same, apart; where x holds only queries, or only keys and values, `heads` says so."""
+        table = self._table(longest)
+        if self._norms_are_wide():
             return self._wide_heads(x_TW, positions_T, table, heads)
         if table is None:
-            assert norms is None, "no family normalises heads that it does not turn"
             return heads.split(x_TW)
-        head_norms = None if norms is None else HeadNorms(norms[0].weight, norms[1].weight, *norms[0][1:])
-        return rope_heads(x_TW, positions_T, table, heads, head_norms, self.side)
+        return rope_heads(x_TW, positions_T, table, heads, self._head_norms(), self.side)
+
+    def _table(self, longest: int) -> Tensor | None:
+        assert self.angles is not None or self.parts.head_norms is None, "no family norms heads that it does not turn"
+        return None if self.angles is None else self.angles.up_to(longest)
+
+    def _norms_are_wide(self) -> bool:
+        norms = self.parts.head_norms
+        return norms is not None and norms[0].weight.shape[0] > self.parts.heads.dim
+
+    def _head_norms(self) -> HeadNorms | None:
+        norms = self.parts.head_norms
+        return None if norms is None else HeadNorms(norms[0].weight, norms[1].weight, *norms[0][1:])
 
     def _wide_heads(self, x_TW: Tensor, positions_T: Tensor, table: Tensor | None, heads: Heads):
         """OLMo2: norms over all query heads and over all key heads together."""
         norms = self.parts.head_norms
         assert norms is not None
-        assert table is not None, "no family normalises heads that it does not turn"
+        assert table is not None
         made = []
         *turning, v = x_TW.split([n * heads.dim for n in (heads.queries, heads.keys, heads.keys)], dim=1)
         for part, norm, count in zip(turning, norms, heads[:2]):
@@ -367,7 +265,7 @@ class FusedFinalNorm:
         return self.norm(hidden_states.branch_TN, hidden_states.residual_TN, self.side)[0].unsqueeze(0)
 
 
-def fuse_decoder(model: Any, side: SideStream | None, longest: int) -> int:
+def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int) -> int:
     """Swaps embedding, blocks and final norm; returns the number of blocks. Weights of one product must be neighbours
     in memory by now. `longest` bounds the documents."""
     backbone = model.model
@@ -384,6 +282,6 @@ def fuse_decoder(model: Any, side: SideStream | None, longest: int) -> int:
     last = len(parts) - 1
     for index, (layer, p) in enumerate(zip(backbone.layers, parts)):
         turning = angles[p.layer_type] if p.turns else None
-        layer.forward = FusedDecoderBlock(layer, p, turning, pools=index == last, side=side)
+        layer.forward = FusedDecoderBlock(layer, p, turning, seed, index, pools=index == last, side=side)
     backbone.norm.forward = FusedFinalNorm(DECODERS[model.config.model_type].norm(backbone.norm), side)
     return len(parts)

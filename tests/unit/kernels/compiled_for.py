@@ -189,7 +189,7 @@ def heads_cases():
         slots, block = power_of_two_above(queries + keys), power_of_two_above(angles)
         sizes = constant(
             QUERIES=queries, KEYS=keys, TURNING=queries + keys, HEAD=dim, HALF=angles, BLOCK=block, SLOTS=slots,
-            OFFSET=0.0, VALUE_SLOTS=power_of_two_above(keys), WHOLE=power_of_two_above(dim),
+            OFFSET=0.0, WITH_VALUES=True, VALUE_SLOTS=power_of_two_above(keys), WHOLE=power_of_two_above(dim),
         )  # fmt: skip
         if not normed:
             sizes |= constant(X=None, QUERY_WEIGHT=None, KEY_WEIGHT=None, PARTIAL=None)

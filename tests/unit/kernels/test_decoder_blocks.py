@@ -4,6 +4,7 @@ references in `tests/parity/test_fused_decoders.py`, all on a GPU in `tests/gpu/
 
 import pytest
 
+from automodel.models import fused_decoder_attention
 from parity.test_fused_decoders import fused
 from parity.test_packed_families import assert_same_logits_and_gradients, documents
 
@@ -12,16 +13,24 @@ PARTLY_TURNED = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "task", "overrides"),
+    ("kind", "task", "overrides", "short"),
     [
-        ("llama", "text-classification", {"pad_token_id": 2}),
-        ("qwen3", "text-classification", {}),
-        ("gemma3_text", "causal-lm", {}),
-        ("phi3", "causal-lm", PARTLY_TURNED),
-        ("olmo2", "text-classification", {}),
+        ("llama", "text-classification", {"pad_token_id": 2}, True),
+        ("qwen3", "text-classification", {}, True),
+        ("gemma3_text", "causal-lm", {}, True),
+        ("phi3", "causal-lm", PARTLY_TURNED, True),
+        ("olmo2", "text-classification", {}, True),
+        ("qwen3", "causal-lm", {}, False),
+        ("phi3", "causal-lm", PARTLY_TURNED, False),
     ],
-    ids=["rotation in place", "head norms, pooled", "head norms", "partial rotation", "wide norms"],
+    ids=[
+        *("rotation in place", "head norms, pooled", "head norms", "partial rotation", "wide norms"),
+        *("long documents, head norms", "long documents, partial rotation"),
+    ],
 )
-def test_kernels_and_all(interpreter, kind, task, overrides):
+def test_kernels_and_all(interpreter, monkeypatch, kind, task, overrides, short):
+    """Long documents: queries, keys and values are taken apart for another attention."""
+    if not short:
+        monkeypatch.setattr(fused_decoder_attention, "SHORT", 0)
     ours, stock, forward = fused(kind, task, **overrides)
     assert_same_logits_and_gradients(ours, stock, forward, task, documents(0))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from automodel.kernels.rope import rope_, rope_reference, rope_table
-from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_heads_reference
+from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_heads_reference, rope_joined
 
 TOLERANCE = {"rtol": 1e-5, "atol": 2e-5}  # fp32
 POSITIONS = torch.tensor([0, 1, 2, 3, 0, 1, 7, 30, 5])
@@ -44,6 +44,22 @@ def check(x, heads, table, norms):
 def test_heads(path, heads, norms):
     x = draw(len(POSITIONS), (heads.queries + 2 * heads.keys) * heads.dim)
     check(x, heads, table_of(heads.dim // 2), None if norms is None else norms_of(heads.dim, norms))
+
+
+@pytest.mark.parametrize("norms", [None, 0.0, 1.0], ids=["plain", "qwen3", "gemma3"])
+@pytest.mark.parametrize("heads", [Heads(4, 2, 8), Heads(3, 1, 16), Heads(2, 2, 24)], ids=str)
+def test_heads_side_by_side(path, heads, norms):
+    """The gradient comes back in the memory of the one that was handed in."""
+    x = draw(len(POSITIONS), (heads.queries + 2 * heads.keys) * heads.dim)
+    table, norms = table_of(heads.dim // 2), None if norms is None else norms_of(heads.dim, norms)
+    ours = rope_joined(x * 1.0, POSITIONS, table, heads, norms)
+    expected = torch.cat(rope_heads_reference(x, POSITIONS, table, heads, norms), dim=1).flatten(1)
+    torch.testing.assert_close(ours, expected, **TOLERANCE)
+    learned = [x, *(norms[:2] if norms else ())]
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(9))
+    found = torch.autograd.grad(ours, learned, upstream.clone())
+    for a, b in zip(found, torch.autograd.grad(expected, learned, upstream)):
+        torch.testing.assert_close(a, b, **TOLERANCE)
 
 
 @pytest.mark.parametrize("angles", [2, 3, 6])
