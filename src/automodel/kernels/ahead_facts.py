@@ -14,6 +14,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 HALF_PRECISIONS = ("bf16", "bf16-pure", "fp16")
@@ -25,7 +26,7 @@ BLOCK, HEAD_SIZES = 2048, 8  # as in `flat_parameters.py`, and what flash attent
 class Shape:
     """What the kernels see of a model."""
 
-    blocks: Literal["post-norm", "modernbert", "stock"]
+    blocks: Literal["post-norm", "modernbert", "decoder", "stock"]
     """Which fused blocks it has; stock: none, only the optimizer's kernels are ours."""
     width: int = 0
     embedding_width: int = 0
@@ -40,12 +41,29 @@ class Shape:
     """On the attention weights."""
     window: int = -1
     """How far attention reaches in the layers where it does not reach everywhere; -1: there are none."""
+    all_windowed: bool = False
+    """Whether that is so in every layer."""
     out_dropout: float = 0.0
     """After attention."""
     down_dropout: float = 0.0
     """After the MLP."""
     pools: bool = False
     """Whether a classifier's last block may run for the pooled tokens alone."""
+    # Decoders only:
+    key_heads: int = 0
+    head_dim: int = 0
+    turning_dim: int = 0
+    """Elements of a head that are rotated."""
+    norms: Literal["before", "after", "around"] = "before"
+    """Where a block normalises."""
+    head_norms: Literal["", "each", "all"] = ""
+    """Norms of queries and keys: none, head by head, or over all heads."""
+    norm_offset: float = 0.0
+    round_first: bool = True
+    activation: str = ""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +131,45 @@ MODERNBERT = {
     "hidden_activation": "gelu",
     "classifier_pooling": "cls",
 }
+DECODER = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "head_dim": None,
+    "num_key_value_heads": None,
+}
+"""None: follows from the others."""
+LLAMA = DECODER | {"hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32}
+MISTRAL = LLAMA | {"intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096}
+QWEN2 = LLAMA | {"intermediate_size": 22016, "num_key_value_heads": 32, "use_sliding_window": False}
+QWEN3 = QWEN2 | {"head_dim": 128}
+SMOLLM3 = LLAMA | {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "use_sliding_window": False,
+}
+PHI3 = LLAMA | {"hidden_size": 3072, "intermediate_size": 8192, "resid_pdrop": 0.0}
+GEMMA = DECODER | {
+    "hidden_size": 3072,
+    "intermediate_size": 24576,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+GEMMA3 = GEMMA | {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 4096,
+    "attn_logit_softcapping": None,
+}
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+WIDEST_HEAD = 256
 DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads"}
 """Names that transformers takes for others."""
 
@@ -175,6 +232,37 @@ def _modernbert(config: Mapping[str, Any]) -> Shape:
     )
 
 
+def _decoder(config: Mapping[str, Any], **particular: Any) -> Shape:
+    """As `models/fused_decoder.py` decides; `particular`: what its family does differently from Llama."""
+    width, inner, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    head_dim, key_heads = config["head_dim"] or width // heads, config["num_key_value_heads"] or heads
+    activation = ACTIVATIONS.get(config["hidden_activation" if config["model_type"] == "gemma3_text" else "hidden_act"])
+    plain = not config.get("resid_pdrop") and config.get("attn_logit_softcapping") is None
+    fills = all(n * width % BLOCK == 0 for n in (heads * head_dim, key_heads * head_dim, inner))
+    fits = head_dim % HEAD_SIZES == 0 and head_dim <= WIDEST_HEAD and (fills or config["model_type"] == "phi3")
+    angles = {**(config.get("rope_parameters") or {}), **config}
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    biased = bool(config["attention_bias"]) and config["model_type"] not in ("mistral", "phi3", "qwen2")
+    known: dict[str, Any] = {
+        "blocks": "decoder" if activation and plain and fits else "stock",
+        "width": width,
+        "embedding_width": width,
+        "inner": inner,
+        "heads": heads,
+        "pools": True,
+        "attention_dropout": config["attention_dropout"],
+        "window": -1 if window is None else window - 1,
+        "key_heads": key_heads,
+        "head_dim": head_dim,
+        "turning_dim": int(head_dim * angles.get("partial_rotary_factor", 1.0)),
+        "activation": activation or "",
+        "qkv_bias": biased,
+        "out_bias": biased,
+        "mlp_bias": bool(config["mlp_bias"]) and config["model_type"] in ("llama", "smollm3"),
+    }
+    return Shape(**(known | particular))
+
+
 FAMILIES: dict[str, tuple[dict[str, Any], Callable[[Mapping[str, Any]], Shape]]] = {
     "bert": (BERT, _bert),
     "roberta": (BERT, _bert),
@@ -183,9 +271,20 @@ FAMILIES: dict[str, tuple[dict[str, Any], Callable[[Mapping[str, Any]], Shape]]]
     "electra": (ELECTRA, _bert),
     "distilbert": (DISTILBERT, _distilbert),
     "modernbert": (MODERNBERT, _modernbert),
+    "llama": (LLAMA, partial(_decoder, window=-1)),
+    "mistral": (MISTRAL, partial(_decoder, all_windowed=True)),
+    "qwen2": (QWEN2, partial(_decoder, qkv_bias=True)),
+    "qwen3": (QWEN3, partial(_decoder, head_norms="each")),
+    "smollm3": (SMOLLM3, _decoder),
+    "phi3": (PHI3, partial(_decoder, all_windowed=True)),
+    "gemma": (GEMMA, partial(_decoder, window=-1, norm_offset=1.0, round_first=False)),
+    "gemma3_text": (
+        GEMMA3,
+        partial(_decoder, norms="around", head_norms="each", norm_offset=1.0, round_first=False),
+    ),
+    "olmo2": (LLAMA, partial(_decoder, window=-1, norms="after", head_norms="all", round_first=False)),
 }
-"""Model type: what transformers assumes where the file is silent, and how to read it. The fused families
-(`models/fused_encoder.py`), all of them."""
+"""Model type: what transformers assumes where the file is silent, and how to read it. All fused families."""
 
 
 def shape_of(config: Mapping[str, Any]) -> Shape:

@@ -7,6 +7,7 @@ of transformers, fused by the code a run uses, on CPU tensors: launches are caug
 control flow depends on them. Flash attention has no CPU version that training could use, so it gets one here.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -27,7 +28,8 @@ from automodel.kernels.ahead_recipes import Bench, recipes_for
 from automodel.kernels.ahead_worker import Gpu, Recorder
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.models.forward import make_forward
-from automodel.models.fused_encoder import fuse_encoder
+from automodel.models.fuse import fuse
+from automodel.models.fused_decoder import DECODERS
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
 
@@ -64,8 +66,10 @@ def make_model(kind: str, task: str, **options):
         "electra": bert | {"embedding_size": 64},
         "modernbert": bert | {"local_attention": 16, "num_hidden_layers": 4},
     }
-    config = hf.AutoConfig.for_model(kind, **own.get(kind, bert), **options)
+    decoder = bert | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "pad_token_id": 1}
+    config = hf.AutoConfig.for_model(kind, **(own.get(kind, decoder if kind in DECODERS else bert) | options))
     by_task = {
+        "causal-lm": hf.AutoModelForCausalLM,
         "text-classification": hf.AutoModelForSequenceClassification,
         "token-classification": hf.AutoModelForTokenClassification,
     }
@@ -78,7 +82,7 @@ def make_batch(task: str, size: int, pairs: bool):
         ids = rng.integers(10, 80, rng.integers(5, LONGEST)).tolist()
         extra = {"token_types": [0] * (len(ids) - 2) + [1] * 2} if pairs else {}
         label = row % 2
-        if task == "token-classification":
+        if task in ("token-classification", "causal-lm"):
             writer.add(row, ids, token_labels=[label] * len(ids), **extra)
         else:
             writer.add(row, ids, label=label, **extra)
@@ -102,7 +106,7 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
         lazy=model.get_input_embeddings().weight if facts.lazy else None,
     )
     optimizer._tables = optimizer._tables[1:]  # the row that a capture gets
-    fused = fuse_encoder(model, torch.zeros(1, dtype=torch.int64), None, LONGEST) if facts.precision != "fp32" else 0
+    fused = fuse(model, torch.zeros(1, dtype=torch.int64), None, LONGEST) if facts.precision != "fp32" else 0
     fusable = facts.shape.blocks != "stock" and facts.precision != "fp32"
     assert bool(fused) == fusable, (model.config.model_type, fused, facts)
     forward = make_forward(model, task, "packed", swapped=bool(fused))
@@ -117,7 +121,9 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
 
 def compare(kind: str, task: str, pairs: bool, options: dict, **about) -> dict:
     model = make_model(kind, task, **options)
-    facts = Facts(shape_of(model.config.to_dict()), evaluation_batch=16, **about).on(HOPPER.capability)
+    shape = shape_of(model.config.to_dict())
+    shape = dataclasses.replace(shape, pools=shape.pools and task == "text-classification")
+    facts = Facts(shape, evaluation_batch=16, **about).on(HOPPER.capability)
     launched, foreseen, by_recipe = set(), set(), {}
     with Recorder(HOPPER, lambda s: launched.add((s.name, s.data))):
         train_and_evaluate(model, facts, task, pairs)
@@ -135,7 +141,7 @@ def compare(kind: str, task: str, pairs: bool, options: dict, **about) -> dict:
 
 
 def cases():
-    classify, tag = "text-classification", "token-classification"
+    classify, tag, language = "text-classification", "token-classification", "causal-lm"
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     yield "distilbert", classify, False, {}, {"lazy": True}
     yield "distilbert", classify, False, {"dropout": 0.0, "attention_dropout": 0.0}, {"batch": 3, "precision": "fp16"}
@@ -148,6 +154,22 @@ def cases():
     yield "modernbert", classify, False, {}, {"lazy": True}
     yield "modernbert", classify, False, {"attention_dropout": 0.1}, {"accumulates": True, "batch": 5}
     yield "modernbert", classify, False, {"classifier_pooling": "mean"}, {"lazy": True, "groups": 1}
+    yield "llama", language, False, {}, {}
+    yield "llama", classify, False, {"attention_bias": True, "mlp_bias": True}, {"lazy": True}
+    yield "mistral", language, False, {}, {"accumulates": True}
+    yield "qwen2", classify, False, {}, {"lazy": True, "precision": "fp16"}
+    yield "qwen3", classify, False, {}, {"lazy": True}
+    yield "smollm3", language, False, {}, {"precision": "bf16-pure"}
+    yield "phi3", classify, False, {"partial_rotary_factor": 0.5}, {"lazy": True}
+    yield "gemma", language, False, {}, {}
+    yield (
+        "gemma3_text",
+        language,
+        False,
+        {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
+        {},
+    )
+    yield "olmo2", classify, False, {}, {"lazy": True}
 
 
 if __name__ == "__main__":

@@ -72,8 +72,7 @@ def test_little_is_compiled_for_nothing(report):
     """What nobody can know beforehand: blocks and parameters of the optimizer, whether there will be text pairs."""
     unknown = {"square_sums_kernel", "update_kernel", "add_norm_forward_kernel", "add_norm_backward_kernel"}
     for case in report:
-        if "token-classification" not in case["case"]:
-            assert set(case["needless"]) <= unknown, case["case"]
+        assert set(case["needless"]) <= unknown, case["case"]
 
 
 @needs_triton
