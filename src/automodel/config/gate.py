@@ -24,7 +24,7 @@ from automodel.config.errors import ConfigError, Problem, UserError
 from automodel.config.fields import fields_of, takes_extra
 from automodel.config.names import near, spellings
 from automodel.config.section import Section
-from automodel.config.targets import OPTIMIZER_NAMES, SLOTS, TRUSTED_ROOTS, Slot
+from automodel.config.targets import NAMED_ARGUMENTS, OPTIMIZER_NAMES, SLOTS, TRUSTED_ROOTS, Slot
 
 REMOTE_CODE = "remote_code"
 """`--trust remote_code` allows `model.trust_remote_code: true`; it is not a package."""
@@ -81,14 +81,15 @@ def check_section(config: Section, given: set[str], trust: Sequence[str]) -> lis
     extra = getattr(config, "extra", {})
     known = fields_of(type(config))
     given = {key for key in given if key not in known or getattr(config, key) != known[key].default}
-    if target is None and config.SLOT == "optimizer":
+    named = target is None and config.SLOT == "optimizer"
+    if named:
         target = OPTIMIZER_NAMES[getattr(config, "name", "adamw")]
     elif target is not None and config.SLOT == "optimizer" and "name" in given:
         return [Problem("name", "is for when there is no `_target_`, and there is one. Keep one of the two.")]
     if target is None or (target in slot.known and canonical(target) not in slot.arguments):
         return _check_plain_extra(config, extra)
     try:
-        found = None if target in slot.known else _open_object(target, slot, trust)
+        found = None if named or target in slot.known else _open_object(target, slot, trust)
     except Refused as refused:
         return [Problem("target", str(refused))]
     if config.SLOT == "optimizer":
@@ -114,7 +115,8 @@ def unused_keys(config: Section) -> set[str]:
     if config.SLOT != "optimizer":
         return set()
     target = getattr(config, "target", None)
-    accepted = SLOTS["optimizer"].arguments.get(canonical(target or OPTIMIZER_NAMES[getattr(config, "name", "adamw")]))
+    used = canonical(target or OPTIMIZER_NAMES[getattr(config, "name", "adamw")])
+    accepted = NAMED_ARGUMENTS.get(used) or SLOTS["optimizer"].arguments.get(used)
     adam = set() if accepted is None else {"betas", "eps"} - accepted
     return adam | ({"name"} if target else set())
 
@@ -259,7 +261,7 @@ def _check_arguments(
 ) -> list[Problem]:
     """Arguments the target does not take, and, where they are `complete`, those it cannot do without."""
     name = canonical(target).rpartition(".")[2]
-    known = slot.arguments.get(canonical(target))
+    known = NAMED_ARGUMENTS.get(target) or slot.arguments.get(canonical(target))
     required: set[str] = set()
     if known is not None:
         accepted, takes_any = set(known), False

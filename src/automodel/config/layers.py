@@ -7,6 +7,7 @@ key by key, anything else replaces.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import cast
 
 from automodel.config.complaints import Complaints
@@ -37,7 +38,11 @@ class Normaliser:
     def normalise(self, raw: Mapping, section: type[Section], path: str = "") -> Mapping:
         """The mapping with every key under its field's name and every nested section in its long form."""
         out = Mapping({}, raw.place, text=raw.text)
-        for entry in raw.entries.values():
+        moved = []
+        for entry in _inlined(raw, section):
+            if entry.key in section.HOMES:
+                moved.append(entry)
+                continue
             name = self._field_name(entry, section, path)
             if name is None:
                 continue
@@ -54,7 +59,24 @@ class Normaliser:
                 node = self._long_form(entry, fields_of(section)[name], key_path)
                 if node is not None:
                     out.entries[name] = Entry(entry.key, node, entry.place)
+        for entry in moved:
+            self._move_home(entry, section.HOMES[entry.key], out)
         return out
+
+    def _move_home(self, entry: Entry, home: str, out: Mapping) -> None:
+        """Puts a key that was written at the top level where it belongs, unless that is taken."""
+        outer, _, inner = home.partition(".")
+        small = Mapping({inner: Entry(inner, entry.node, entry.place)}, entry.place)
+        normal = self.normalise(Mapping({outer: Entry(outer, small, entry.place)}, entry.place), self.root)
+        present = out.entries.get(outer)
+        if present is not None and isinstance(present.node, Mapping):
+            given = cast(Mapping, normal.entries[outer].node).entries
+            taken = next((key for key in given if key in present.node.entries), None)
+            if taken is not None:
+                message = f"is another name for `{outer}.{taken}`, which is given too. Keep one."
+                self.complaints.add(entry.place, entry.key, message)
+                return
+        merge(out, normal, self.root, self.complaints)
 
     def _field_name(self, entry: Entry, section: type[Section], path: str) -> str | None:
         """The field an entry sets, `extra` for an argument of the target, or nothing and a complaint."""
@@ -111,6 +133,15 @@ class Normaliser:
         for inner, at in walk(node, path):
             if isinstance(at, Mapping) and "_target_" in at.entries:
                 self.complaints.add(at.entries["_target_"].place, f"{inner}._target_", NO_TARGET)
+
+
+def _inlined(raw: Mapping, section: type[Section]) -> Iterator[Entry]:
+    """The entries of a mapping, with those of its inlined mappings among them."""
+    for entry in raw.entries.values():
+        if entry.key in section.INLINE and (isinstance(entry.node, Mapping) or is_null(entry.node)):
+            yield from entry.node.entries.values() if isinstance(entry.node, Mapping) else ()
+        else:
+            yield entry
 
 
 def merge(under: Mapping, over: Mapping, section: type[Section] | None, complaints: Complaints, path: str = "") -> None:

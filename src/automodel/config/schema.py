@@ -32,6 +32,12 @@ def json_schema(root: type[Section]) -> dict[str, Any]:
     for section in sorted(sections, key=lambda s: s.__name__):
         definitions[section.__name__] = _section_schema(section)
     whole = _section_schema(root)
+    for key, home in root.HOMES.items():
+        outer, _, inner = home.partition(".")
+        nested = fields_of(root)[outer].section
+        assert nested is not None
+        there = _section_schema(nested)["properties"][inner]
+        whole["properties"][key] = {**there, "description": f"Another place for `{home}`."}
     return {"$schema": DRAFT, "title": root.__name__, **whole, "$defs": definitions}
 
 
@@ -41,6 +47,10 @@ def _section_schema(section: type[Section]) -> dict[str, Any]:
         properties[f.key] = _field_schema(f, section)
     for alias, name in section.ALIASES.items():
         properties[alias] = {**properties[name], "description": f"Another name for `{name}`."}
+    own = dict(properties)
+    for key in section.INLINE:
+        inner = {"type": "object", "properties": own, "additionalProperties": False}
+        properties[key] = {"description": "More keys of this section.", "anyOf": [inner, {"type": "null"}]}
     schema: dict[str, Any] = {
         "type": "object",
         "description": doc_of(section),
@@ -137,6 +147,12 @@ def _section_page(path: str, section: type[Section]) -> str:
         lines.append(_row(f, section))
     if takes_extra(section):
         lines += ["", "Other keys are arguments of the `_target_`, or attributes of the model's own config."]
+    if section.INLINE:
+        listed = ", ".join(f"`{key}: {{…}}`" for key in section.INLINE)
+        lines += ["", f"The keys may also stand in {listed}."]
+    if section.HOMES:
+        listed = ", ".join(f"`{key}` (`{home}`)" for key, home in section.HOMES.items())
+        lines += ["", f"Also understood here, as in TrainingArguments: {listed}."]
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,8 @@ Conventions the loader follows:
 
 - `_target_` in the file is the field `target` here.
 - `ALIASES` maps other accepted spellings to field names (`{"dataset_name": "path"}`).
+- `INLINE` names mappings whose keys are read as if they stood in the section itself (`lr_scheduler_kwargs`).
+- `HOMES`, on the class of the whole file, maps keys that people write at the top level to where they belong.
 - `SHORTHAND` names the field that a bare scalar sets (`model: bert-base-uncased`).
 - `SLOT` names the gate's slot, which says what a `_target_` may be here; see `config/gate.py`.
 - A field named `extra` collects unknown keys for the target's own signature; sections without it refuse them.
@@ -42,6 +44,8 @@ class Section:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "use_attribute_docstrings": True}
     ALIASES: ClassVar[dict[str, str]] = {}
+    INLINE: ClassVar[tuple[str, ...]] = ()
+    HOMES: ClassVar[dict[str, str]] = {}
     SHORTHAND: ClassVar[str | None] = None
     SLOT: ClassVar[str | None] = None
     EXAMPLE: ClassVar[str] = ""

@@ -123,6 +123,7 @@ SLOTS: dict[str, Slot] = {
         unfit={
             "torch.optim.LBFGS": "it runs the model several times for each step",
             "torch.optim.SparseAdam": "it takes sparse gradients only, and there are none here",
+            "torch.optim.Muon": "it takes matrices only; `name: muon` gives the other parameters to AdamW",
         },
         arguments={
             "torch.optim.AdamW": _ADAM,
@@ -155,8 +156,24 @@ SLOTS: dict[str, Slot] = {
 
 # `optimizer.name` for `_target_`: the same arguments are taken.
 OPTIMIZER_NAMES = {
-    "adamw": "torch.optim.AdamW",
-    "adamw_torch": "torch.optim.AdamW",
-    "adamw_torch_fused": "torch.optim.AdamW",
+    **dict.fromkeys(("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused"), "torch.optim.AdamW"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), "AdamW8bit"),
+    **dict.fromkeys(("paged_adamw", "paged_adamw_32bit"), "PagedAdamW"),
+    **dict.fromkeys(("lion", "lion_32bit", "lion_8bit", "paged_lion", "paged_lion_32bit", "paged_lion_8bit"), "Lion"),
+    "adafactor": "Adafactor",
+    "muon": "Muon",
     "sgd": "torch.optim.SGD",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+}
+
+# Optimizers that are chosen by name, not by `_target_`, and the keys each takes.
+NAMED_ARGUMENTS = {
+    "AdamW8bit": frozenset({"lr", "betas", "eps", "weight_decay"}),
+    "PagedAdamW": frozenset({"lr", "betas", "eps", "weight_decay"}),
+    "Lion": frozenset({"lr", "betas", "weight_decay"}),
+    "Adafactor": frozenset({"lr", "weight_decay", "clip_threshold", "decay_rate", "beta1", "scale_parameter"}),
+    "Muon": frozenset({"lr", "muon_lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "ns_steps"}),
+    "RMSprop": frozenset({"lr", "eps", "weight_decay", "alpha", "momentum", "centered", "foreach", "maximize"}),
+    "Adagrad": frozenset({"lr", "eps", "weight_decay", "lr_decay", "initial_accumulator_value", "foreach"}),
 }

@@ -2,6 +2,10 @@
 
 Weight decay leaves biases and norms alone, as HF Trainer does; `decay_norms_and_biases` gives a bare torch
 optimizer's behaviour. State travels by parameter *name*, so a checkpoint does not depend on the order of groups.
+
+What torch has is torch's. Adafactor is transformers', as in HF Trainer: torch's scales every step by the size of the
+weights, so the same learning rate means something else there. Lion is our own (`lion.py`), Muon is torch's beside AdamW
+(`muon.py`), 8-bit and paged state comes from bitsandbytes (`quantized.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ from torch import Tensor, nn
 
 from automodel.config.errors import UserError
 from automodel.optim.config import OptimizerConfig
+from automodel.optim.kinds import KINDS, Kind
+from automodel.optim.lion import Lion
+from automodel.optim.muon import LR_FACTOR, muon_with_adamw
+from automodel.optim.quantized import build_quantized, is_quantized, load_quantized_state
 
-NAMED = {
+TORCH = {
     "adamw": torch.optim.AdamW,
-    "adamw_torch": torch.optim.AdamW,
-    "adamw_torch_fused": torch.optim.AdamW,
     "sgd": torch.optim.SGD,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
 }
 
 
@@ -41,23 +49,50 @@ def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, A
     return [g for g in groups if g["params"]]
 
 
-def build_optimizer(model: nn.Module, cfg: OptimizerConfig, target: type | None = None) -> torch.optim.Optimizer:
-    """The optimizer over `model`'s trainable parameters; `target` is the class behind `_target_`, already gated."""
-    cls = target or NAMED[cfg.name]
+def build_optimizer(
+    model: nn.Module, cfg: OptimizerConfig, target: type | None = None, kind: Kind | None = None
+) -> torch.optim.Optimizer:
+    """The optimizer over `model`'s trainable parameters. `target` is the class behind `_target_`, already gated; `kind`
+    is the plan's choice where it is not what the name says (no paging on the CPU)."""
+    groups = parameter_groups(model, cfg)
+    kind = kind or KINDS[cfg.name]
+    try:
+        if target is not None:
+            return _from_class(target, groups, cfg)
+        return _by_name(kind, model, groups, cfg)
+    except (TypeError, ValueError) as error:
+        name = f"{target.__module__}.{target.__qualname__}" if target else cfg.name
+        raise UserError(f"optimizer: {name} refused its arguments: {error}.") from error
+
+
+def _by_name(kind: Kind, model: nn.Module, groups: list[dict[str, Any]], cfg: OptimizerConfig) -> torch.optim.Optimizer:
+    adam = {"betas": cfg.betas, "eps": cfg.eps}
+    if not kind.plain:
+        moments = adam if kind.algorithm == "adamw" else {"betas": cfg.betas}
+        return build_quantized(model, kind, groups, lr=cfg.lr, **moments, **cfg.extra)
+    if kind.algorithm == "lion":
+        return Lion(groups, lr=cfg.lr, betas=cfg.betas, **cfg.extra)
+    if kind.algorithm == "muon":
+        return muon_with_adamw(model, groups, lr=cfg.lr, muon_lr=cfg.muon_lr, **adam, **cfg.extra)
+    if kind.algorithm == "adafactor":
+        from transformers.optimization import Adafactor
+
+        given = {"scale_parameter": False, **cfg.extra}
+        return Adafactor(groups, lr=cfg.lr, relative_step=False, warmup_init=False, **given)
+    return _from_class(TORCH[kind.algorithm], groups, cfg)
+
+
+def _from_class(cls: type, groups: list[dict[str, Any]], cfg: OptimizerConfig) -> torch.optim.Optimizer:
     accepted = inspect.signature(cls).parameters
-    arguments: dict[str, Any] = {"lr": cfg.lr, "betas": cfg.betas, "eps": cfg.eps, "weight_decay": cfg.weight_decay}
-    arguments = {k: v for k, v in arguments.items() if k in accepted} | cfg.extra
+    # Others than Adam have defaults of their own for these; what the section leaves open is left to them.
+    chosen = {key: getattr(cfg, key) for key in ("betas", "eps") if getattr(cfg, key) != getattr(OptimizerConfig, key)}
+    arguments: dict[str, Any] = {k: v for k, v in chosen.items() if k in accepted} | {"lr": cfg.lr} | cfg.extra
     if cls in (torch.optim.AdamW, torch.optim.Adam):
         # One fused launch; the CPU has it as well. It cannot be combined with foreach.
         arguments.setdefault("fused", not arguments.get("foreach"))
-    groups = parameter_groups(model, cfg)
     if "weight_decay" not in accepted:
-        for group in groups:
-            del group["weight_decay"]
-    try:
-        return cls(groups, **arguments)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"optimizer: {cls.__module__}.{cls.__qualname__} refused its arguments: {error}.") from error
+        groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
+    return cls(groups, **arguments)
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -76,26 +111,39 @@ def load_state_tensors(
     optimizer: torch.optim.Optimizer, model: nn.Module, tensors: dict[str, Tensor], values: dict[str, Any]
 ) -> None:
     """Puts back what `state_tensors` gave, exactly (no dtype change, step counters included)."""
-    parameters = dict(model.named_parameters())
+    states = _states_by_parameter(model, {**tensors, **values})
+    if is_quantized(optimizer):
+        load_quantized_state(optimizer, states)
+        return
     # Fused and capturable optimizers keep their step counts beside the parameters, all others on the host.
     counted_there = {p for g in optimizer.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
     optimizer.state.clear()
-    for path, value in {**tensors, **values}.items():
+    for parameter, state in states.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and (key != "step" or parameter in counted_there):
+                value = value.to(parameter.device)
+            optimizer.state[parameter][key] = value
+
+
+def _states_by_parameter(model: nn.Module, saved: dict[str, Any]) -> dict[Tensor, dict[str, Any]]:
+    parameters = dict(model.named_parameters())
+    states: dict[Tensor, dict[str, Any]] = {}
+    for path, value in saved.items():
         key, name = path.split("/", 1)
         if name not in parameters:
             raise UserError(
                 f"The checkpoint's optimizer has state for '{name}', which this model does not have. "
                 "Resume with the config the run was started with."
             )
-        parameter = parameters[name]
-        if isinstance(value, Tensor) and (value.ndim > 0 or parameter in counted_there):
-            value = value.to(parameter.device)
-        optimizer.state[parameter][key] = value
+        states.setdefault(parameters[name], {})[key] = value
+    return states
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """The rate of the next step; a group may have its own multiple of it (`muon.py`)."""
     for group in optimizer.param_groups:
+        own = lr * group.get(LR_FACTOR, 1.0)
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
+            group["lr"].fill_(own)
         else:
-            group["lr"] = lr
+            group["lr"] = own

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from automodel.config.section import CountOrZero, NonNegative, Positive, Section, Share, ShareBelowOne
+from automodel.config.section import Count, CountOrZero, NonNegative, Positive, Section, Share, ShareBelowOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,20 +18,47 @@ class OptimizerConfig(Section):
 
     target: str | None = None
     """An optimizer class, e.g. `torch.optim.AdamW`; other keys of the section go to its constructor."""
-    name: Literal["adamw", "adamw_torch", "adamw_torch_fused", "sgd"] = "adamw"
-    """Optimizer by name, when there is no `_target_`."""
+    name: Literal[
+        "adamw",
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_hf",
+        "adamw_apex_fused",
+        "adamw_8bit",
+        "adamw_bnb_8bit",
+        "adamw_torch_8bit",
+        "paged_adamw",
+        "paged_adamw_32bit",
+        "paged_adamw_8bit",
+        "lion",
+        "lion_32bit",
+        "lion_8bit",
+        "paged_lion",
+        "paged_lion_32bit",
+        "paged_lion_8bit",
+        "adafactor",
+        "muon",
+        "sgd",
+        "rmsprop",
+        "adagrad",
+    ] = "adamw"
+    """Optimizer by name, when there is no `_target_`. 8-bit and paged ones need a GPU and bitsandbytes
+    (`automodel[quant]`); a paged one of 32 bits is the plain one wherever its state fits. `muon` updates the matrices
+    of hidden layers, AdamW the rest. `adafactor` is HF Trainer's, without scaling by the size of weights."""
     lr: Positive = 5e-5
     """Peak learning rate."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay; not applied to biases and norms (`decay_norms_and_biases`)."""
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
-    """Adam's moment decay rates."""
+    """Moment decay rates of AdamW and Lion."""
     eps: Positive = 1e-8
     """Adam's epsilon."""
     decay_norms_and_biases: bool = False
     """Apply weight decay to every parameter, as a bare torch optimizer would."""
+    muon_lr: Positive | None = None
+    """`muon`: peak learning rate of the matrices; default `lr`: Muon's steps are scaled to the size of AdamW's."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further constructor arguments of the `_target_` (`amsgrad: true`)."""
+    """Further arguments of the optimizer (`amsgrad: true`, `momentum: 0.9`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +71,47 @@ class LRSchedulerConfig(Section):
         "lr_decay_style": "name",
         "num_warmup_steps": "warmup_steps",
         "lr_warmup_steps": "warmup_steps",
+        "lr_end": "min_lr",
+        "min_lr_rate": "min_lr_ratio",
+        "num_decay_steps": "decay_steps",
+        "lr_wsd_decay_steps": "decay_steps",
     }
+    INLINE: ClassVar[tuple[str, ...]] = ("lr_scheduler_kwargs",)
 
-    name: Literal["linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt", "wsd", "polynomial"] = (
-        "linear"
-    )
-    """Shape of the decay after the warm-up."""
-    warmup_steps: CountOrZero | None = None
-    """Optimizer steps of linear warm-up."""
+    name: Literal[
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "cosine_with_min_lr",
+        "cosine_warmup_with_min_lr",
+        "polynomial",
+        "constant",
+        "constant_with_warmup",
+        "inverse_sqrt",
+        "wsd",
+        "warmup_stable_decay",
+        "reduce_lr_on_plateau",
+        "greedy",
+    ] = "linear"
+    """Shape of the decay after the warm-up, as transformers defines it. `wsd` is its `warmup_stable_decay` with a
+    linear decay. The last two are refused: they are no functions of the step."""
+    warmup_steps: CountOrZero | ShareBelowOne | None = None
+    """Optimizer steps of linear warm-up; below 1, a share of all steps."""
     warmup_ratio: Share | None = None
     """Warm-up as a share of all steps; give this or `warmup_steps`."""
-    min_lr: NonNegative = 0.0
-    """Where the decay ends."""
+    min_lr: NonNegative | None = None
+    """Where the decay ends; default 0 (`polynomial`: 1e-7, as in transformers)."""
+    min_lr_ratio: Share | None = None
+    """The same as a share of the peak; give this or `min_lr`."""
+    decay_steps: Count | None = None
+    """`wsd`, `warmup_stable_decay`: steps of the final decay."""
     decay_ratio: Share = 0.2
-    """`wsd`: share of the steps in the final decay."""
+    """The same as a share of all steps, where there is no `decay_steps`."""
+    decay_type: Literal["linear", "cosine", "1-sqrt"] | None = None
+    """Shape of that decay; default `linear` for `wsd`, `cosine` for `warmup_stable_decay`."""
     power: Positive = 1.0
     """`polynomial`: the exponent."""
+    num_cycles: Positive | None = None
+    """`cosine` and its kin: waves, default half a one; `cosine_with_restarts`: restarts, default 1."""
+    timescale: Count | None = None
+    """`inverse_sqrt`: steps after which the rate has fallen to 71 % of its peak; default the warm-up, or 10,000."""

@@ -16,6 +16,7 @@ from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
 from automodel.optim.config import LRSchedulerConfig
+from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
 
 DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
@@ -25,6 +26,27 @@ ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "sdp
 
 PATH_NEEDED = ("automodel.TextClassificationDataset", "datasets.load_dataset", "datasets.load_from_disk")
 """Datasets that mean nothing without a path; a maker of the user's may not need one."""
+
+_BY_METRIC = (
+    "changes the rate by what was measured so far, so it is no function of the step: a resumed run would take another "
+    "course, and steps recorded as CUDA graphs know their rates beforehand. "
+)
+NO_FUNCTION_OF_THE_STEP = {
+    "reduce_lr_on_plateau": _BY_METRIC + "Use `cosine` or `linear`, with `early_stopping:` for the plateau.",
+    "greedy": _BY_METRIC + "Use `cosine`.",
+}
+
+_WAVES = ("cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
+_STABLE = ("wsd", "warmup_stable_decay")
+KEYS_OF_SHAPES = {
+    "decay_steps": _STABLE,
+    "decay_ratio": _STABLE,
+    "decay_type": _STABLE,
+    "power": ("polynomial",),
+    "num_cycles": _WAVES,
+    "timescale": ("inverse_sqrt",),
+}
+"""Keys of `lr_scheduler:` that only some shapes have."""
 
 TASK_OF_CLASS = dict(
     zip(TASK_CLASSES, ("causal-lm", "text-classification", "token-classification", "seq2seq"), strict=True)
@@ -110,17 +132,33 @@ def _batch(cfg: RunConfig) -> Iterator[Problem]:
 
 def _schedule(cfg: RunConfig) -> Iterator[Problem]:
     decay = cfg.lr_scheduler
+    if decay.name in NO_FUNCTION_OF_THE_STEP:
+        yield Problem("lr_scheduler.name", f"`{decay.name}` {NO_FUNCTION_OF_THE_STEP[decay.name]}")
+        return
     if decay.warmup_steps is not None and decay.warmup_ratio is not None:
         yield Problem("lr_scheduler.warmup_ratio", "give this or `warmup_steps`, not both.")
     if decay.name == "constant" and (decay.warmup_steps or decay.warmup_ratio):
         yield Problem("lr_scheduler.name", "`constant` has no warm-up, but one is given. Use `constant_with_warmup`.")
-    for key, shape in (("decay_ratio", "wsd"), ("power", "polynomial")):
-        if decay.name != shape and getattr(decay, key) != getattr(LRSchedulerConfig, key):
-            yield Problem(f"lr_scheduler.{key}", f"belongs to `name: {shape}`, but the name is `{decay.name}`.")
-    if decay.min_lr and decay.min_lr >= cfg.optimizer.lr:
-        yield Problem(
-            "lr_scheduler.min_lr", f"is {decay.min_lr}, not below the peak optimizer.lr of {cfg.optimizer.lr}."
-        )
+    for key, shapes in KEYS_OF_SHAPES.items():
+        if decay.name not in shapes and getattr(decay, key) != getattr(LRSchedulerConfig, key):
+            belongs = " or ".join(f"`name: {shape}`" for shape in shapes)
+            yield Problem(f"lr_scheduler.{key}", f"belongs to {belongs}, but the name is `{decay.name}`.")
+    yield from _floor(cfg)
+
+
+def _floor(cfg: RunConfig) -> Iterator[Problem]:
+    """Where the learning rate ends."""
+    decay, key = cfg.lr_scheduler, "min_lr" if cfg.lr_scheduler.min_lr_ratio is None else "min_lr_ratio"
+    given = decay.min_lr is not None or decay.min_lr_ratio is not None
+    if decay.min_lr is not None and decay.min_lr_ratio is not None:
+        yield Problem("lr_scheduler.min_lr_ratio", "give this or `min_lr`, not both.")
+    elif given and decay.name.startswith("constant"):
+        yield Problem(f"lr_scheduler.{key}", f"`{decay.name}` does not fall, so it has no lowest rate. Remove it.")
+    elif not given and decay.name.endswith("_with_min_lr"):
+        yield Problem("lr_scheduler.min_lr", f"is missing: `{decay.name}` falls to `min_lr` or `min_lr_ratio`.")
+    floor = Schedule(decay, 1).floor(cfg.optimizer.lr)
+    if floor and floor >= cfg.optimizer.lr and decay.min_lr_ratio is None:
+        yield Problem("lr_scheduler.min_lr", f"is {floor}, not below the peak optimizer.lr of {cfg.optimizer.lr}.")
 
 
 def _validation(cfg: RunConfig) -> Iterator[Problem]:

@@ -67,8 +67,10 @@ class TrainingOptimizations(Section):
     """TF32 for the products that are left in fp32: makes `precision: tf32` of fp32, and changes nothing in bf16."""
     capture: bool | None = None
     """Record steps as CUDA graphs; default: on a GPU, wherever it is possible. False runs them kernel by kernel."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, slower steps."""
+    gradient_checkpointing: bool | Literal["none", "selective", "full", "auto"] = False
+    """Recompute activations in the backward pass: less memory, slower steps. `full` (true) keeps only what goes into
+    each layer, `selective` does so in every other layer, `auto` takes the first of none, selective and full that fits
+    the memory by the plan's estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,17 @@ model: distilbert-base-uncased
 dataset: reviews.csv
 task: text-classification
 """
+
+    HOMES: ClassVar[dict[str, str]] = {
+        "optim": "optimizer.name",
+        "learning_rate": "optimizer.lr",
+        "weight_decay": "optimizer.weight_decay",
+        "lr_scheduler_type": "lr_scheduler.name",
+        "lr_scheduler_kwargs": "lr_scheduler.lr_scheduler_kwargs",
+        "warmup_ratio": "lr_scheduler.warmup_ratio",
+        "warmup_steps": "lr_scheduler.warmup_steps",
+        "gradient_checkpointing": "training_optimizations.gradient_checkpointing",
+    }
 
     model: ModelConfig
     dataset: DatasetConfig

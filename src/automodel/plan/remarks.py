@@ -32,7 +32,7 @@ def how_it_learns(cfg: RunConfig, total_steps: int) -> Iterator[Decision]:
     warmup = schedule.warmup_steps
     begin = f"{warmup} warm-up steps" if warmup else "no warm-up"
     constant = cfg.lr_scheduler.name.startswith("constant")
-    end = "" if constant else f", then down to {format_lr(cfg.lr_scheduler.min_lr)}"
+    end = "" if constant else f", then down to {format_lr(schedule.floor(optimizer.lr))}"
     yield Decision("schedule", cfg.lr_scheduler.name, begin + end)
     if cfg.loss_fn.label_smoothing or cfg.loss_fn.class_weights:
         parts = [f"label smoothing {cfg.loss_fn.label_smoothing:g}"] if cfg.loss_fn.label_smoothing else []

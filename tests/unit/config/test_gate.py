@@ -12,7 +12,7 @@ import pytest
 from automodel.config.errors import ConfigError, UserError
 from automodel.config.gate import canonical, resolve_target
 from automodel.config.load import load_config
-from automodel.config.targets import OPTIMIZER_NAMES, SLOTS
+from automodel.config.targets import NAMED_ARGUMENTS, OPTIMIZER_NAMES, SLOTS
 from automodel.plan.config import RunConfig
 
 SMALL = "model: bert\ndataset: reviews.csv\n"
@@ -220,7 +220,7 @@ def test_the_table_agrees_with_torch():
     for name, arguments in SLOTS["optimizer"].arguments.items():
         real = set(inspect.signature(resolve_target(name, "optimizer")).parameters) - {"params"}
         assert real == arguments, name
-    assert set(OPTIMIZER_NAMES.values()) <= set(SLOTS["optimizer"].arguments)
+    assert set(OPTIMIZER_NAMES.values()) <= {*SLOTS["optimizer"].arguments, *NAMED_ARGUMENTS}
 
 
 @pytest.mark.parametrize("slot", sorted(SLOTS))
