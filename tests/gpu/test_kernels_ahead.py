@@ -27,6 +27,7 @@ BERT = {
 }  # fmt: skip
 DISTILBERT = {"dim": 128, "n_layers": 3, "n_heads": 2, "hidden_dim": 192, "max_position_embeddings": 128}
 MODERNBERT = BERT | {"num_hidden_layers": 4, "local_attention": 16, "attention_dropout": 0.1}
+DECODER = BERT | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 STEPS = "step_scheduler: {max_steps: 6, val_every_steps: 3}\n"
 
 
@@ -34,16 +35,18 @@ def write_run(folder: Path, kind: str, text: str) -> Path:
     import transformers as hf
 
     run = tiny.write_run(folder, kind="bert", text=text)
-    size = {"bert": BERT, "roberta": BERT, "electra": BERT | {"embedding_size": 64}, "modernbert": MODERNBERT}
+    size = {"distilbert": DISTILBERT, "electra": BERT | {"embedding_size": 64}, "modernbert": MODERNBERT}
+    size |= dict.fromkeys(("llama", "qwen3"), DECODER)
     config = hf.AutoConfig.for_model(
-        kind, **size.get(kind, DISTILBERT), vocab_size=len(tiny.make_tokenizer()), pad_token_id=0
+        kind, **size.get(kind, BERT), vocab_size=len(tiny.make_tokenizer()), pad_token_id=0
     )
-    if kind == "modernbert":
-        config.bos_token_id = config.cls_token_id = 2
-        config.eos_token_id = config.sep_token_id = 3
+    for name in ("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"):
+        if getattr(config, name, None) is not None:
+            setattr(config, name, 2)
     for old in (folder / "model").glob("model*"):
         old.unlink()
-    hf.AutoModelForMaskedLM.from_config(config).save_pretrained(folder / "model")
+    kind_of_model = hf.AutoModelForCausalLM if size.get(kind) is DECODER else hf.AutoModelForMaskedLM
+    kind_of_model.from_config(config).save_pretrained(folder / "model")
     return run
 
 
@@ -85,6 +88,8 @@ CASES = {
     "bert-fp32": ("bert", STEPS + "training_optimizations: {precision: fp32}\n"),
     "electra-fp16": ("electra", STEPS + "training_optimizations: {precision: fp16}\n"),
     "modernbert": ("modernbert", STEPS),
+    "llama": ("llama", STEPS),
+    "qwen3": ("qwen3", STEPS),
 }
 
 
