@@ -1,8 +1,8 @@
 """Fused decoder blocks on a real GPU: bf16 and captured against stock transformers in fp32.
 
-    pytest -m gpu tests/gpu/test_fused_decoder.py
+    pytest -m gpu tests/gpu/test_fused_decoder.py [-k "llama or qwen3 or gemma3 or olmo2"]
 
-The measure of a gradient is the error that the stock model itself makes when it computes in bf16.
+The four kinds named above go every way through the code; the others differ from them in parts. The measure of a gradient is the error that the stock model itself makes when it computes in bf16.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def logits_and_gradients(model, forward, task: str, batch, join=lambda: None):
 def test_logits_and_gradients_equal_stock(kind, task, documents, how, monkeypatch):
     """One pass of the fused model in half precision against the stock model in fp32, parameter by parameter. Once more
     as if documents were long: then torch's flash attention takes queries, keys and values apart."""
-    if how == "fp16" and (kind not in ("llama", "qwen3", "gemma3") or documents == 5):
-        pytest.skip("a part of the table is enough for fp16")
+    if (how != "bf16" and documents == 5) or (how == "fp16" and kind not in ("llama", "qwen3", "gemma3")):
+        pytest.skip("a part of the table is enough for the other ways")
     if how == "long documents":
         monkeypatch.setattr(fused_decoder_attention, "SHORT", 0)
     dtype = torch.float16 if how == "fp16" else torch.bfloat16
@@ -187,6 +187,8 @@ def test_logits_and_gradients_equal_stock(kind, task, documents, how, monkeypatc
 @pytest.mark.parametrize("kind", ["llama", "mistral-window", "qwen2", "qwen3", "gemma3", "phi3", "olmo2"])
 def test_losses_equal_the_plain_step(kind, task, accumulation):
     """bf16, captured and fused, against fp32 and plain, over 30 steps that revisit their shapes."""
+    if accumulation > 1 and kind not in ("llama", "qwen3", "olmo2"):
+        pytest.skip("accumulation is the same for every family")
     store = make_store(task)
     reference = run(plain(make_model(kind, task), task), steps_of(store, task, accumulation, 30))
     step = captured(make_model(kind, task), task, accumulation)

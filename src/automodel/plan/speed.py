@@ -110,7 +110,7 @@ def decide_pooled(
     possible = model.can_pool_fused if fused else plain and model.can_pool
     if task != "text-classification" or path != "packed" or not possible:
         return False
-    saved = f"{model.pooled_saving:.0%} of the encoder's arithmetic"
+    saved = f"{model.pooled_saving:.0%} of the blocks' arithmetic"
     lines.append(Decision("last block", "pooled token only", f"exact; saves {saved}"))
     return True
 
