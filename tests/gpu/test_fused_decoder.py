@@ -2,7 +2,8 @@
 
     pytest -m gpu tests/gpu/test_fused_decoder.py [-k "llama or qwen3 or gemma3 or olmo2"]
 
-The four kinds named above go every way through the code; the others differ from them in parts. The measure of a gradient is the error that the stock model itself makes when it computes in bf16.
+The four kinds named above go every way through the code; the others differ from them in parts. The measure of a
+gradient is the error that the stock model itself makes when it computes in bf16.
 """
 
 from __future__ import annotations
