@@ -45,6 +45,9 @@ def evaluate(
     settings = collect_overrides(context.args)
     if output is not None and (output.suffix != ".json" or not output.parent.is_dir() or output.is_dir()):
         raise UserError(f"--output: '{output}' must be a .json file in a folder that exists.")
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
     from automodel.engine.assess import assess
 
     found = assess(run, files=config or [], settings=settings, dataset=dataset, split=split, trust=trust or [])

@@ -57,6 +57,9 @@ def llm(
         from automodel.plan.kernels_ahead import compile_kernels_ahead
 
         compile_kernels_ahead(cfg)
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
     from automodel.engine.run import dry_run as print_only
     from automodel.engine.run import finetune as run_finetune
 

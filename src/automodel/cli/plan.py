@@ -23,6 +23,9 @@ def plan(
     from automodel.plan.check import load_run_config
 
     cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
     from automodel.engine.run import dry_run
 
     dry_run(cfg, trust=trust or [], as_json=as_json)

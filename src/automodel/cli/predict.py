@@ -61,6 +61,9 @@ def predict(
 
     if output is not None:
         tables.check_output(output, input_file)
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
     from automodel.engine.predict import Predictor
 
     with _Progress() as progress:

@@ -108,6 +108,9 @@ def run_chat(output: Path, minutes: float, samples: int | None, overwrite: bool,
 
 
 def examine(folder: Path, held_out: Path, questions: list[str]) -> Exam:
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
     from automodel.engine.assess import assess
 
     measured = assess(folder, dataset=str(held_out), settings=["task=causal-lm", "dataset.max_length=256"])

@@ -309,10 +309,14 @@ def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: 
 
 def count_parameters(hf_config: PreTrainedConfig, task: str) -> int:
     """Parameters of the model (tied ones once), counted without allocating any."""
+    from transformers.initialization import no_init_weights
+
     from automodel.models.auto import class_for_task
 
-    with torch.device("meta"), quiet_transformers():
+    # Drawing random numbers, even for tensors without memory, would import torch's compiler: a second.
+    with torch.device("meta"), quiet_transformers(), no_init_weights():
         model = class_for_task(task).from_config(hf_config)
+    model.tie_weights()  # part of the initialisation that was left out
     return sum(parameter.numel() for parameter in model.parameters())
 
 
