@@ -30,11 +30,13 @@ def to_plain(config: Section) -> dict[str, Any]:
             continue
         if value is None and f.nullable and (f.default is None or f.section is not None):
             continue
-        out[f.key] = to_plain(value) if isinstance(value, Section) else _plain(value)
+        out[f.key] = _plain(value)
     return out | _plain(getattr(config, "extra", {}))
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Section):
+        return to_plain(value)
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

@@ -35,6 +35,8 @@ class Field:
     doc: str
     section: type[Section] | None
     """The class of the nested section, when the field is one."""
+    items: type[Section] | None
+    """The class of each item, when the field is a list of sections."""
     nullable: bool
     required: bool
     default: Any
@@ -98,6 +100,7 @@ def fields_of(section: type[Section]) -> dict[str, Field]:
         hint = hints[f.name]
         parts = arms(hint)
         nested = next((p for p in parts if is_section(p)), None)
+        listed = [kind for part in parts if typing.get_origin(part) is tuple for kind in typing.get_args(part)]
         default = f.default
         if f.default_factory is not MISSING:
             default = f.default_factory()
@@ -107,6 +110,7 @@ def fields_of(section: type[Section]) -> dict[str, Field]:
             hint=hint,
             doc=docs.get(f.name) or (doc_of(nested) if nested else ""),
             section=nested,
+            items=next((kind for kind in listed if is_section(kind)), None),
             nullable=type(None) in parts,
             required=default is MISSING,
             default=default,
@@ -123,9 +127,12 @@ def keys_of(section: type[Section]) -> list[str]:
     return [f.key for f in fields_of(section).values()]
 
 
-def sections_of(root: type[Section], path: str = "") -> Iterator[tuple[str, type[Section]]]:
-    """Every section under `root` with its path, `root` itself first."""
+def sections_of(root: type[Section], path: str = "", items: bool = False) -> Iterator[tuple[str, type[Section]]]:
+    """Every section under `root` with its path, `root` itself first; with `items`, those in lists too."""
     yield path, root
     for f in fields_of(root).values():
+        inner = f"{path}.{f.name}" if path else f.name
         if f.section is not None:
-            yield from sections_of(f.section, f"{path}.{f.name}" if path else f.name)
+            yield from sections_of(f.section, inner, items)
+        elif f.items is not None and items:
+            yield f"{inner}[]", f.items

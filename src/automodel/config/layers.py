@@ -110,6 +110,8 @@ class Normaliser:
     def _long_form(self, entry: Entry, f: Field, path: str) -> Node | None:
         """The entry's value, a section's short forms written out."""
         node = entry.node
+        if f.items is not None:
+            return self._long_items(node, f.items, path)
         if f.section is None:
             self._refuse_nested_targets(node, path)
             return node
@@ -128,6 +130,23 @@ class Normaliser:
         keys = listing(f.section, 4)
         self.complaints.add(entry.place, path, f"is a section with keys of its own ({keys}), not {got(node)}.{switch}")
         return None
+
+    def _long_items(self, node: Node, section: type[Section], path: str) -> Node:
+        """A list of sections, or (on the command line) items of it by their numbers, each in its long form."""
+
+        def long(item: Node, number: str) -> Node:
+            if isinstance(item, Mapping):
+                return self.normalise(item, section, join(path, number))
+            if section.SHORTHAND and isinstance(item, Scalar) and not is_null(item):
+                return Mapping({section.SHORTHAND: Entry(section.SHORTHAND, item, item.place)}, item.place)
+            return item
+
+        if isinstance(node, Listing):
+            return Listing([long(item, str(number)) for number, item in enumerate(node.items)], node.place, node.text)
+        if isinstance(node, Mapping) and node.entries and all(key.isdigit() for key in node.entries):
+            items = {key: Entry(key, long(entry.node, key), entry.place) for key, entry in node.entries.items()}
+            return Mapping(items, node.place, text=node.text)
+        return node
 
     def _refuse_nested_targets(self, node: Node, path: str) -> None:
         for inner, at in walk(node, path):
@@ -199,6 +218,8 @@ def _set_items(items: Listing, changes: Mapping, complaints: Complaints, path: s
         elif int(key) > count:
             size = f"the list has {count} item{'s' if count != 1 else ''}"
             complaints.add(entry.place, join(path, key), f"{size}; `{path}.{count}=…` adds one.")
+        elif int(key) < count and isinstance(items.items[int(key)], Mapping) and isinstance(entry.node, Mapping):
+            merge(cast(Mapping, items.items[int(key)]), entry.node, None, complaints, join(path, key))
         else:
             items.items[int(key) : int(key) + 1] = [entry.node]
             count = len(items.items)

@@ -21,11 +21,12 @@ from automodel.config.environment import fill
 from automodel.config.fields import Field, fields_of, takes_extra
 from automodel.config.gate import check_section, check_trust
 from automodel.config.layers import Normaliser, join, merge
+from automodel.config.names import listing
 from automodel.config.overrides import setting_layer
 from automodel.config.read import read_file
 from automodel.config.section import Section
-from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Place, to_python
-from automodel.config.values import Misfit, fit
+from automodel.config.tree import COMMAND_LINE, Entry, Listing, Mapping, Place, is_null, to_python
+from automodel.config.values import Misfit, fit, got
 
 __all__ = ["Loaded", "dump_config", "load_config", "read_config"]
 
@@ -117,6 +118,8 @@ class _Builder:
                 self.places[inner] = entry.place
             if f.section is not None:
                 values[f.name] = self._nested(f, entry, mapping.place, inner, inner_spelt)
+            elif f.items is not None and entry is not None and not is_null(entry.node):
+                values[f.name] = self._items(f, entry, inner, inner_spelt)
             elif entry is not None:
                 values[f.name] = self._leaf(f, entry, inner, inner_spelt)
             else:
@@ -137,6 +140,26 @@ class _Builder:
             self._missing(f, entry.place if entry else place, spelt)
             return f.section(**{inner.name: "" for inner in fields_of(f.section).values() if inner.required})
         return None if f.nullable else f.default
+
+    def _items(self, f: Field, entry: Entry, path: str, spelt: str) -> tuple[Any, ...] | None:
+        """A list of sections."""
+        assert f.items is not None
+        if not isinstance(entry.node, Listing):
+            self.bad.add(path)
+            self.complaints.add(entry.place, spelt, f"expected a list of sections, got {got(entry.node)}.")
+            return None
+        built = []
+        for number, item in enumerate(entry.node.items):
+            inner, inner_spelt = join(path, str(number)), join(spelt, str(number))
+            if isinstance(item, Mapping):
+                self.places[inner] = item.place
+                built.append(self.build(f.items, item, inner, inner_spelt))
+            else:
+                keys = listing(f.items, 4)
+                message = f"is a section with keys of its own ({keys}), not {got(item)}."
+                self.bad.add(inner)
+                self.complaints.add(item.place, inner_spelt, message)
+        return tuple(built)
 
     def _absent(self, f: Field, place: Place, path: str, spelt: str) -> Any:
         if not f.required:

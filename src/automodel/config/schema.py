@@ -21,7 +21,7 @@ _VARIABLE = {"$ref": "#/$defs/variable"}
 
 def json_schema(root: type[Section]) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a config file."""
-    sections = {section for _, section in sections_of(root)} - {root}
+    sections = {section for _, section in sections_of(root, items=True)} - {root}
     definitions: dict[str, Any] = {
         "variable": {
             "type": "string",
@@ -79,6 +79,12 @@ def _field_schema(f: Field, section: type[Section]) -> dict[str, Any]:
             choices.append(_leaf_schema(fields_of(f.section)[f.section.SHORTHAND]))
         choices.append({"type": "null"})  # `optimizer:` with nothing after it
         return {"description": f.doc, "anyOf": _flatten(choices)}
+    if f.items is not None:
+        item: list[dict[str, Any]] = [{"$ref": f"#/$defs/{f.items.__name__}"}]
+        if f.items.SHORTHAND:
+            item.append(_leaf_schema(fields_of(f.items)[f.items.SHORTHAND]))
+        array = {"type": "array", "items": {"anyOf": _flatten(item)}}
+        return {"description": f.doc, "anyOf": [array, {"type": "null"}]}
     schema = {"description": f.doc, **_leaf_schema(f)}
     if f.name == "target" and section.SLOT:
         schema["examples"] = sorted(set(SLOTS[section.SLOT].known.values()))
@@ -132,7 +138,7 @@ Three lines are a valid file:
 def markdown(root: type[Section]) -> str:
     """The reference page."""
     parts = [_INTRODUCTION.format(example=root.EXAMPLE.strip())]
-    for path, section in sections_of(root):
+    for path, section in sections_of(root, items=True):
         parts.append(_section_page(path, section))
     return "\n".join(parts)
 
@@ -141,7 +147,8 @@ def _section_page(path: str, section: type[Section]) -> str:
     doc = doc_of(section)
     lines = [f"## `{path}`" if path else "## The file", "", doc, ""]
     if section.SHORTHAND:
-        lines += [f"Short form: `{path}: value` sets `{section.SHORTHAND}`.", ""]
+        short = "`- value` in the list" if path.endswith("[]") else f"`{path}: value`"
+        lines += [f"Short form: {short} sets `{section.SHORTHAND}`.", ""]
     lines += ["| key | value | default | what it does |", "|---|---|---|---|"]
     for f in fields_of(section).values():
         lines.append(_row(f, section))
@@ -158,7 +165,7 @@ def _section_page(path: str, section: type[Section]) -> str:
 
 def _row(f: Field, section: type[Section]) -> str:
     names = "".join(f"<br>also `{alias}`" for alias in _aliases_of(section, f.name))
-    value = "section" if f.section else describe(f.hint)
+    value = "section" if f.section else "a list of sections" if f.items else describe(f.hint)
     if f.required:
         default = "required"
     elif f.section is not None:

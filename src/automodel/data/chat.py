@@ -76,6 +76,8 @@ class ChatTemplate:
                 spans.append(self._span(whole, messages, turn, tools, start))
         if not spans:
             raise BadChat("the conversation has no assistant message")
+        if not any(_says_something(message) for message in messages if message["role"] == "assistant"):
+            raise BadChat("the assistant's messages are empty, so there is nothing to learn")
         return whole, spans
 
     def _span(self, whole: str, messages: list[dict], turn: int, tools: Any, after: int) -> tuple[int, int]:
@@ -93,6 +95,13 @@ class ChatTemplate:
         if stop and whole.startswith(stop, end):
             end += len(stop)
         return (found if start is None else start), end
+
+
+def _says_something(message: dict) -> bool:
+    """Words, or whatever else a template may write out: tool calls, reasoning."""
+    content = message["content"]
+    words = content.strip() if isinstance(content, str) else content
+    return bool(words) or any(value for key, value in message.items() if key not in ("role", "content"))
 
 
 def normalised(messages: Any, system: str | None = None) -> list[dict]:

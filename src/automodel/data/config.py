@@ -5,7 +5,56 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from automodel.config.section import Count, CountOrZero, Section
+from automodel.config.section import Count, CountOrZero, Positive, Section
+
+OnLong = Literal["cut", "split"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureEntry(Section):
+    """One dataset of a mixture. Keys that are left out are those of `dataset`; the rest says what differs here."""
+
+    SHORTHAND: ClassVar[str | None] = "path"
+    ALIASES: ClassVar[dict[str, str]] = {"dataset_name": "path", "path_or_dataset": "path", "subset": "name"}
+
+    path: str
+    """A hub name, a file or a folder, as in `dataset`."""
+    weight: Positive = 1.0
+    """Share of the samples of an epoch, relative to the other weights."""
+    name: str | None = None
+    """Configuration of a hub dataset."""
+    split: str | None = None
+    """Split with an optional slice."""
+    data_files: str | tuple[str, ...] | None = None
+    """Files inside `path`."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    num_samples_limit: Count | None = None
+    """Use only the first N rows."""
+    text_column: str | None = None
+    """Column of the text."""
+    text_pair_column: str | None = None
+    """Column of the second text of a pair."""
+    label_column: str | None = None
+    """Column of the label."""
+    tokens_column: str | None = None
+    """Column of word lists."""
+    column_mapping: dict[str, str] | None = None
+    """Role to column (instruction data)."""
+    messages_column: str | None = None
+    """Column of chat messages."""
+    prompt_template: str | None = None
+    """Text put before the answer."""
+    answer_only_loss: bool | None = None
+    """Train on the answer's tokens only."""
+    source_column: str | None = None
+    """Input column of seq2seq data."""
+    target_column: str | None = None
+    """Output column of seq2seq data."""
+    source_prefix: str | None = None
+    """Text put before every source."""
+    on_long: OnLong | None = None
+    """What to do with documents longer than `max_length`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +74,8 @@ class DatasetConfig(Section):
     path: str | None = None
     """A hub name, a file (CSV, TSV, JSON, JSONL, Parquet, Arrow, text; .gz too), a folder of them, or a
     `save_to_disk` folder."""
+    mixture: tuple[MixtureEntry, ...] | None = None
+    """Several datasets with weights instead of one `path`; see `docs/data.md` for what an epoch then is."""
     target: str | None = None
     """A dataset class or function, e.g. `automodel.TextClassificationDataset`; rarely needed."""
     name: str | None = None
@@ -66,6 +117,12 @@ class DatasetConfig(Section):
     2048 (language models)."""
     max_target_length: Count = 128
     """Longest target in tokens (seq2seq)."""
+    on_long: OnLong | None = None
+    """Documents longer than `max_length`: `cut` leaves the rest out, `split` continues them in further samples, so that
+    every token is learned once (plain text only). Default: `split` for plain text, `cut` for everything else."""
+    streaming: bool = False
+    """Accepted for large data: nothing has to fit into memory here anyway. Rows are read and tokenised in pieces, once,
+    into memory-mapped files."""
     num_samples_limit: Count | None = None
     """Use only the first N rows."""
     on_bad_row: Literal["error", "skip"] = "error"
@@ -88,7 +145,7 @@ class DataloaderConfig(Section):
     target: str | None = None
     """`torchdata.stateful_dataloader.StatefulDataLoader` (which is what is used) or nothing."""
     batch_size: Count | None = None
-    """Examples for each micro-batch and rank; default 8."""
+    """Examples for each micro-batch and rank; default 8. With `packed_sequence_size`: bins, each a micro-batch."""
     shuffle: bool | None = None
     """Shuffle every epoch; default true for training, false for validation."""
     num_workers: CountOrZero | None = None
@@ -112,6 +169,7 @@ class PackedSequenceConfig(Section):
     enabled: bool | None = None
     """True demands the packed path, false the padded one; default: packed wherever the model allows it."""
     packed_sequence_size: CountOrZero = 0
-    """Fill each micro-batch up to this many tokens instead of counting examples; 0 keeps `batch_size` examples."""
+    """Fill each micro-batch up to this many tokens (best fit, no document is cut) instead of counting examples;
+    `batch_size` (default 1) and `grad_acc_steps` then count such bins. 0 keeps `batch_size` examples."""
     bucket_tokens: Count | None = None
     """Token counts are rounded up to a multiple of this, so that shapes repeat; default: by the length of the run."""

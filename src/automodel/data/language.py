@@ -5,8 +5,8 @@ once and a token carries a label where it reaches into such a range, so prompt a
 the model is asked. An answer ends with the end-of-sequence token, supervised: that is how a model learns to stop.
 A row whose answer is cut away entirely by `max_length` is a bad row.
 
-Plain text is not cut: a document longer than `max_length` continues in further samples, each starting with the last
-token of the one before, so every token is predicted exactly once.
+Plain text is not cut (unless `on_long: cut` asks for it): a document longer than `max_length` continues in further
+samples, each starting with the last token of the one before, so every token is predicted exactly once.
 """
 
 from __future__ import annotations
@@ -226,6 +226,8 @@ class PlainText:
     tokenizer: Any
     text: str
     max_length: int
+    split: bool = True
+    """Continue long documents in further samples; otherwise they are cut."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -250,6 +252,9 @@ class PlainText:
             if len(ids) < 2:
                 out.reject(first + i, "the text has no tokens")
                 continue
+            if not self.split:
+                out.truncated += len(ids) > self.max_length
+                ids = ids[: self.max_length]
             for start in range(0, len(ids) - 1, self.max_length - 1):
                 piece = ids[start : start + self.max_length]
                 out.add(first + i, piece, token_labels=piece)

@@ -18,6 +18,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.labels import SINGLE, LabelMap, infer_labels
 from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText
+from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
 from automodel.data.sequences import SourceTarget
 
@@ -63,7 +64,9 @@ def choose_layout(rows: Any, request: Request) -> Layout:
     columns = Columns(rows.features, request.section)
     request = replace(request, cfg=_with_roles(request.cfg, request.task))
     if is_ready(request.cfg, rows.features):
+        _only_cut(request, "rows that are tokenised already")
         return _ready(rows, columns, request)
+    _check_named_columns(columns, request)
     chosen = {
         "text-classification": _text_classification,
         "token-classification": _token_classification,
@@ -71,6 +74,33 @@ def choose_layout(rows: Any, request: Request) -> Layout:
         "seq2seq": _seq2seq,
     }[request.task]
     return chosen(rows, columns, request)
+
+
+def _check_named_columns(columns: Columns, request: Request) -> None:
+    """Every column that the config names and the data lacks, in one report."""
+    cfg = request.cfg
+    keys = {
+        "text-classification": ("text_column", "text_pair_column", "label_column", "label_columns"),
+        "token-classification": ("tokens_column", "label_column"),
+        "causal-lm": ("messages_column", "column_mapping", *(() if cfg.column_mapping else ("text_column",))),
+        "seq2seq": () if "translation" in columns else ("source_column", "target_column"),
+    }[request.task]
+    problems = Problems()
+    for key in keys:
+        value = getattr(cfg, key) or ()
+        names = (value,) if isinstance(value, str) else value.values() if isinstance(value, dict) else value
+        for name in names:
+            with problems.collecting():
+                columns.required(name, key)
+    problems.raise_if_any()
+
+
+def _only_cut(request: Request, what: str) -> None:
+    if request.cfg.on_long == "split":
+        raise UserError(
+            f"{request.section}.on_long: only plain text can be split into several samples; {what} are cut at "
+            "max_length. Remove on_long, or raise max_length."
+        )
 
 
 def _with_roles(cfg: DatasetConfig, task: str) -> DatasetConfig:
@@ -116,6 +146,7 @@ def _label_columns(columns: Columns, cfg: DatasetConfig, known_names: tuple[str,
 
 def _text_classification(rows: Any, columns: Columns, request: Request) -> Layout:
     cfg = request.cfg
+    _only_cut(request, "texts to classify")
     label = _label_columns(columns, cfg, known.LABEL)
     text, pair = _text_and_pair(columns, cfg, (label,) if isinstance(label, str) else label)
     labels = _label_map(rows, columns, request, label)
@@ -146,6 +177,7 @@ def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]
 
 def _token_classification(rows: Any, columns: Columns, request: Request) -> Layout:
     cfg = request.cfg
+    _only_cut(request, "tagged sentences")
     tokens = cfg.tokens_column and columns.required(cfg.tokens_column, "tokens_column")
     tokens = tokens or columns.first_of(known.TOKENS, "tokens_column", "lists of words")
     if not (is_list(columns.features[tokens]) and is_string(item_of(columns.features[tokens]))):
@@ -191,12 +223,16 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
     messages = cfg.messages_column and columns.required(cfg.messages_column, "messages_column")
     messages = messages or next((n for n in known.MESSAGES if n in columns and is_list(columns.features[n])), None)
     if messages and not cfg.column_mapping:
+        _only_cut(request, "conversations")
         return _chats(columns, request, messages)
     mapping = _instruction_columns(columns, cfg)
     if mapping is not None:
+        _only_cut(request, "prompts with answers")
         return _instructions(columns, request, *mapping)
     text = columns.text(cfg.text_column, "text_column", known.TEXT, "plain text, chat messages, or prompts and answers")
-    return Layout(PlainText(tokenizer, text, request.max_length), f"plain text in '{text}'")
+    split = cfg.on_long != "cut"
+    how = "split into pieces where it is long" if split else "cut where it is long"
+    return Layout(PlainText(tokenizer, text, request.max_length, split), f"plain text in '{text}', {how}")
 
 
 def _chats(columns: Columns, request: Request, messages: str) -> Layout:
@@ -277,6 +313,7 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
 
 
 def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
+    _only_cut(request, "sources and targets")
     source, target, record = _source_and_target(columns, request.cfg)
     encoder = SourceTarget(
         request.tokenizer, source, target, record, request.cfg.source_prefix, request.max_length,

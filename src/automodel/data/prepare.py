@@ -8,21 +8,21 @@ the same data, tokenizer and settings only maps it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from automodel.config.errors import UserError
+from automodel.data.build import Part, build, look_ahead, names_of, part_of
 from automodel.data.config import DatasetConfig
-from automodel.data.encode import encode_rows
-from automodel.data.fingerprint import ENCODERS, digest, rows_digest, tokenizer_digest
+from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
 from automodel.data.labels import LabelMap
-from automodel.data.layouts import Request, choose_layout, is_ready
+from automodel.data.layouts import Request
 from automodel.data.mixture import Mixture
-from automodel.data.samples import Samples
+from automodel.data.problems import Problems
 from automodel.data.sources import find_source
-from automodel.data.stats import Counter, DataStats
+from automodel.data.stats import DataStats
 from automodel.data.store import TokenStore, open_or_build
 
 DEFAULT_CACHE = "~/.cache/automodel/tokens"
@@ -31,9 +31,10 @@ SHORTEST = 4  # a sample needs room for special tokens and at least one real one
 
 # Where the data lies and how it is processed; everything else in a section says what the columns are.
 NOT_INHERITED = {
-    "path", "target", "name", "split", "data_files", "revision", "num_samples_limit", "on_bad_row", "extra",
+    "path", "mixture", "target", "name", "split", "data_files", "revision", "num_samples_limit", "on_bad_row", "extra",
 }  # fmt: skip
-NOT_IN_THE_KEY = {"path", "cache_dir", "num_proc", "target", "extra"}  # these change nothing about the samples
+# These change nothing about the samples.
+NOT_IN_THE_KEY = {"path", "mixture", "cache_dir", "num_proc", "target", "streaming", "extra"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def inherit(train: DatasetConfig, validation: DatasetConfig) -> DatasetConfig:
     for f in fields(DatasetConfig):
         if f.name not in NOT_INHERITED and getattr(validation, f.name) == f.default:
             changes[f.name] = getattr(train, f.name)
-    if validation.path is None and validation.target is None:
+    if validation.path is None and validation.target is None and validation.mixture is None:
         places = ("path", "target", "name", "data_files", "revision", "extra")
         changes.update({name: getattr(train, name) for name in places if not getattr(validation, name)})
     return replace(validation, **changes)
@@ -87,42 +88,78 @@ def prepare(
 ) -> PreparedData:
     """Tokenised data for one section. `like` is the training data, whose classes the validation data must have."""
     section = "dataset" if role == "train" else "validation_dataset"
-    check_limits(cfg, section)
+    problems = Problems()
+    cfg = within_limits(cfg, task, max_positions, section, problems)
     max_length, capped = choose_max_length(cfg, task, max_positions, section)
-    source = find_source(
-        cfg, role=role, section=section, resolved_target=resolved_target, memory=cache_root(cfg), tokenizer=tokenizer
-    )
-    content = source.content_key()
-    rows = None
-    if content is None:
-        rows = source.load()
-        content = rows_digest(rows)
-    request = Request(
-        cfg=cfg,
-        task=task,
-        tokenizer=tokenizer,
-        max_length=max_length,
-        token_types=type_vocab_size > 1,
-        section=section,
-        num_labels=num_labels,
-        problem_type=problem_type,
-        labels=like.label_map if like is not None else None,
-    )
-    room = max_positions if capped else None
-    key = store_key(content, request, room)
+    members = members_of(cfg, section)
+    parts: list[Part] = []
+    for where, member in members:
+        with problems.collecting():
+            source = find_source(
+                member,
+                role=role,
+                section=where,
+                resolved_target=resolved_target,
+                memory=cache_root(cfg),
+                tokenizer=tokenizer,
+            )
+            request = Request(
+                cfg=member,
+                task=task,
+                tokenizer=tokenizer,
+                max_length=max_length,
+                token_types=type_vocab_size > 1,
+                section=where,
+                num_labels=num_labels,
+                problem_type=problem_type,
+                labels=like.label_map if like is not None else None,
+            )
+            parts.append(part_of(source, request, max_positions if capped else None))
+    if len(problems):
+        look_ahead(parts, problems)
+    problems.raise_if_any()
+    keys = [store_key(part.content, part.request, part.room) for part in parts]
+    key = keys[0] if cfg.mixture is None else digest("mixture", keys)
+    names = names_of([member for _, member in members])
+    store, cached = open_or_build(cache_root(cfg) / key, lambda: build(parts, names, key), vocabulary=len(tokenizer))
+    return _described(store, cfg, task, cached)
 
-    def build() -> tuple[Iterable[Samples], Callable[[], dict[str, Any]]]:
-        return _build(source.load() if rows is None else rows, request, key, room)
 
-    store, cached = open_or_build(cache_root(cfg) / key, build, vocabulary=len(tokenizer))
-    return _described(store, task, cached)
-
-
-def check_limits(cfg: DatasetConfig, section: str) -> None:
+def within_limits(
+    cfg: DatasetConfig, task: str, max_positions: int | None, section: str, problems: Problems
+) -> DatasetConfig:
+    """The section with numbers that cannot be meant complained about and put aside, so that the rest can be checked."""
+    aside: dict[str, Any] = {}
     for name, least in (("num_samples_limit", 1), ("max_length", SHORTEST), ("max_target_length", 2), ("num_proc", 1)):
         value = getattr(cfg, name)
         if value is not None and value < least:
-            raise UserError(f"{section}.{name} must be at least {least}; got {value}.")
+            aside[name] = DatasetConfig.max_target_length if name == "max_target_length" else None
+            problems.found.append(UserError(f"{section}.{name} must be at least {least}; got {value}."))
+    if "max_length" not in aside:
+        with problems.collecting():
+            choose_max_length(cfg, task, max_positions, section)
+        if len(problems) and max_positions is not None and (cfg.max_length or 0) > max_positions:
+            aside["max_length"] = None
+    if task == "seq2seq" and max_positions is not None and cfg.max_target_length > max_positions:
+        problems.found.append(
+            UserError(
+                f"{section}.max_target_length is {cfg.max_target_length:,}, but the model has only {max_positions:,} "
+                f"positions. Set max_target_length to {max_positions:,} or less."
+            )
+        )
+    return replace(cfg, **aside)
+
+
+def members_of(cfg: DatasetConfig, section: str = "dataset") -> list[tuple[str, DatasetConfig]]:
+    """The datasets a section consists of, each with its place in the config: itself, or those of its mixture."""
+    if cfg.mixture is None:
+        return [(section, cfg)]
+    members = []
+    for number, entry in enumerate(cfg.mixture):
+        own = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name != "weight"}
+        given = {name: value for name, value in own.items() if value is not None}
+        members.append((f"{section}.mixture.{number}", replace(cfg, mixture=None, **given)))
+    return members
 
 
 def choose_max_length(
@@ -163,55 +200,24 @@ def store_key(content: str, request: Request, room: int | None) -> str:
     )
 
 
-def _build(
-    rows: Any, request: Request, key: str, room: int | None
-) -> tuple[Iterable[Samples], Callable[[], dict[str, Any]]]:
-    """Chunks to store, and the description to store with them once they were all seen."""
-    if len(rows) == 0:
-        raise UserError(f"{request.section}: the data has no rows (after split and num_samples_limit).")
-    ready = is_ready(request.cfg, rows.features) and room is not None
-    if ready:
-        # Whoever tokenised the rows chose their length; only the model's own limit still cuts them.
-        request = replace(request, max_length=room)
-    layout = choose_layout(rows, request)
-    counter = Counter()
-    chunks = encode_rows(rows, layout.encoder, request.cfg.num_proc)
-
-    def describe() -> dict[str, Any]:
-        counter.check(len(rows), request.section, skip=request.cfg.on_bad_row == "skip")
-        labels = layout.labels
-        names = labels.names if labels else None
-        counted = labels.num_labels if labels and labels.problem_type != "regression" else None
-        max_length = counter.longest() if ready else request.max_length
-        stats = counter.stats(len(rows), max_length, names, counted)
-        return {
-            "key": key,
-            "stats": stats.to_json(),
-            "labels": labels.to_json() if labels else None,
-            "description": layout.description,
-            "notes": [*layout.notes, *_warnings(stats)],
-            "chat_template": layout.chat_template,
-        }
-
-    return counter.watching(chunks, token_labels=request.task == "token-classification"), describe
-
-
-def _warnings(stats: DataStats) -> list[str]:
-    """Things that are allowed but rarely meant."""
-    notes = []
-    present = [i for i, count in enumerate(stats.label_counts or ()) if count]
-    if stats.label_counts and len(stats.label_counts) > 1 and len(present) == 1:
-        name = stats.label_names[present[0]] if stats.label_names else present[0]
-        notes.append(f"every row has the label {name}; data sorted by label and then cut looks like this")
-    if stats.truncated > stats.used / 2:
-        notes.append(f"{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}")
-    return notes
-
-
-def _described(store: TokenStore, task: str, cached: bool) -> PreparedData:
+def _described(store: TokenStore, cfg: DatasetConfig, task: str, cached: bool) -> PreparedData:
     meta = store.meta
     labels = LabelMap.from_json(meta["labels"]) if meta["labels"] else None
     stats = DataStats.from_json(meta["stats"])
+    notes = list(meta["notes"])
+    if cfg.streaming:
+        notes.append(
+            "streaming: the rows are read and tokenised in pieces, once, into memory-mapped files under "
+            f"{cache_root(cfg)}; memory does not grow with the data, and shuffling and resuming stay exact"
+        )
+    mixture = None
+    if cfg.mixture is not None:
+        parts = meta["parts"]
+        mixture = Mixture(
+            names=tuple(part["name"] for part in parts),
+            sizes=tuple(part["samples"] for part in parts),
+            weights=tuple(entry.weight for entry in cfg.mixture),
+        )
     return PreparedData(
         store=store,
         task=task,
@@ -221,8 +227,9 @@ def _described(store: TokenStore, task: str, cached: bool) -> PreparedData:
         stats=stats,
         max_length=stats.max_length,
         description=meta["description"],
-        notes=tuple(meta["notes"]),
+        notes=tuple(notes),
         label_map=labels,
         chat_template=meta["chat_template"],
         from_cache=cached,
+        mixture=mixture,
     )

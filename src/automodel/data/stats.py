@@ -1,6 +1,8 @@
 """What the data looked like: counted once, while it was tokenised, and kept with the token store.
 
-It becomes `run/data.json` and the length histogram of the report.
+It becomes `run/data.json` and the length histogram of the report. It is also the last check of what a language model
+will be taught, after everything was cut: how many tokens carry a label, whether a sample has none, and whether the end
+of each document is learned, without which a model does not stop.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE
 from automodel.data.samples import BadRow, Samples
 
 BINS = 16
-SHOWN_IN_ERRORS = 10
+SHOWN_IN_ERRORS = 20
 SHOWN_IN_STATS = 20
 
 
@@ -37,6 +40,29 @@ class DataStats:
     length_histogram: dict[str, list[int]]
     label_names: tuple[str, ...] | None
     label_counts: tuple[int, ...] | None
+    supervised: int | None = None
+    """Tokens that are learned (language models); targets for seq2seq."""
+    ended: int | None = None
+    """Rows whose last learned token ends the text: the end-of-sequence token, or a template's own."""
+
+    @property
+    def unended(self) -> int:
+        """Used rows of a language model whose end is not learned."""
+        return 0 if self.ended is None else self.rows - self.skipped - self.ended
+
+    @property
+    def supervised_share(self) -> float:
+        """Share of the tokens that are learned; 1 for seq2seq, where they are tokens of their own."""
+        return 0.0 if self.supervised is None else min(1.0, self.supervised / max(1, self.tokens))
+
+    def learned_in_words(self, targets: bool = False) -> str:
+        """`23.4 % of the tokens are learned, the end of every answer among them`."""
+        if self.supervised is None:
+            return ""
+        learned = f"{self.supervised:,} target tokens" if targets else f"{self.supervised_share:.1%} of the tokens"
+        used = self.rows - self.skipped
+        ends = "the end of every document" if not self.unended else f"the end of {self.ended:,} of {used:,} documents"
+        return f"{learned} are learned, {ends} among them"
 
     def to_json(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
@@ -48,35 +74,81 @@ class DataStats:
 
 
 class Counter:
-    """Watches the samples go by on their way into the store."""
+    """Watches the samples go by on their way into the store. `ends` are the tokens that end a text."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: str, ends: frozenset[int] = frozenset()) -> None:
+        self.task = task
+        self.ends = np.asarray(sorted(ends), dtype=np.int64)
+        self.rows = 0
         self.bad: list[BadRow] = []
+        self.unlearned: list[BadRow] = []
         self.lengths: list[np.ndarray] = []
         self.labels: list[np.ndarray] = []
         self.truncated = 0
+        self.supervised = 0
+        self.ended = 0
 
-    def watching(self, chunks: Iterable[Samples], token_labels: bool) -> Iterator[Samples]:
-        """Passes chunks through; `token_labels` counts the labels of tokens (token classification)."""
+    def watching(self, chunks: Iterable[Samples]) -> Iterator[Samples]:
+        """Passes chunks through."""
         for chunk in chunks:
             self.bad.extend(chunk.bad)
             self.lengths.append(chunk.lengths)
             self.truncated += chunk.truncated
-            labels = chunk.token_labels if token_labels else chunk.labels
+            labels = chunk.token_labels if self.task == "token-classification" else chunk.labels
             if labels is not None:
                 self.labels.append(_counted(labels))
+            if self.is_language_model and len(chunk):
+                self._watch_what_is_learned(chunk)
             yield chunk
+
+    @property
+    def is_language_model(self) -> bool:
+        return self.task in ("causal-lm", "seq2seq")
+
+    def _watch_what_is_learned(self, chunk: Samples) -> None:
+        """After everything was cut: which tokens are learned, and is the last of them an end?"""
+        if chunk.target_ids is not None and chunk.target_lengths is not None:
+            ids, learned, lengths = chunk.target_ids, np.ones(len(chunk.target_ids), dtype=bool), chunk.target_lengths
+        else:
+            assert chunk.token_labels is not None
+            ids, learned, lengths = chunk.input_ids, chunk.token_labels != IGNORE, chunk.lengths
+            learned[np.cumsum(lengths) - lengths] = False  # nothing stands before a first token that could predict it
+        places, stops = np.flatnonzero(learned), np.cumsum(lengths)
+        counts = np.diff(np.searchsorted(places, stops, side="left"), prepend=0)
+        for row in chunk.rows[counts == 0]:
+            self.unlearned.append(BadRow(int(row), "no token of the sample is learned"))
+        self.supervised += len(places)
+        last_of_row = np.append(chunk.rows[1:] != chunk.rows[:-1], True)
+        last = places[np.searchsorted(places, stops, side="left") - 1] if len(places) else places
+        if len(last):
+            self.ended += int((np.isin(ids[last], self.ends) & (counts > 0) & last_of_row).sum())
+
+    @property
+    def samples(self) -> int:
+        return sum(map(len, self.lengths))
 
     def longest(self) -> int:
         return max(int(lengths.max()) for lengths in self.lengths if len(lengths))
 
-    def stats(self, rows: int, max_length: int, names: Sequence[str] | None, num_labels: int | None) -> DataStats:
+    @classmethod
+    def joined(cls, counters: Sequence[Counter]) -> Counter:
+        """One counter for several datasets."""
+        whole = cls(counters[0].task)
+        for counter in counters:
+            whole.rows += counter.rows
+            for name in ("bad", "unlearned", "lengths", "labels"):
+                getattr(whole, name).extend(getattr(counter, name))
+            for name in ("truncated", "supervised", "ended"):
+                setattr(whole, name, getattr(whole, name) + getattr(counter, name))
+        return whole
+
+    def stats(self, max_length: int, names: Sequence[str] | None, num_labels: int | None) -> DataStats:
         lengths = np.concatenate(self.lengths) if self.lengths else np.zeros(0, dtype=np.int64)
         counts = None
         if self.labels and num_labels:
             counts = tuple(sum(int(c[i]) if i < len(c) else 0 for c in self.labels) for i in range(num_labels))
         return DataStats(
-            rows=rows,
+            rows=self.rows,
             used=len(lengths),
             skipped=len(self.bad),
             skipped_rows=tuple({"row": b.row, "reason": b.reason} for b in self.bad[:SHOWN_IN_STATS]),
@@ -86,17 +158,21 @@ class Counter:
             length_histogram=_histogram(lengths),
             label_names=None if names is None else tuple(names),
             label_counts=counts,
+            supervised=self.supervised if self.is_language_model else None,
+            ended=self.ended if self.is_language_model else None,
         )
 
-    def check(self, rows: int, section: str, skip: bool) -> None:
+    def check(self, section: str, skip: bool) -> None:
         """Every bad row at once, or nothing left: errors that say which rows, and what to do."""
-        if self.bad and not skip:
-            one = len(self.bad) == 1
-            lines = [f"  row {b.row}: {b.reason}" for b in self.bad[:SHOWN_IN_ERRORS]]
-            if len(self.bad) > SHOWN_IN_ERRORS:
-                lines.append(f"  … and {len(self.bad) - SHOWN_IN_ERRORS:,} more")
+        rows = self.rows
+        wrong = [*([] if skip else self.bad), *self.unlearned]  # encoders reject the latter, so there should be none
+        if wrong:
+            one = len(wrong) == 1
+            lines = [f"  row {b.row}: {b.reason}" for b in wrong[:SHOWN_IN_ERRORS]]
+            if len(wrong) > SHOWN_IN_ERRORS:
+                lines.append(f"  … and {len(wrong) - SHOWN_IN_ERRORS:,} more")
             raise UserError(
-                f"{section}: {len(self.bad):,} of {rows:,} rows cannot be used (rows are counted from 0):\n"
+                f"{section}: {len(wrong):,} of {rows:,} rows cannot be used (rows are counted from 0):\n"
                 + "\n".join(lines)
                 + f"\nPut {'it' if one else 'them'} right, or leave {'it' if one else 'them'} out with "
                 f"{section}.on_bad_row: skip."

@@ -24,7 +24,7 @@ from automodel.data.loader import EvalLoader
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.sources import load_rows
 from automodel.engine.evaluate import Evaluator
-from automodel.engine.prepare import custom_target
+from automodel.engine.read_data import custom_target
 from automodel.engine.saved import CLASSIFIERS, SavedModel, open_saved, quoted, require_model
 from automodel.engine.step import autocast
 from automodel.losses.task_loss import make_loss
@@ -127,7 +127,7 @@ def _held_out(cfg: RunConfig, root: Path, dataset: str | None, split: str | None
     if dataset is not None:
         rest = section or DatasetConfig()
         section = replace(
-            rest, path=dataset, split=None, target=None, name=None, data_files=None, revision=None,
+            rest, path=dataset, mixture=None, split=None, target=None, name=None, data_files=None, revision=None,
             num_samples_limit=None, extra={},
         )  # fmt: skip
     if section is None and split is None:

@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from automodel.config.errors import NotYetError, UserError
-from automodel.config.gate import resolve_target
-from automodel.data.config import DatasetConfig
-from automodel.data.prepare import PreparedData, inherit, prepare
+from automodel.data.prepare import PreparedData
+from automodel.engine.read_data import read_data
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.load import count_parameters, load_hf_config, load_tokenizer, model_limits, read_hf_config
-from automodel.models.tasks import infer_task
+from automodel.models.load import count_parameters, load_hf_config
 from automodel.plan.check import not_yet
 from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
@@ -58,30 +56,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
     unbuilt = not_yet(cfg)
     if unbuilt:
         raise NotYetError("the config asks for what is not yet built\n" + "\n".join(f"  {p}" for p in unbuilt))
-    task, hf_config = _task(cfg)
-    tokenizer = load_tokenizer(cfg.model, hf_config)
-    limits = model_limits(hf_config, task)
-
-    def load(
-        section: DatasetConfig, role: Literal["train", "validation"], like: PreparedData | None = None
-    ) -> PreparedData:
-        return prepare(
-            section,
-            task=task,
-            tokenizer=tokenizer,
-            max_positions=limits.max_positions,
-            type_vocab_size=limits.type_vocab_size,
-            role=role,
-            like=like,
-            num_labels=cfg.model.num_labels,
-            problem_type=cfg.model.problem_type,
-            resolved_target=custom_target(section, trust),
-        )
-
-    train = load(cfg.dataset, "train")
-    validation = None
-    if cfg.validation_dataset is not None:
-        validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
+    data = read_data(cfg, trust)
+    task, tokenizer, train, validation = data.task, data.tokenizer, data.train, data.validation
     hf_config = load_hf_config(cfg.model, task, train.num_labels, train.label_names, train.problem_type)
     packing = packing_support(hf_config, task)
     best_metric, best_mode = _best(cfg, task, train.problem_type)
@@ -104,8 +80,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
         ),
         data=DataFacts(
-            rows=train.stats.used,
-            tokens=train.stats.tokens,
+            rows=train.mixture.total if train.mixture else train.stats.used,
+            tokens=round(train.mixture.mean_tokens(train.store.lengths)) if train.mixture else train.stats.tokens,
             longest=int(train.store.lengths.max()),
             max_length=train.max_length,
             has_validation=validation is not None,
@@ -128,7 +104,7 @@ def labels_in_words(data: PreparedData) -> str:
     if data.problem_type == "regression":
         return "regression, since the labels are decimals; for classes set model.problem_type"
     if data.num_labels is None:
-        return ""
+        return data.stats.learned_in_words(targets=data.task == "seq2seq")
     names = data.label_names or []
     listed = f": {', '.join(names[:6])}{', …' if len(names) > 6 else ''}" if names else ", numbered from 0"
     kind = "multi-label, " if data.problem_type == "multi_label_classification" else ""
@@ -142,26 +118,6 @@ def _notes(train: PreparedData, validation: PreparedData | None) -> tuple[str, .
     if np.array_equal(train.store.input_ids, validation.store.input_ids):
         notes += ("validation_dataset has the same texts as dataset: its numbers say nothing about new data",)
     return notes
-
-
-def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:
-    """The object behind a dataset's own `_target_`; None where it names the built-in loading."""
-    if section.target is None:
-        return None
-    return resolve_target(section.target, "dataset", section.extra, trust)
-
-
-def _task(cfg: RunConfig) -> tuple[str, Any]:
-    task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None)
-    if task is None:
-        # Only the model's own config can still tell; it is small and is needed anyway.
-        task = infer_task(cfg.model, cfg.dataset.target, read_hf_config(cfg.model))
-    if task is None:
-        raise UserError(
-            "task: it cannot be told from the model or the dataset what to train. Add one line to the config:\n"
-            "  task: text-classification   (or token-classification, causal-lm, seq2seq)"
-        )
-    return task, load_hf_config(cfg.model, task, cfg.model.num_labels, None, cfg.model.problem_type)
 
 
 def _best(cfg: RunConfig, task: str, problem_type: str | None) -> tuple[str, str]:

@@ -22,6 +22,7 @@ import yaml
 from automodel.config.errors import NotYetError, UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
+from automodel.data.prepare import members_of
 from automodel.engine.folder import RunFolder
 from automodel.models.config import ModelConfig
 from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, read_hf_config
@@ -48,8 +49,8 @@ class SavedModel:
 
     @property
     def dataset(self) -> DatasetConfig:
-        """What the training data looked like."""
-        return self.run.dataset if self.run else DatasetConfig()
+        """What the training data looked like; of a mixture, its first dataset."""
+        return members_of(self.run.dataset)[0][1] if self.run else DatasetConfig()
 
     @property
     def label_names(self) -> list[str]:

@@ -15,6 +15,7 @@ from automodel.config.gate import REMOTE_CODE, canonical
 from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
+from automodel.data.config import MixtureEntry
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
@@ -89,8 +90,9 @@ def _data(cfg: RunConfig) -> Iterator[Problem]:
     if not cfg.checkpoint.checkpoint_dir:
         yield Problem("checkpoint.checkpoint_dir", "is empty: name a folder, e.g. `./checkpoints`.")
     maker = canonical(cfg.dataset.target or "")
-    if not cfg.dataset.path and maker in ("", *PATH_NEEDED):
+    if not cfg.dataset.path and cfg.dataset.mixture is None and maker in ("", *PATH_NEEDED):
         yield Problem("dataset.path", "is missing: name a file, a folder or a hub dataset, e.g. `path: reviews.csv`.")
+    yield from _mixture(cfg)
     for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
         if section is not None and section.label_column and section.label_columns:
             yield Problem(f"{where}.label_columns", "give this or `label_column`, not both.")
@@ -101,6 +103,26 @@ def _data(cfg: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 f"{where}.persistent_workers", "needs workers, but `num_workers` is 0. Remove one of the two."
             )
+
+
+def _mixture(cfg: RunConfig) -> Iterator[Problem]:
+    for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
+        if section is None or section.mixture is None:
+            continue
+        if not section.mixture:
+            yield Problem(f"{where}.mixture", "is an empty list: name datasets, e.g. `- {path: a.jsonl, weight: 0.7}`.")
+        for key in ("path", "target"):
+            if getattr(section, key):
+                yield Problem(f"{where}.mixture", f"give this or `{'_target_' if key == 'target' else key}`, not both.")
+        if where == "validation_dataset":
+            for number, entry in enumerate(section.mixture):
+                if entry.weight != MixtureEntry.weight:
+                    yield Problem(
+                        f"{where}.mixture.{number}.weight", "an evaluation reads every row once. Remove the weight."
+                    )
+    held_out = cfg.validation_dataset
+    if cfg.dataset.mixture is not None and held_out and not (held_out.path or held_out.target or held_out.mixture):
+        yield Problem("validation_dataset.path", "is missing, and a mixture has no validation split of its own.")
 
 
 def _task(cfg: RunConfig) -> Iterator[Problem]:

@@ -53,6 +53,8 @@ def make_plan(
     ]
     if data.columns:
         lines.append(Decision("columns", data.columns, data.labels or "what is read and what is learned"))
+    if data.mixture is not None:
+        lines.append(Decision("mixture", f"{data.mixture.total:,} examples an epoch", data.mixture.in_words()))
     lines += [Decision("note", "data", note) for note in data.notes]
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)

@@ -38,6 +38,8 @@ def test_the_schema_is_a_schema():
         "model: bert\ndataset: x\noptimizer:\nwandb: null\ndistributed: {dp_size: none}\n",
         "model: bert\ndataset: x\nseed: ${SEED,1}\nwandb: {name: 2024}\ncompile: true\nlr_scheduler: cosine\n",
         "model: bert\ndataset: x\noptimizer: {betas: [0.9, 0.99]}\nloss_fn: {class_weights: [1, 2.5]}\n",
+        "model: bert\ndataset: {mixture: [a.csv, {path: b.csv, weight: 0.3}]}\n",
+        "model: bert\ndataset: {path: x, mixture: null}\n",
     ],
 )
 def test_accepts(text):
@@ -55,6 +57,9 @@ def test_accepts(text):
         "model: bert\ndataset: x\noptimizer: {lr: 0}\n",
         "model: bert\ndataset: x\nlr_scheduler: cosin\n",
         "model: bert\ndataset: x\ncheckpoint: {flavour: vanilla}\n",
+        "model: bert\ndataset: {mixture: a.csv}\n",
+        "model: bert\ndataset: {mixture: [{path: a, weight: 0}]}\n",
+        "model: bert\ndataset: {mixture: [{weight: 1}]}\n",
     ],
 )
 def test_refuses(text):

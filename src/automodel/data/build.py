@@ -1,0 +1,178 @@
+"""Filling a token store: the rows of one dataset, or of several that make a mixture, one after another.
+
+All datasets of a mixture share one store. They are laid out first (columns, labels: cheap), so that everything wrong
+with any of them is said before a single row is tokenised; the classes are those of the first one. Rows that cannot be
+used are collected over all of them and reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from automodel.config.errors import UserError
+from automodel.data.config import DatasetConfig
+from automodel.data.encode import ROWS_PER_CHUNK, encode_rows
+from automodel.data.fingerprint import rows_digest
+from automodel.data.layouts import Layout, Request, choose_layout, is_ready
+from automodel.data.problems import Problems
+from automodel.data.samples import Samples
+from automodel.data.sources import Source
+from automodel.data.stats import Counter, DataStats
+
+WORTH_A_NOTE = 0.1  # share of the rows whose end is not learned
+
+
+@dataclass(frozen=True)
+class Part:
+    """One dataset on its way into a store."""
+
+    source: Source
+    request: Request
+    room: int | None
+    """The model's own limit, where `max_length` is only our default."""
+    content: str
+    rows: Any = None
+    """Loaded already, where the content could not be known without it."""
+
+    def load(self) -> Any:
+        return self.source.load() if self.rows is None else self.rows
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A dataset whose columns and labels are known to fit."""
+
+    rows: Any
+    request: Request
+    layout: Layout
+    ready: bool
+    """The rows were tokenised by somebody else."""
+
+
+def part_of(source: Source, request: Request, room: int | None) -> Part:
+    content, rows = source.content_key(), None
+    if content is None:
+        rows = source.load()
+        content = rows_digest(rows)
+    return Part(source, request, room, content, rows)
+
+
+def lay_out(parts: Sequence[Part], problems: Problems) -> list[LaidOut]:
+    """Rows, columns and labels of every dataset; what is wrong with any of them is collected."""
+    laid: list[LaidOut] = []
+    labels = parts[0].request.labels if parts else None
+    for part in parts:
+        with problems.collecting():
+            rows, request = part.load(), replace(part.request, labels=labels)
+            if len(rows) == 0:
+                raise UserError(f"{request.section}: the data has no rows (after split and num_samples_limit).")
+            ready = is_ready(request.cfg, rows.features) and part.room is not None
+            if ready:
+                # Whoever tokenised the rows chose their length; only the model's own limit still cuts them.
+                request = replace(request, max_length=part.room)
+            layout = choose_layout(rows, request)
+            labels = labels or layout.labels
+            laid.append(LaidOut(rows, request, layout, ready))
+    return laid
+
+
+def look_ahead(parts: Sequence[Part], problems: Problems) -> None:
+    """Something is wrong already. Is there more, in the columns or in the first rows? Nothing is stored."""
+    for part in lay_out(parts, problems):
+        with problems.collecting():
+            first = part.rows.select(range(min(len(part.rows), ROWS_PER_CHUNK)))
+            counter = _counter(part.request, len(first))
+            for _ in counter.watching(encode_rows(first, part.layout.encoder, 1)):
+                pass
+            counter.check(part.request.section, skip=part.request.cfg.on_bad_row == "skip")
+
+
+def build(
+    parts: Sequence[Part], names: Sequence[str], key: str
+) -> tuple[Iterable[Samples], Callable[[], dict[str, Any]]]:
+    """Chunks to store, and the description to store with them once they were all seen."""
+    problems = Problems()
+    laid = lay_out(parts, problems)
+    problems.raise_if_any()
+    counters = [_counter(part.request, len(part.rows)) for part in laid]
+
+    def describe() -> dict[str, Any]:
+        for part, counter in zip(laid, counters):
+            with problems.collecting():
+                counter.check(part.request.section, skip=part.request.cfg.on_bad_row == "skip")
+        problems.raise_if_any()
+        labels = laid[0].layout.labels
+        counted = labels.num_labels if labels and labels.problem_type != "regression" else None
+        limits = [c.longest() if p.ready else p.request.max_length for p, c in zip(laid, counters)]
+        stats = Counter.joined(counters).stats(max(limits), labels.names if labels else None, counted)
+        notes = [note for part in laid for note in part.layout.notes]
+        return {
+            "key": key,
+            "stats": stats.to_json(),
+            "labels": labels.to_json() if labels else None,
+            "description": "; ".join(dict.fromkeys(part.layout.description for part in laid)),
+            "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request.tokenizer)],
+            "chat_template": next((p.layout.chat_template for p in laid if p.layout.chat_template), None),
+            "parts": [{"name": name, "samples": c.samples, "rows": c.rows} for name, c in zip(names, counters)],
+        }
+
+    return _chunks(laid, counters), describe
+
+
+def _chunks(laid: Sequence[LaidOut], counters: Sequence[Counter]) -> Iterator[Samples]:
+    types = any(getattr(part.layout.encoder, "token_types", False) for part in laid)
+    before = 0
+    for part, counter in zip(laid, counters):
+        for chunk in counter.watching(encode_rows(part.rows, part.layout.encoder, part.request.cfg.num_proc)):
+            if types and chunk.token_types is None:  # single texts beside another dataset's pairs
+                chunk = replace(chunk, token_types=np.zeros(len(chunk.input_ids), dtype=np.uint8))
+            yield replace(chunk, rows=chunk.rows + before) if before else chunk
+        before += len(part.rows)
+
+
+def _counter(request: Request, rows: int) -> Counter:
+    counter = Counter(request.task, end_tokens(request.tokenizer))
+    counter.rows = rows
+    return counter
+
+
+def end_tokens(tokenizer: Any) -> frozenset[int]:
+    """Tokens that can end a text: end-of-sequence, and the special ones that chat templates close a turn with."""
+    never = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id} - {tokenizer.eos_token_id}
+    return frozenset(set(tokenizer.all_special_ids) - never)
+
+
+def names_of(members: Sequence[DatasetConfig]) -> list[str]:
+    """Short names of datasets, for the plan: file names, or as much more of the path as keeps them apart."""
+    paths = [member.path or member.target or "" for member in members]
+    short = [Path(path).name for path in paths]
+    if len(set(short)) == len(short):
+        return short
+    whole = [f"{path}:{member.split}" if member.split else path for path, member in zip(paths, members)]
+    return whole if len(set(whole)) == len(whole) else [f"{name} ({i})" for i, name in enumerate(whole)]
+
+
+def warnings(stats: DataStats, tokenizer: Any) -> list[str]:
+    """Things that are allowed but rarely meant."""
+    notes = []
+    present = [i for i, count in enumerate(stats.label_counts or ()) if count]
+    if stats.label_counts and len(stats.label_counts) > 1 and len(present) == 1:
+        name = stats.label_names[present[0]] if stats.label_names else present[0]
+        notes.append(f"every row has the label {name}; data sorted by label and then cut looks like this")
+    if stats.truncated > stats.used / 2:
+        notes.append(f"{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}")
+    rows = stats.rows - stats.skipped
+    if stats.unended > WORTH_A_NOTE * rows:
+        if stats.truncated >= stats.unended:
+            why = f"they are cut at max_length {stats.max_length:,}; a larger one would keep it"
+        else:
+            why = f"no label there is {tokenizer.eos_token!r} or another token that ends a text"
+        notes.append(
+            f"the end is not learned in {stats.unended:,} of {rows:,} rows, so the model may not learn to stop: {why}"
+        )
+    return notes

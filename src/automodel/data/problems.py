@@ -1,0 +1,35 @@
+"""Several problems in one report: a person who has put one thing right should not meet the next one then."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from automodel.config.errors import UserError
+
+
+class Problems:
+    """Collects errors of steps that do not need each other, and raises them together."""
+
+    def __init__(self) -> None:
+        self.found: list[UserError] = []
+
+    @contextmanager
+    def collecting(self) -> Generator[None]:
+        """Goes on after an error of the user's."""
+        try:
+            yield
+        except UserError as error:
+            if str(error) not in map(str, self.found):
+                self.found.append(error)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def raise_if_any(self) -> None:
+        """One error as it is; several as one that holds them all."""
+        if len(self.found) == 1:
+            raise self.found[0]
+        if self.found:
+            listed = "\n".join(f"- {error}".replace("\n", "\n  ") for error in self.found)
+            raise UserError(f"{len(self.found)} problems with the data\n{listed}")

@@ -1,0 +1,87 @@
+"""The data of a run: task, tokenizer, tokenised training and validation data. No weights, no plan.
+
+`prepare_run` builds the plan on top of this, and `automodel data preview` shows it. What is wrong with the training
+data and what is wrong with the validation data is said together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from automodel.config.errors import UserError
+from automodel.config.gate import resolve_target
+from automodel.data.config import DatasetConfig
+from automodel.data.prepare import PreparedData, inherit, prepare
+from automodel.data.problems import Problems
+from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
+from automodel.models.tasks import infer_task
+from automodel.plan.config import RunConfig
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run learns from."""
+
+    task: str
+    hf_config: Any
+    """The model's config, before the data's classes are known."""
+    tokenizer: Any
+    train: PreparedData
+    validation: PreparedData | None
+
+
+def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
+    """Tokenised data of a run. Raises `UserError` with everything that is wrong with either part of it."""
+    task, hf_config = _task(cfg)
+    tokenizer = load_tokenizer(cfg.model, hf_config)
+    limits = model_limits(hf_config, task)
+
+    def load(
+        section: DatasetConfig, role: Literal["train", "validation"], like: PreparedData | None = None
+    ) -> PreparedData:
+        return prepare(
+            section,
+            task=task,
+            tokenizer=tokenizer,
+            max_positions=limits.max_positions,
+            type_vocab_size=limits.type_vocab_size,
+            role=role,
+            like=like,
+            num_labels=cfg.model.num_labels,
+            problem_type=cfg.model.problem_type,
+            resolved_target=custom_target(section, trust),
+        )
+
+    problems = Problems()
+    train = validation = None
+    with problems.collecting():
+        train = load(cfg.dataset, "train")
+    # Without the training data's classes, a classifier's validation data cannot be judged.
+    if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
+        with problems.collecting():
+            validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
+    problems.raise_if_any()
+    assert train is not None
+    return RunData(task, hf_config, tokenizer, train, validation)
+
+
+def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:
+    """The object behind a dataset's own `_target_`; None where it names the built-in loading."""
+    if section.target is None:
+        return None
+    return resolve_target(section.target, "dataset", section.extra, trust)
+
+
+def _task(cfg: RunConfig) -> tuple[str, Any]:
+    task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None)
+    if task is None:
+        # Only the model's own config can still tell; it is small and is needed anyway.
+        task = infer_task(cfg.model, cfg.dataset.target, read_hf_config(cfg.model))
+    if task is None:
+        raise UserError(
+            "task: it cannot be told from the model or the dataset what to train. Add one line to the config:\n"
+            "  task: text-classification   (or token-classification, causal-lm, seq2seq)"
+        )
+    return task, load_hf_config(cfg.model, task, cfg.model.num_labels, None, cfg.model.problem_type)
