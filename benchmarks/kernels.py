@@ -6,7 +6,8 @@ First every kernel is checked against a reference in fp64 on fresh random inputs
 will lie in; then forward + backward is timed. Each contender is captured into a CUDA graph, as it runs in a training
 step, and `triton.testing.do_bench` times replays with a cold L2 cache, so what is compared is device time; `host_us` is
 what the same call costs the host outside a graph. `floor_us` counts each tensor read and written once at 4.25 TB/s.
-The optimizer's contenders are in `kernels_adamw.py`. --tune prints other launch shapes instead.
+The optimizer's contenders are in `kernels_adamw.py`, the loss's in `kernels_loss.py`. --tune prints other launch shapes
+instead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from kernel_timing import floor_us, poison, relative_error, time_call
 from kernels_adamw import adamw_checks, adamw_rows
+from kernels_loss import loss_checks, loss_rows
 
 from automodel.kernels import add_norm as add_norm_module
 from automodel.kernels.add_norm import add_norm, add_norm_reference
@@ -290,6 +292,8 @@ def main() -> int:
         checked += adamw_checks()
         rows = [row for make in cases() for row in time_case(make(), not arguments.no_compile)]
         rows += adamw_rows(not arguments.no_compile and time.perf_counter() - START < COMPILE_UNTIL_S)
+        checked += loss_checks()
+        rows += loss_rows(compile_too=False)
     failed = [c for c in checked if not c["passed"]]
     if arguments.out:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

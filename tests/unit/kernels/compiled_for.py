@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "0"
 sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
 
+LOSS_KERNEL = "cross_entropy_rows_kernel"
 CUOBJDUMP = "backends/nvidia/bin/cuobjdump"
 
 
@@ -115,14 +116,16 @@ def adamw_cases():
 
     kinds = types("*fp32", "WEIGHT EXP_AVG EXP_AVG_SQ PARTIAL TABLE NORM") | types("*bf16", "COPY")
     kinds |= (
-        types("*i64", "GRADIENTS STEP SKIPPED") | types("*i32", "BLOCKS") | types("*fp64", "HYPER POWERS LR_FACTORS")
+        types("*i64", "GRADIENTS STEP SKIPPED") | types("*i32", "BLOCKS CHOSEN") | types("*fp64", "HYPER POWERS LR_FACTORS")
     )
-    kinds |= types("i32", "n_blocks n_partials n_groups n_factors") | types("fp32", "max_norm")
+    kinds |= types("i32", "n_blocks n_chosen n_partials n_groups n_factors") | types("fp32", "max_norm")
     sizes = constant(BLOCK=BLOCK, PER_PROGRAM=adamw.NORM_BLOCKS_PER_PROGRAM)
     for name, narrow, wide in (("fp32", None, True), ("bf16", tl.bfloat16, False), ("mixed", tl.bfloat16, True)):
-        flags = constant(NARROW=narrow, WIDE=wide, ZERO=True)
+        flags = constant(NARROW=narrow, WIDE=wide, ZERO=True, WALKS=False)
         yield f"square_sums_kernel {name}", adamw_triton.square_sums_kernel, kinds | sizes | flags, adamw.NORM_WARPS
         yield f"update_kernel {name}", adamw_triton.update_kernel, kinds | sizes | flags, adamw.UPDATE_WARPS
+        walking = flags | constant(ZERO=False, WALKS=True)
+        yield f"update_kernel {name} late", adamw_triton.update_kernel, kinds | sizes | walking, adamw.UPDATE_WARPS
     prepare = kinds | types("*fp32", "ROW_PARTIAL HISTORY") | types("i32", "n_row_partials")
     prepare |= constant(LOSS_SCALE=None, GROUPS=2, BLOCK=1024, SKIP=True, LAZY_GROUP=0, RING=RING)
     yield "prepare_kernel", adamw_triton.prepare_kernel, prepare, 8
@@ -199,7 +202,31 @@ def heads_cases():
         yield f"{first.__name__} {name}", first, kinds | sizes | types("*bf16", "X"), warps
 
 
+def loss_cases():
+    """Llama 3 in training and in evaluation, GPT-2's odd vocabulary, Gemma 2's capped logits, and fp32."""
+    from automodel.kernels.linear_cross_entropy import IGNORE, launch_shape
+    from automodel.kernels.linear_cross_entropy_triton import cross_entropy_rows_kernel
+    from automodel.kernels.logits_memory import padded_width
+
+    kinds = types("*i64", "LABELS") | types("*fp32", "SCALE LOSS") | types("*i32", "RIGHT") | types("i32", "first")
+    for name, words, dtype, cap, learns in (
+        ("llama-3", 128_256, "*bf16", 0.0, True),
+        ("llama-3 evaluated", 128_256, "*bf16", 0.0, False),
+        ("gpt-2", 50_257, "*bf16", 0.0, True),
+        ("gemma-2", 256_000, "*bf16", 30.0, True),
+        ("llama-3 fp32", 128_256, "*fp32", 0.0, True),
+    ):
+        lanes, vec, warps = launch_shape(words)
+        sizes = constant(
+            V=words, STRIDE=padded_width(words), LANES=lanes, VEC=vec, IGNORE=IGNORE, LOGIT_SCALE=1.0, SOFTCAP=cap,
+            Z_LOSS=0.0, SMOOTHING=0.0, LEARNS=learns,
+        )  # fmt: skip
+        sizes |= constant(RIGHT=None) if learns else {}
+        yield f"{LOSS_KERNEL} {name}", cross_entropy_rows_kernel, kinds | types(dtype, "LOGITS") | sizes, warps
+
+
 def every_case():
+    yield from loss_cases()
     yield from decoder_cases()
     yield from heads_cases()
     yield from add_norm_cases()

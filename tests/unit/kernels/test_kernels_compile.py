@@ -34,8 +34,11 @@ def test_nothing_spills_below_the_widest_rows(report):
 
 
 def test_no_load_is_narrower_than_a_word(report):
-    """Masks and raw addresses easily cost Triton its proof of alignment; then it loads element by element."""
-    assert {r["kernel"]: r["narrow_loads"] for r in report if r["narrow_loads"]} == {}
+    """Masks and raw addresses easily cost Triton its proof of alignment; then it loads element by element. The loss
+    reads one logit by itself, the label's."""
+    allowed = {"cross_entropy_rows_kernel": 1}
+    narrow = {r["kernel"]: r["narrow_loads"] for r in report}
+    assert {name: loads for name, loads in narrow.items() if loads > allowed.get(name.split()[0], 0)} == {}
 
 
 def test_the_optimizer_moves_nothing_between_threads(report):

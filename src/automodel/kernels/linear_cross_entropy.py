@@ -1,0 +1,296 @@
+"""The loss of a language model without its logits.
+
+    z_v  = cap(s · (h·W_v + b_v))                cap(x) = c·tanh(x / c) where there is a soft-cap c, else x
+    lse  = log Σ_v exp z_v
+    loss = Σ_rows [ (1 − ε)·(lse − z_y) + ε·(lse − mean_v z_v) + ζ·lse² ] · scale            rows with a label only
+    dz_v = [ (1 + 2ζ·lse)·exp(z_v − lse) − (1 − ε)·(v = y) − ε/V ] · scale
+
+The gradient of a row needs nothing but that row's logits, so it is made at once, in the forward pass: for a chunk of
+rows, the product h Wᵀ into a buffer, one kernel that turns the buffer into dz where it lies, and the products dz W and
+dzᵀ h. Then the buffer belongs to the next chunk. The backward pass only hands on what is there. This works because
+`scale` (one over the number of labels of the whole step, times fp16's loss scale) is known beforehand: it goes into dz
+before that is rounded. An upstream gradient other than 1 is multiplied in afterwards; `unit_upstream` says that there
+is none.
+
+What is rounded: logits and dz to the compute dtype, as torch does under autocast; sums, exponentials and losses are
+fp32. dW is summed over chunks in its own dtype, in place, inside the product (fp32 in its accumulators, rounded when
+stored): in bf16 k chunks round k times, a relative error of about 2⁻⁹·√k, where one product has 2⁻⁹. With buffers of
+1 GiB (`logits_memory.py`) 8,192 tokens of Llama 3 are two chunks. `tests/unit/kernels/test_linear_cross_entropy.py`
+holds eight of them against fp64.
+
+Without gradients (evaluation), only losses are made, and, if wanted, whether each row's label has the highest logit.
+
+Shapes: R rows, N width, V words, C rows of a chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from automodel.kernels.dispatch import power_of_two_above, runs_triton
+from automodel.kernels.logits_memory import padded_width, rows_at_a_time
+
+IGNORE = -100
+WARPS, VEC = 32, 16
+
+
+class CrossEntropy(NamedTuple):
+    """What is made of a row of logits."""
+
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+
+PLAIN = CrossEntropy()
+
+
+class Scores(NamedTuple):
+    """Of all rows together; 0-dim, on their device."""
+
+    loss: Tensor
+    right: Tensor
+    """Rows whose label has the highest logit (the first of equal ones)."""
+
+
+def linear_cross_entropy_reference(
+    hidden_RN: Tensor,
+    weight_VN: Tensor,
+    labels_R: Tensor,
+    *,
+    scale: Tensor | float = 1.0,
+    bias: Tensor | None = None,
+    form: CrossEntropy = PLAIN,
+) -> Tensor:
+    """The definition, with all logits at once, in fp32 at least."""
+    logits_RV = F.linear(hidden_RN, weight_VN, bias)
+    return (
+        cross_entropy_sum(logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float(), labels_R, form) * scale
+    )
+
+
+def cross_entropy_sum(logits_RV: Tensor, labels_R: Tensor, form: CrossEntropy) -> Tensor:
+    """Summed loss of logits that are there already, in their own dtype."""
+    z_RV = logits_RV if form.logit_scale == 1.0 else logits_RV * form.logit_scale
+    if form.softcap is not None:
+        z_RV = form.softcap * torch.tanh(z_RV / form.softcap)
+    smoothing = form.label_smoothing
+    loss = F.cross_entropy(z_RV, labels_R, ignore_index=IGNORE, label_smoothing=smoothing, reduction="sum")
+    if form.z_loss:
+        loss = loss + form.z_loss * torch.where(labels_R == IGNORE, 0.0, z_RV.logsumexp(1).square()).sum()
+    return loss
+
+
+def cross_entropy_rows_reference(
+    logits_CV: Tensor, labels_C: Tensor, scale: Tensor | float, form: CrossEntropy, learns: bool, scores: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """(losses, whether the label has the highest logit, if `scores`) of each row; logits are overwritten by their
+    gradients where `learns`. In place and in few passes: on a CPU the traffic is what this costs."""
+    right_C = (logits_CV.argmax(1) == labels_C).int() if scores else None  # neither scale nor cap changes the order
+    z_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    if form.logit_scale != 1.0:
+        z_CV = z_CV.mul_(form.logit_scale)
+    slope_CV = None
+    if form.softcap is not None:
+        z_CV = z_CV.div_(form.softcap).tanh_()
+        slope_CV = 1.0 - z_CV.square() if learns else None
+        z_CV = z_CV.mul_(form.softcap)
+    counts_C = (labels_C != IGNORE).to(z_CV.dtype)
+    at_C1 = torch.where(labels_C == IGNORE, 0, labels_C).unsqueeze(1)
+    highest_C = z_CV.amax(1)
+    wanted_C = z_CV.gather(1, at_C1).squeeze(1)
+    mean_C = z_CV.mean(1) if form.label_smoothing else None
+    z_CV = z_CV.sub_(highest_C.unsqueeze(1)).exp_()
+    sums_C = z_CV.sum(1)
+    lse_C = highest_C + sums_C.log()
+    losses_C = lse_C - wanted_C
+    if mean_C is not None:
+        losses_C = (1.0 - form.label_smoothing) * losses_C + form.label_smoothing * (lse_C - mean_C)
+    losses_C = (losses_C + form.z_loss * lse_C.square()) * counts_C
+    if learns:
+        unit_C = counts_C * scale * form.logit_scale
+        z_CV.mul_((unit_C * (1.0 + 2.0 * form.z_loss * lse_C) / sums_C).unsqueeze(1))
+        z_CV.scatter_add_(1, at_C1, (unit_C * (form.label_smoothing - 1.0)).unsqueeze(1))
+        if form.label_smoothing:
+            z_CV.sub_((unit_C * (form.label_smoothing / z_CV.shape[1])).unsqueeze(1))
+        if slope_CV is not None:
+            z_CV.mul_(slope_CV)
+        if z_CV is not logits_CV:
+            logits_CV.copy_(z_CV)
+    return losses_C, right_C
+
+
+@functools.cache
+def launch_shape(vocabulary: int) -> tuple[int, int, int]:
+    """(lanes, columns of a lane, warps) of one row's program."""
+    lanes = min(32 * WARPS, max(32, power_of_two_above(-(-vocabulary // VEC))))
+    return lanes, VEC, lanes // 32
+
+
+def _rows(
+    logits_CV: Tensor,
+    labels_R: Tensor,
+    first: int,
+    scale: Tensor,
+    form: CrossEntropy,
+    losses_R: Tensor,
+    right_R: Tensor | None,
+    learns: bool,
+) -> None:
+    """One chunk's losses into `losses_R` (and `right_R`); its logits become gradients where `learns`."""
+    (rows, vocabulary), stride = logits_CV.shape, logits_CV.stride(0)
+    if not runs_triton(logits_CV):
+        chunk, scores = slice(first, first + rows), right_R is not None
+        losses_R[chunk], right = cross_entropy_rows_reference(logits_CV, labels_R[chunk], scale, form, learns, scores)
+        if right_R is not None and right is not None:
+            right_R[chunk] = right
+        return
+    from automodel.kernels.linear_cross_entropy_triton import cross_entropy_rows_kernel
+
+    lanes, vec, warps = launch_shape(vocabulary)
+    cross_entropy_rows_kernel[(rows,)](
+        logits_CV, labels_R, scale, losses_R, right_R, first,
+        V=vocabulary, STRIDE=stride, LANES=lanes, VEC=vec, IGNORE=IGNORE,
+        LOGIT_SCALE=float(form.logit_scale), SOFTCAP=float(form.softcap or 0.0), Z_LOSS=float(form.z_loss),
+        SMOOTHING=float(form.label_smoothing), LEARNS=learns, num_warps=warps,
+    )  # fmt: skip
+
+
+class _Made(NamedTuple):
+    losses_R: Tensor
+    right_R: Tensor | None
+    dhidden_RN: Tensor | None
+    dweight_VN: Tensor | None
+    dbias_V: Tensor | None
+
+
+def _chunk_by_chunk(
+    hidden_RN: Tensor,
+    weight_VN: Tensor,
+    bias_V: Tensor | None,
+    labels_R: Tensor,
+    scale: Tensor,
+    form: CrossEntropy,
+    chunk_rows: int | None,
+    wanted: tuple[bool, bool, bool] = (False, False, False),
+    scores: bool = False,
+) -> _Made:
+    """`wanted`: which of the gradients of hidden, weight and bias."""
+    R, V, device = hidden_RN.shape[0], weight_VN.shape[0], hidden_RN.device
+    chunk = chunk_rows or rows_at_a_time(R, V, hidden_RN.element_size(), device.type)
+    wide = torch.promote_types(hidden_RN.dtype, torch.float32)
+    losses_R = torch.empty(R, dtype=wide, device=device)
+    right_R = torch.empty(R, dtype=torch.int32, device=device) if scores else None
+    dhidden_RN = torch.empty_like(hidden_RN) if wanted[0] else None
+    dweight_VN = torch.zeros_like(weight_VN) if wanted[1] and R == 0 else None
+    dbias_V = torch.zeros(V, dtype=wide, device=device) if wanted[2] else None
+    buffer = torch.empty((min(chunk, R), padded_width(V)), dtype=hidden_RN.dtype, device=device)
+    for first in range(0, R, chunk):
+        rows_CN = hidden_RN[first : first + chunk]
+        logits_CV = buffer[: rows_CN.shape[0], :V]
+        if bias_V is None:
+            torch.mm(rows_CN, weight_VN.t(), out=logits_CV)
+        else:
+            torch.addmm(bias_V, rows_CN, weight_VN.t(), out=logits_CV)
+        _rows(logits_CV, labels_R, first, scale, form, losses_R, right_R, learns=any(wanted))
+        if dhidden_RN is not None:
+            torch.mm(logits_CV, weight_VN, out=dhidden_RN[first : first + chunk])
+        if wanted[1]:
+            dz_VC = logits_CV.t()
+            dweight_VN = dz_VC @ rows_CN if dweight_VN is None else dweight_VN.addmm_(dz_VC, rows_CN)
+        if dbias_V is not None:
+            dbias_V += logits_CV.sum(0, dtype=wide)
+    if dbias_V is not None and bias_V is not None:
+        dbias_V = dbias_V.to(bias_V.dtype)
+    return _Made(losses_R, right_R, dhidden_RN, dweight_VN, dbias_V)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RN: Tensor,
+        weight_VN: Tensor,
+        bias_V: Tensor | None,
+        labels_R: Tensor,
+        scale: Tensor,
+        form: CrossEntropy,
+        chunk_rows: int | None,
+        unit_upstream: bool,
+    ) -> Tensor:
+        wanted = tuple(ctx.needs_input_grad[:3])
+        made = _chunk_by_chunk(hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted)
+        ctx.gradients, ctx.unit_upstream = made[2:], unit_upstream
+        return made.losses_R.sum() * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor):
+        if ctx.gradients is None:
+            raise RuntimeError("the gradients of linear_cross_entropy were handed on already; it has one backward pass")
+        # Let go of them here, so that autograd may add to them in place (tied embeddings).
+        gradients, ctx.gradients = list(ctx.gradients), None
+        if not ctx.unit_upstream:
+            gradients = [None if g is None else g.mul_(upstream) for g in gradients]
+        return *gradients, None, None, None, None, None
+
+
+def _checked(hidden_RN: Tensor, weight_VN: Tensor, scale: Tensor | float) -> Tensor:
+    """`scale` as a tensor on the rows' device."""
+    if hidden_RN.dim() != 2 or hidden_RN.shape[1] != weight_VN.shape[1] or hidden_RN.dtype != weight_VN.dtype:
+        raise ValueError(
+            f"hidden states {tuple(hidden_RN.shape)} in {hidden_RN.dtype} do not fit a weight {tuple(weight_VN.shape)} "
+            f"in {weight_VN.dtype}; they must be (rows, width) and (words, width) in one dtype"
+        )
+    if isinstance(scale, Tensor):
+        return scale.detach()
+    wide = torch.promote_types(hidden_RN.dtype, torch.float32)
+    return torch.full((), scale, dtype=wide, device=hidden_RN.device)
+
+
+def linear_cross_entropy(
+    hidden_RN: Tensor,
+    weight_VN: Tensor,
+    labels_R: Tensor,
+    *,
+    scale: Tensor | float = 1.0,
+    bias: Tensor | None = None,
+    form: CrossEntropy = PLAIN,
+    chunk_rows: int | None = None,
+    unit_upstream: bool = False,
+) -> Tensor:
+    """Cross-entropy of the rows that carry a label, summed and multiplied by `scale`; 0-dim, fp32. `scale`: a 0-dim
+    tensor on the device, or a number where nothing is captured. `unit_upstream`: the caller calls `backward()` on the
+    result itself, so that nothing need be multiplied by the upstream gradient."""
+    scale = _checked(hidden_RN, weight_VN, scale)
+    hidden_RN, labels_R = hidden_RN.contiguous(), labels_R.contiguous()
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden_RN, weight_VN, bias))
+    if not learns:
+        return _chunk_by_chunk(hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows).losses_R.sum() * scale
+    return _LinearCrossEntropy.apply(hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows, unit_upstream)
+
+
+@torch.no_grad()
+def linear_cross_entropy_scores(
+    hidden_RN: Tensor,
+    weight_VN: Tensor,
+    labels_R: Tensor,
+    *,
+    bias: Tensor | None = None,
+    form: CrossEntropy = PLAIN,
+    chunk_rows: int | None = None,
+) -> Scores:
+    """Summed loss and the number of labels that have the highest logit, for evaluation."""
+    scale = _checked(hidden_RN, weight_VN, 1.0)
+    made = _chunk_by_chunk(
+        hidden_RN.contiguous(), weight_VN, bias, labels_R.contiguous(), scale, form, chunk_rows, scores=True
+    )
+    assert made.right_R is not None
+    return Scores(made.losses_R.sum(), made.right_R.sum())
