@@ -1,6 +1,6 @@
 """`python -m automodel` is the `automodel` command."""
 
-from automodel.cli.main import main
+from automodel.cli.main import command
 
 if __name__ == "__main__":
-    main()
+    command()

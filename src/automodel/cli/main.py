@@ -98,12 +98,24 @@ def report(error: UserError) -> NoReturn:
 
 
 def main() -> None:
-    """The `automodel` command."""
+    """What the `automodel` command does; ends with `SystemExit`."""
     try:
         app()
     except UserError as error:
         report(error)
 
 
+def command() -> None:
+    """The `automodel` command as a process of its own."""
+    try:
+        main()
+    except SystemExit as ending:
+        from automodel.engine.leave import leave
+
+        if isinstance(ending.code, str):
+            print(ending.code, file=sys.stderr)
+        leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
+
+
 if __name__ == "__main__":
-    main()
+    command()

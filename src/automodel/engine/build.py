@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from automodel.checkpoint import randomness
-from automodel.checkpoint.store import Checkpoint, CheckpointStore
+from automodel.checkpoint.store import CheckpointStore
 from automodel.config.errors import UserError
 from automodel.config.gate import resolve_target
 from automodel.config.load import dump_config
@@ -262,13 +262,13 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
     )
 
 
-def save(run: Run) -> Checkpoint:
-    """Writes a resumable checkpoint of the run as it stands now."""
+def save(run: Run) -> None:
+    """A resumable checkpoint of the run as it stands now. It is written while training goes on."""
     assert run.checkpoints is not None
     step_tensors, step_values = run.step.state()
     rng_tensors, rng_values = randomness.capture()
     best = run.state.best.step
-    return run.checkpoints.save(
+    run.checkpoints.begin(
         run.state.step,
         {"model": run.step.weights(), "optimizer": step_tensors, "rng": rng_tensors},
         {

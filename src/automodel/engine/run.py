@@ -6,6 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def _carry_out(
     if not resume:
         start_fresh(folder)  # only now: whatever could be wrong with the new run has not cost the old one
     _write_start(run)
-    with run.progress:
+    with run.progress, run.checkpoints or nullcontext():
         for line in _opening_lines(run):
             run.progress.info(line)
         try:
@@ -141,7 +142,9 @@ def _finish(run: Run, outcome: Outcome) -> Finished:
     folder, prepared = run.folder, run.prepared
     summary = _summary(run, outcome)
     if prepared.cfg.checkpoint.enabled and outcome.status != "interrupted":
-        summary |= _export(run, outcome)
+        summary |= _export(run, outcome)  # while the last checkpoint is still being written
+    if run.checkpoints:
+        run.checkpoints.wait()
     summary["wall_s"] = time.perf_counter() - run.started
     folder.write_json("summary.json", summary)
     run.trackers.finish(summary)
