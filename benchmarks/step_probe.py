@@ -51,12 +51,13 @@ def main() -> None:
     from automodel.data.store import TokenStore
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
+    from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
     from automodel.losses.task_loss import make_loss
     from automodel.models.families import packing_support
     from automodel.models.forward import make_forward
-    from automodel.models.fuse import fuse
+    from automodel.models.fuse import fuse, layers_of
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
@@ -67,8 +68,14 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
+    parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
+    parser.add_argument("--late-programs", type=int, help="programs a processor of an update beside a forward pass")
     options = parser.parse_args()
+    if options.late_programs:
+        from automodel.kernels import adamw
+
+        adamw.LATE_PROGRAMS_PER_PROCESSOR = options.late_programs
     for name in options.names:
         kind, size, (mu, sigma, low, high) = WORKLOADS[name]
         rng = np.random.default_rng(0)
@@ -82,10 +89,12 @@ def main() -> None:
         bucket = options.bucket or 2 ** round(np.log2(max(1.0, size * lengths.mean() / 32)))
         torch.manual_seed(0)
         model = make_model(kind).cuda().train()
+        layers = [] if options.plain_update else layers_of(model)
         optimizer = FlatAdamW(
             parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0,
             copy_dtype=torch.bfloat16, lr_factors=torch.ones(10_000, dtype=torch.float64),
             lazy=None if options.plain_embeddings else model.get_input_embeddings().weight,
+            late=late_parameters(layers),
         )  # fmt: skip
         seed = torch.zeros(1, dtype=torch.int64, device="cuda")
         side = SideStream()
@@ -95,6 +104,7 @@ def main() -> None:
         step = CapturedStep(
             model, forward, loss, optimizer, Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5,
             seed=seed, accumulates=False, device="cuda", side=side,
+            late=LateUpdates(optimizer, layers, side.stream) if layers else None,
         )  # fmt: skip
         collate = PackedCollator(
             store,

@@ -183,7 +183,7 @@ def run(options: argparse.Namespace) -> int:
     from automodel.plan.check import load_run_config
 
     began, missing, lost = time.monotonic(), [], 0.0
-    against = ("hf-trainer", "hf-trainer-tuned", *(["hf-trainer-compile"] if options.compile else []))
+    against = (*options.against.split(","), *(["hf-trainer-compile"] if options.compile else []))
     for name in options.names:
         if time.monotonic() - began + lost > options.budget:
             missing.append(f"{name}: left out, the time budget of {options.budget:g} s would not be enough")
@@ -241,6 +241,7 @@ def main() -> int:
     runner.add_argument("names", nargs="+", choices=names)
     runner.add_argument("--rows", type=Path, required=True, help="JSON file to merge the rows into")
     runner.add_argument("--compile", action="store_true", help="also measure hf-trainer-compile (a minute more each)")
+    runner.add_argument("--against", default="hf-trainer,hf-trainer-tuned", help="sides to compare with")
     runner.add_argument("--ladder", action="store_true", help="also climb the ladder")
     runner.add_argument("--steps", type=int)
     runner.add_argument("--repeat", type=int, default=1)

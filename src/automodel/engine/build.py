@@ -30,11 +30,13 @@ from automodel.engine.state import Best, TrainState
 from automodel.engine.step import TrainStep
 from automodel.kernels import ahead
 from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.kernels.late_update import LateUpdates, late_parameters
 from automodel.kernels.side_stream import SideStream
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
+from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_forward
-from automodel.models.fuse import fuse, will_fuse
+from automodel.models.fuse import fuse, layers_of, will_fuse
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
 from automodel.optim.build import build_optimizer, parameter_groups
@@ -128,8 +130,8 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
     align_pad_token(model, prepared.tokenizer)
     model.train()
-    if cfg.training_optimizations.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if plan.checkpointing != "none":
+        use_gradient_checkpointing(model, plan.checkpointing)
     return model, make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
 
 
@@ -146,7 +148,7 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
         model,
         forward,
         prepared.loss,
-        build_optimizer(model, cfg.optimizer, optimizer_class),
+        build_optimizer(model, cfg.optimizer, optimizer_class, plan.optimizer),
         Schedule(cfg.lr_scheduler, plan.total_steps),
         peak_lr=cfg.optimizer.lr,
         max_norm=cfg.training_optimizations.gradient_clipping,
@@ -162,6 +164,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     peak = cfg.optimizer.lr
     factors = [schedule.lr_at(step, peak) / peak for step in range(plan.total_steps)]
     accumulates = plan.grad_acc_steps > 1
+    layers = layers_of(model) if plan.late_update and will_fuse(model) else []
     optimizer = FlatAdamW(
         parameter_groups(model, cfg.optimizer),
         lr=peak,
@@ -173,6 +176,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         lr_factors=torch.tensor(factors, dtype=torch.float64),
         initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,
         lazy=model.get_input_embeddings().weight if plan.lazy_embeddings and will_fuse(model) else None,
+        late=late_parameters(layers),
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     side = None if accumulates else SideStream()
@@ -192,6 +196,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         device=plan.device,
         side=side,
         compiled=plan.compile,
+        late=LateUpdates(optimizer, layers, side.stream) if layers and side is not None else None,
     )
 
 

@@ -29,6 +29,7 @@ from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.lazy_rows import RING
 from automodel.kernels.side_stream import SideStream
 from automodel.losses.task_loss import TaskLoss
@@ -120,15 +121,17 @@ class CapturedStep:
         device: str,
         side: SideStream | None = None,
         compiled: bool = False,
+        late: LateUpdates | None = None,
     ):
         self.model, self.forward, self.loss, self.optimizer = model, forward, loss, optimizer
         self.schedule, self.peak_lr, self.seed, self.device = schedule, peak_lr, seed, device
-        self.accumulates, self.side, self.compiled = accumulates, side, compiled
+        self.accumulates, self.side, self.compiled, self.late = accumulates, side, compiled, late
         self.rehearsed = False
         self.unsettled = 0
         self.loss_sum = torch.zeros((), device=device)
         self.last_loss = torch.zeros((), device=device)
-        self.stream = torch.cuda.Stream()
+        # Above the second stream: what the step waits for goes first where both want the same processor.
+        self.stream = torch.cuda.Stream(priority=-1)
         self.pool = torch.cuda.graph_pool_handle()
         self.statics: dict[tuple, StaticBatch] = {}
         self.graphs: dict[tuple, torch.cuda.CUDAGraph | Uncaptured] = {}
@@ -199,6 +202,7 @@ class CapturedStep:
     def _rehearse(self, static: StaticBatch) -> None:
         """Forward and backward that leave no trace: sums, gradients and random states are put back."""
         self.rehearsed = True
+        self.settle()  # what was put off must not be done twice
         random_state = torch.cuda.get_rng_state()
         changed = [self.loss_sum, self.seed, *self.optimizer.gradient_buffers]
         before = [t.clone() for t in changed]
@@ -235,6 +239,8 @@ class CapturedStep:
         return torch.cuda.stream(self.stream)
 
     def _learn(self, static: StaticBatch) -> None:
+        if self.late is not None:
+            self.late.begin()
         logits = self.forward(static.batch)
         loss = self.loss.sum(logits, labels_of(static.batch)) * static.scale[0]
         scale = self.optimizer.loss_scale
@@ -255,7 +261,8 @@ class CapturedStep:
             self.optimizer.zero_grad(set_to_none=True)
 
     def settle(self) -> None:
-        """Brings embedding rows up to date that no batch has read lately (`lazy_rows.py`)."""
+        """Does what was put off: rows that no batch has read lately (`lazy_rows.py`), the last update of the layers
+        (`late_update.py`)."""
         if self.unsettled:
             self.optimizer.settle()
             self.unsettled = 0
@@ -300,9 +307,12 @@ class CapturedStep:
         self.settle()
         torch.cuda.synchronize()
         self.graphs.clear()
+        if self.late is not None:
+            self.late.remove()
         weights = self.optimizer.full_precision_weights(self.model)
         for name, parameter in self.model.named_parameters():
             parameter.grad = None
-            parameter.__dict__.pop("lazy_rows", None)
+            for name_of_ours in ("lazy_rows", "gradient_place"):
+                parameter.__dict__.pop(name_of_ours, None)
             if name in weights:
                 parameter.data = weights[name]

@@ -63,10 +63,15 @@ def halved(prepared: Prepared) -> Prepared:
         f"{micro} × {accumulation} = {plan.global_batch_size}",
         f"the largest batch of {plan.micro_batch_size} ran out of GPU memory; same examples a step, less at a time",
     )
-    # Rows of the word table are put off only where a step is one batch.
-    decisions = tuple(line if d.name == "batch" else d for d in plan.decisions if d.name != "embeddings")
+    # Updates are put off only where a step is one batch.
+    kept = (d for d in plan.decisions if d.name not in ("embeddings", "memory", "update"))
     smaller = dataclasses.replace(
-        plan, micro_batch_size=micro, grad_acc_steps=accumulation, lazy_embeddings=False, decisions=decisions
+        plan,
+        micro_batch_size=micro,
+        grad_acc_steps=accumulation,
+        late_update=False,
+        lazy_embeddings=False,
+        decisions=tuple(line if d.name == "batch" else d for d in kept),
     )
     return dataclasses.replace(prepared, plan=smaller)
 

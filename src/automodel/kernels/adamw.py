@@ -28,11 +28,12 @@ torch. A dynamic loss scale (fp16) lives in the same place: halved after a non-f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from automodel.kernels.dispatch import power_of_two_above, runs_triton
-from automodel.kernels.flat_parameters import BLOCK, FlatParameters
+from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
+from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart
 from automodel.kernels.lazy_rows import RING, LazyRows
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
@@ -40,9 +41,13 @@ HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
 SETTINGS = ("shrink", "step_size", "one_minus_beta1", "beta2", "one_minus_beta2", "inv_sqrt_correction2", "eps", "clip")
 """Columns of the fp32 table `prepare` derives from it; clip −1 means: skip this step."""
 
+NO_STEP = -1.0
+"""In the column `clip`: change nothing."""
 NORM_EPS = 1e-6
 GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 UPDATE_WARPS = 8
+LATE_PROGRAMS_PER_PROCESSOR = 2
+"""An update beside a forward pass: enough to keep the memory busy, few enough to leave room."""
 NORM_BLOCKS_PER_PROGRAM, NORM_WARPS = 4, 8
 
 
@@ -84,7 +89,7 @@ class AdamWState:
             powers=new(groups, 2, dtype=torch.float64).fill_(1.0),
             step=new(1, dtype=torch.int64),
             skipped=new(1, dtype=torch.int64),
-            settings=new(groups, len(SETTINGS), dtype=torch.float32),
+            settings=new(groups, len(SETTINGS), dtype=torch.float32).fill_(NO_STEP),
             norm=new(1, dtype=torch.float32),
             partial=new(-(-flat.n_blocks // NORM_BLOCKS_PER_PROGRAM), dtype=torch.float32),
         )
@@ -156,7 +161,7 @@ def adamw_reference(
     prepare_reference(state, gradients, max_norm, skip_nonfinite)
     settings = state.settings.tolist()
     for place, gradient in zip(flat.places, gradients):
-        if gradient is None:
+        if gradient is None or place.late:
             continue
         mine = settings[place.group]
         if mine[-1] != -1.0:
@@ -180,19 +185,15 @@ def _launch(
     max_norm: float | None,
     skip_nonfinite: bool,
     zero_gradients: bool,
+    chosen: torch.Tensor | None,
 ) -> None:
-    import triton.language as tl  # ty: ignore[import-not-found]
+    from automodel.kernels.adamw_triton import prepare_kernel, square_sums_kernel
 
-    from automodel.kernels.adamw_triton import prepare_kernel, square_sums_kernel, update_kernel
-
-    dtypes = flat.gradient_dtypes
-    narrow = [getattr(tl, _TRITON_NAMES[dtype]) for dtype in dtypes if dtype != torch.float32]
-    kinds = {"BLOCK": BLOCK, "NARROW": narrow[0] if narrow else None, "WIDE": torch.float32 in dtypes}
     partial = None if max_norm is None else state.partial
     if partial is not None:
         square_sums_kernel[(len(partial),)](
             addresses, flat.blocks, partial, flat.n_blocks,
-            PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **kinds,
+            PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **_gradient_kinds(flat),
         )  # fmt: skip
     groups, lazy = len(state.hyper), state.lazy
     rows = None if lazy is None or partial is None else lazy.square_sums()
@@ -204,12 +205,53 @@ def _launch(
         GROUPS=power_of_two_above(groups), BLOCK=1024, SKIP=skip_nonfinite, LAZY_GROUP=state.lazy_group, RING=RING,
         num_warps=8,
     )  # fmt: skip
-    update_kernel[(flat.n_blocks,)](
-        flat.weight, flat.exp_avg, flat.exp_avg_sq, flat.copy, addresses, flat.blocks, state.settings, flat.n_blocks,
-        ZERO=zero_gradients, num_warps=UPDATE_WARPS, **kinds,
-    )  # fmt: skip
+    _update(flat, state, addresses, chosen, zero_gradients)
     if lazy is not None:
         lazy.update()
+
+
+def _gradient_kinds(flat: FlatParameters) -> dict[str, Any]:
+    import triton.language as tl  # ty: ignore[import-not-found]
+
+    dtypes = flat.gradient_dtypes
+    narrow = [getattr(tl, _TRITON_NAMES[dtype]) for dtype in dtypes if dtype != torch.float32]
+    return {"BLOCK": BLOCK, "NARROW": narrow[0] if narrow else None, "WIDE": torch.float32 in dtypes}
+
+
+def _update(
+    flat: FlatParameters,
+    state: AdamWState,
+    addresses: torch.Tensor,
+    chosen: torch.Tensor | None,
+    zero_gradients: bool,
+    most_programs: int | None = None,
+) -> None:
+    from automodel.kernels.adamw_triton import update_kernel
+
+    count = flat.n_blocks if chosen is None else len(chosen)
+    walks = chosen is not None and most_programs is not None and count > most_programs
+    update_kernel[(most_programs if walks else count,)](
+        flat.weight, flat.exp_avg, flat.exp_avg_sq, flat.copy, addresses, flat.blocks, chosen, state.settings,
+        flat.n_blocks, count, ZERO=zero_gradients, WALKS=walks, num_warps=UPDATE_WARPS, **_gradient_kinds(flat),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def late_update(flat: FlatParameters, state: AdamWState, part: LatePart, addresses: torch.Tensor) -> None:
+    """The update of one part of the parameters with the settings of the last step: the half of `adamw_step` that was
+    put off (`late_update.py`)."""
+    if runs_triton(flat.weight):
+        most = LATE_PROGRAMS_PER_PROCESSOR * processors(flat.device)
+        _update(flat, state, addresses, part.blocks, zero_gradients=False, most_programs=most)
+        return
+    settings = state.settings.tolist()
+    for place, gradient in zip(part.places, part.gradients):
+        mine = settings[place.group]
+        if mine[-1] != -1.0:
+            weight = place.view(flat.weight)
+            update_reference(weight, gradient, place.view(flat.exp_avg), place.view(flat.exp_avg_sq), mine)
+            if flat.copy is not None:
+                place.view(flat.copy).copy_(weight)
 
 
 def adamw_step(
@@ -221,11 +263,13 @@ def adamw_step(
     max_norm: float | None = None,
     skip_nonfinite: bool = False,
     zero_gradients: bool = False,
+    chosen: torch.Tensor | None = None,
 ) -> None:
     """One step for all parameters. `gradients` in the order of `flat.places`, None where there is none (left alone);
-    `addresses` their data pointers, int64 on the device, 16-byte aligned, 0 for None."""
+    `addresses` their data pointers, int64 on the device, 16-byte aligned, 0 for None. `chosen`: blocks to update now;
+    the others get theirs from `late_update`, with the settings that this step leaves."""
     if runs_triton(flat.weight):
-        _launch(flat, state, addresses, max_norm, skip_nonfinite, zero_gradients)
+        _launch(flat, state, addresses, max_norm, skip_nonfinite, zero_gradients, chosen)
     else:
         adamw_reference(
             flat, state, gradients, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_gradients=zero_gradients

@@ -34,7 +34,7 @@ def whole_vectors(real, DTYPE: tl.constexpr):
     return (real + PER_LOAD - 1) // PER_LOAD * PER_LOAD
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_blocks"])
 def square_sums_kernel(
     GRADIENTS, BLOCKS, PARTIAL, n_blocks,
     BLOCK: tl.constexpr, PER_PROGRAM: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
@@ -136,19 +136,19 @@ def prepare_kernel(
 
 
 @triton.jit
-def update_kernel(
-    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, TABLE, n_blocks,
+def update_block(
+    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, TABLE, block, n_blocks,
     BLOCK: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0)
     # Four elements a thread for every buffer: 16 bytes of fp32, 8 of bf16. Left to choose, Triton takes eight for the
     # 16-bit loads, and then exchanges every fp32 result between threads before it is stored.
     lanes = tl.max_contiguous(tl.arange(0, BLOCK), 4)
     flat = tl.max_contiguous(block.to(tl.int64) * BLOCK + lanes, 4)
     # The buffers are padded, so these loads need no mask and do not wait for the tables.
-    weight = tl.load(WEIGHT + flat).to(tl.float32)
-    exp_avg = tl.load(EXP_AVG + flat).to(tl.float32)
-    exp_avg_sq = tl.load(EXP_AVG_SQ + flat).to(tl.float32)
+    # Nobody reads these again in this step: they should not push activations out of the cache.
+    weight = tl.load(WEIGHT + flat, eviction_policy="evict_first").to(tl.float32)
+    exp_avg = tl.load(EXP_AVG + flat, eviction_policy="evict_first").to(tl.float32)
+    exp_avg_sq = tl.load(EXP_AVG_SQ + flat, eviction_policy="evict_first").to(tl.float32)
 
     parameter = tl.load(BLOCKS + block)
     at = tl.max_contiguous(tl.multiple_of(tl.load(BLOCKS + n_blocks + block), 16) + lanes, 4)
@@ -182,8 +182,29 @@ def update_kernel(
 
     # −1 skips the step; a NaN goes through, as in torch. Padding stays zero, so it may be written along.
     changed = lanes < tl.where((real > 0) & (tl.where(clip < 0.0, 0, 1) != 0), BLOCK, 0)
-    tl.store(WEIGHT + flat, weight.to(WEIGHT.dtype.element_ty), mask=changed)
-    tl.store(EXP_AVG + flat, exp_avg.to(EXP_AVG.dtype.element_ty), mask=changed)
-    tl.store(EXP_AVG_SQ + flat, exp_avg_sq.to(EXP_AVG_SQ.dtype.element_ty), mask=changed)
+    tl.store(WEIGHT + flat, weight.to(WEIGHT.dtype.element_ty), mask=changed, eviction_policy="evict_first")
+    tl.store(EXP_AVG + flat, exp_avg.to(EXP_AVG.dtype.element_ty), mask=changed, eviction_policy="evict_first")
+    tl.store(EXP_AVG_SQ + flat, exp_avg_sq.to(EXP_AVG_SQ.dtype.element_ty), mask=changed, eviction_policy="evict_first")
     if COPY is not None:
         tl.store(COPY + flat, weight.to(COPY.dtype.element_ty), mask=changed)
+
+
+@triton.jit(do_not_specialize=["n_blocks", "n_chosen"])
+def update_kernel(
+    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, CHOSEN, TABLE, n_blocks, n_chosen,
+    BLOCK: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr, ZERO: tl.constexpr, WALKS: tl.constexpr,
+):  # fmt: skip
+    """Every block, or those that CHOSEN lists: one a program, or, where few programs WALK, one after the other."""
+    if WALKS:
+        for i in range(tl.program_id(0), n_chosen, tl.num_programs(0)):
+            block = tl.load(CHOSEN + i)
+            update_block(
+                WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, TABLE, block, n_blocks, BLOCK, NARROW, WIDE, ZERO
+            )  # fmt: skip
+    else:
+        block = tl.program_id(0)
+        if CHOSEN is not None:
+            block = tl.load(CHOSEN + block)
+        update_block(
+            WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, TABLE, block, n_blocks, BLOCK, NARROW, WIDE, ZERO
+        )  # fmt: skip

@@ -109,7 +109,7 @@ def post_norms(bench: Bench) -> None:
 @recipe("bias_gelu_forward_kernel", "bias_gelu_backward_kernel", "column_sum_kernel", blocks=("post-norm",))
 def post_norm_mlp(bench: Bench) -> None:
     inner = bench.facts.shape.inner
-    learn(bias_gelu(bench.rows(TOKENS, inner), bench.vector(inner), added=True))
+    learn(bias_gelu(bench.rows(TOKENS, inner), bench.vector(inner)))
 
 
 @recipe("rows_sum_kernel", "column_sum_kernel", blocks=("post-norm",))

@@ -26,8 +26,6 @@ aligned.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,6 +40,7 @@ from automodel.kernels.flat_parameters import BLOCK
 from automodel.kernels.lazy_rows import lazy_rows_of
 
 VOCABULARY = 64
+MANY_BLOCKS = 1024  # more than an update beside a forward pass has programs
 
 EXEMPT: dict[str, str] = {}
 """Kernels without a recipe, and why."""
@@ -54,17 +53,16 @@ EXEMPT: dict[str, str] = {}
 def words_and_optimizer(bench: Bench) -> None:
     """The word table and AdamW, which may know each other."""
     facts = bench.facts
-    for optimizer, words in optimizers(facts, facts.shape.embedding_width):
-        ids, runs = torch.zeros(TOKENS, dtype=torch.int64), torch.zeros((2, TOKENS), dtype=torch.int32)
-        learn(word_embedding(ids, words, runs, 0, lazy_rows_of(words)))
-        step(optimizer)
-        optimizer.settle()
+    optimizer, words = make_optimizer(facts, facts.shape.embedding_width)
+    ids, runs = torch.zeros(TOKENS, dtype=torch.int64), torch.zeros((2, TOKENS), dtype=torch.int32)
+    learn(word_embedding(ids, words, runs, 0, lazy_rows_of(words)))
+    step(optimizer)
+    optimizer.settle()
 
 
 @recipe("square_sums_kernel", "prepare_kernel", "update_kernel", blocks=("stock",))
 def optimizer_alone(bench: Bench) -> None:
-    for optimizer, _ in optimizers(bench.facts, 1):
-        step(optimizer)
+    step(make_optimizer(bench.facts, 1)[0])
 
 
 class QuietAdamW(FlatAdamW):
@@ -73,32 +71,25 @@ class QuietAdamW(FlatAdamW):
     add_param_group = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", FlatAdamW.add_param_group)
 
 
-def optimizers(facts: Facts, width: int) -> Iterator[tuple[FlatAdamW, torch.nn.Parameter]]:
-    """As `engine/build.py` makes them. Two things are not known beforehand: whether the number of blocks is a multiple
-    of 16, and whether that of parameters is even, which decides how the second row of a table of addresses is
-    aligned."""
+def make_optimizer(facts: Facts, width: int) -> tuple[FlatAdamW, torch.nn.Parameter]:
+    """As `engine/build.py` makes it, over the word table, a matrix that is updated late where any is, and the rest."""
     held = torch.bfloat16 if facts.precision == "bf16-pure" else torch.float32
-    for remainder, count in itertools.product((1, 0), (1, 2)):
-        words = torch.nn.Parameter(torch.zeros((VOCABULARY, width), dtype=held))
-        walked = 0 if facts.lazy else -(-words.numel() // BLOCK)
-        blocks = next(n for n in range(2, 18) if (walked + n) % 16 == remainder)
-        sizes = [blocks * BLOCK] if count == 1 else [(blocks - 1) * BLOCK, BLOCK]
-        others = [torch.nn.Parameter(torch.zeros(size, dtype=held)) for size in sizes]
-        groups: list[dict[str, Any]] = [{"params": [words, *others]}]
-        if facts.groups == 2:
-            groups = [{"params": [words, *others[:-1]]}, {"params": others[-1:]}]
-        yield (
-            QuietAdamW(
-                groups,
-                max_norm=1.0,
-                copy_dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(facts.precision),
-                flat_gradients=facts.accumulates,
-                lr_factors=torch.ones(4, dtype=torch.float64),
-                initial_loss_scale=1.0 if facts.precision == "fp16" else None,
-                lazy=words if facts.lazy else None,
-            ),
-            words,
-        )
+    words = torch.nn.Parameter(torch.zeros((VOCABULARY, width), dtype=held))
+    matrix, rest = (torch.nn.Parameter(torch.zeros(size, dtype=held)) for size in (MANY_BLOCKS * BLOCK, BLOCK))
+    groups: list[dict[str, Any]] = [{"params": [words, matrix, rest]}]
+    if facts.groups == 2:
+        groups = [{"params": [words, matrix]}, {"params": [rest]}]
+    optimizer = QuietAdamW(
+        groups,
+        max_norm=1.0,
+        copy_dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(facts.precision),
+        flat_gradients=facts.accumulates,
+        lr_factors=torch.ones(4, dtype=torch.float64),
+        initial_loss_scale=1.0 if facts.precision == "fp16" else None,
+        lazy=words if facts.lazy else None,
+        late=[[matrix]] if facts.shape.blocks != "stock" and not facts.accumulates else [],
+    )
+    return optimizer, words
 
 
 def step(optimizer: FlatAdamW) -> None:
@@ -111,6 +102,7 @@ def step(optimizer: FlatAdamW) -> None:
         max_norm=optimizer.max_norm,
         skip_nonfinite=optimizer.skip_nonfinite,
         zero_gradients=bool(optimizer.gradient_buffers),
+        chosen=optimizer.flat.blocks_at_once,
     )
 
 

@@ -29,12 +29,8 @@ APPROXIMATIONS = ("none", "tanh")
 BACKWARD_PROGRAMS_PER_PROCESSOR = 4
 
 
-def bias_gelu_reference(
-    x: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none", added: bool = False
-) -> torch.Tensor:
-    if bias is not None:
-        x = x + (bias - bias.detach() if added else bias).to(x.dtype)  # added already: only the gradient is wanted
-    return F.gelu(x, approximate=approximate)
+def bias_gelu_reference(x: torch.Tensor, bias: torch.Tensor | None, approximate: str = "none") -> torch.Tensor:
+    return F.gelu(x if bias is None else x + bias.to(x.dtype), approximate=approximate)
 
 
 def geglu_reference(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -64,7 +60,7 @@ def _grid(rows: int, width: int, shape: _Launch) -> tuple[int, int]:
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TF: torch.Tensor, bias: torch.Tensor | None, tanh: bool, side: SideStream | None, added: bool
+        ctx: Any, x_TF: torch.Tensor, bias: torch.Tensor | None, tanh: bool, side: SideStream | None
     ) -> torch.Tensor:
         from automodel.kernels.bias_gelu_triton import bias_gelu_forward_kernel
 
@@ -73,7 +69,7 @@ class _BiasGelu(torch.autograd.Function):
         shape = launch_shape(width)
         bias_gelu_forward_kernel[_grid(T, width, shape)](
             x_TF,
-            None if added else bias,
+            bias,
             y_TF,
             T,
             WIDTH=width,
@@ -83,7 +79,7 @@ class _BiasGelu(torch.autograd.Function):
             num_warps=shape.warps,
         )
         ctx.save_for_backward(x_TF, bias)
-        ctx.tanh, ctx.side, ctx.parameter, ctx.added = tanh, side, bias, added
+        ctx.tanh, ctx.side, ctx.parameter = tanh, side, bias
         return y_TF
 
     @staticmethod
@@ -102,7 +98,7 @@ class _BiasGelu(torch.autograd.Function):
             chunks = min(chunks, max(1, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(x_TF.device) // columns))
             partial = torch.empty((chunks, width), dtype=torch.float32, device=x_TF.device)
         bias_gelu_backward_kernel[(columns, chunks)](
-            x_TF, None if ctx.added else bias, dy_TF, dx_TF, partial, T,
+            x_TF, bias, dy_TF, dx_TF, partial, T,
             WIDTH=width, BLOCK=shape.block, ROWS=shape.rows, TANH=ctx.tanh, num_warps=shape.warps,
         )  # fmt: skip
         dbias = None
@@ -111,7 +107,7 @@ class _BiasGelu(torch.autograd.Function):
                 ctx.side.give([ctx.parameter], lambda: [column_sum(partial, bias.dtype)], partial)
             else:
                 dbias = column_sum(partial, bias.dtype)
-        return dx_TF, dbias, None, None, None
+        return dx_TF, dbias, None, None
 
 
 class _GeGLU(torch.autograd.Function):
@@ -152,18 +148,13 @@ def _is_tanh(approximate: str) -> bool:
 
 
 def bias_gelu(
-    x: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    approximate: str = "none",
-    side: SideStream | None = None,
-    added: bool = False,
+    x: torch.Tensor, bias: torch.Tensor | None = None, approximate: str = "none", side: SideStream | None = None
 ) -> torch.Tensor:
-    """gelu(x + bias) of x (…, F); without a bias plain GELU. Result and dx have x's dtype, dbias the bias's. `added`: x
-    has the bias in it already (`joined_linear`'s `added_bias`), and only its gradient is still to be made."""
+    """gelu(x + bias) of x (…, F); without a bias plain GELU. Result and dx have x's dtype, dbias the bias's."""
     tanh = _is_tanh(approximate)
     if not runs_triton(x):
-        return bias_gelu_reference(x, bias, approximate, added)
-    return _BiasGelu.apply(x.reshape(-1, x.shape[-1]).contiguous(), bias, tanh, side, added).view(x.shape)
+        return bias_gelu_reference(x, bias, approximate)
+    return _BiasGelu.apply(x.reshape(-1, x.shape[-1]).contiguous(), bias, tanh, side).view(x.shape)
 
 
 def geglu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:

@@ -24,12 +24,12 @@ for parameters without a gradient in some steps), and clipping happens inside, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from automodel.kernels.adamw import AdamWState, adamw_step
+from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update
 from automodel.kernels.flat_parameters import FlatParameters
 from automodel.kernels.lazy_rows import LazyRows
 
@@ -63,19 +63,20 @@ class FlatAdamW(torch.optim.Optimizer):
         initial_loss_scale: float | None = None,
         skip_nonfinite: bool = False,
         lazy: torch.nn.Parameter | None = None,
+        late: Sequence[Sequence[torch.nn.Parameter]] = (),
     ):
         """max_norm: clip the global norm, None for no clipping (and no norm). copy_dtype: the dtype the model computes
         in, while the weights here stay fp32. lr_factors: one factor per step. initial_loss_scale: dynamic loss scaling;
         multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing.
         lazy: an embedding table whose rows are updated when they are read (`lazy_rows.py`); `settle` before reading it
-        any other way."""
-        if lazy is not None and flat_gradients:
+        any other way. late: parts of the parameters that `step` leaves alone until `update_late` (`late_update.py`)."""
+        if (lazy is not None or late) and flat_gradients:
             raise ValueError(
-                "rows can be put off only where a step is one batch: lazy and flat_gradients exclude each other"
+                "updates can be put off only where a step is one batch: lazy or late exclude flat_gradients"
             )
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **_TORCH_GROUP_DEFAULTS}
         super().__init__(params, defaults)
-        self.flat = FlatParameters(self.param_groups, copy_dtype, lazy)
+        self.flat = FlatParameters(self.param_groups, copy_dtype, lazy, late)
         self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
         self._add_lazy_rows()
         self.skip_nonfinite = skip_nonfinite or initial_loss_scale is not None
@@ -87,6 +88,10 @@ class FlatAdamW(torch.optim.Optimizer):
             self.device_state.loss_scale = torch.tensor([initial_loss_scale, 0.0], device=self.flat.device)
         self.gradient_buffers = self.flat.attach_gradients() if flat_gradients else []
         self._flat_addresses = [p.grad.data_ptr() for g in self.param_groups for p in g["params"] if flat_gradients]
+        pairs = [pair for part in self.flat.late_parts for pair in zip(part.places, part.gradients)]
+        fixed = {id(place.parameter): gradient.data_ptr() for place, gradient in pairs}
+        addresses = [fixed.get(id(place.parameter), 0) for place in self.flat.places]
+        self._late_addresses = torch.tensor(addresses, dtype=torch.int64, device=self.flat.device)
         self._sent_hyper: list[list[float]] | None = None
         self._send_hyper()
         self._tables = self._new_tables()
@@ -110,9 +115,27 @@ class FlatAdamW(torch.optim.Optimizer):
         return self.device_state.lazy
 
     def settle(self) -> None:
-        """Rows that were put off take the steps they missed; now all weights and moments are those of plain AdamW."""
+        """Whatever was put off is done; now all weights and moments are those of plain AdamW."""
+        for part in range(len(self.flat.late_parts)):
+            self.update_late(part)
+        self.device_state.settings[:, -1] = NO_STEP
         if self.device_state.lazy is not None:
             self.device_state.lazy.catch_up_all()
+
+    def update_late(self, part: int) -> None:
+        """The last step's update of one part of the parameters. Once for each step: a second call would repeat it."""
+        late_update(self.flat, self.device_state, self.flat.late_parts[part], self._late_addresses)
+
+    def collect_late(self) -> None:
+        """Gradients that were not written to their fixed places are copied there."""
+        for part in self.flat.late_parts:
+            for place, fixed in zip(part.places, part.gradients):
+                gradient = place.parameter.grad
+                if gradient is None:
+                    fixed.zero_()
+                elif gradient.data_ptr() != fixed.data_ptr():
+                    fixed.copy_(gradient)
+                place.parameter.grad = fixed
 
     @classmethod
     def flatten(
@@ -157,6 +180,7 @@ class FlatAdamW(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # ty: ignore[incompatible-method-override]
         if closure is not None:
             raise ValueError("FlatAdamW.step takes no closure: call loss.backward() first")
+        self.collect_late()
         gradients = [place.parameter.grad for place in self.flat.places]
         if self.flat.device.type == "cuda":
             gradients, addresses = self._locate(gradients)
@@ -170,6 +194,7 @@ class FlatAdamW(torch.optim.Optimizer):
             max_norm=self.max_norm,
             skip_nonfinite=self.skip_nonfinite,
             zero_gradients=bool(self.gradient_buffers),
+            chosen=self.flat.blocks_at_once,
         )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -183,7 +208,7 @@ class FlatAdamW(torch.optim.Optimizer):
     def finish_capture(self) -> None:
         """Write the address tables of the graphs captured since the last call. Call it before the first replay."""
         for row, addresses in enumerate(self._captured, start=1):
-            self._tables[row].copy_(torch.tensor(addresses, dtype=torch.int64))
+            self._tables[row, : len(addresses)].copy_(torch.tensor(addresses, dtype=torch.int64))
         if self._captured:
             self._captured = []
             self._finished.append(self._tables)  # the graphs read these rows by address as long as they live
@@ -192,7 +217,8 @@ class FlatAdamW(torch.optim.Optimizer):
 
     def _new_tables(self) -> torch.Tensor:
         """Row 0 is for steps that run at once, the others for captures."""
-        shape = (1 + CAPTURES_AT_ONCE, len(self.flat.places))
+        # An even number of columns: every row is aligned to 16 bytes, and there is one kernel for all of them.
+        shape = (1 + CAPTURES_AT_ONCE, len(self.flat.places) + len(self.flat.places) % 2)
         return torch.zeros(shape, dtype=torch.int64, device=self.flat.device)
 
     def _locate(self, gradients: list[torch.Tensor | None]) -> tuple[list[torch.Tensor | None], torch.Tensor]:
@@ -215,7 +241,7 @@ class FlatAdamW(torch.optim.Optimizer):
         self._send_hyper()
         gradients, addresses = self._aligned(gradients)
         if addresses != self._sent_addresses:
-            self._tables[0].copy_(torch.tensor(addresses, dtype=torch.int64))
+            self._tables[0, : len(addresses)].copy_(torch.tensor(addresses, dtype=torch.int64))
             self._sent_addresses = addresses
         return gradients, self._tables[0]
 

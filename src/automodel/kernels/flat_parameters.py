@@ -18,6 +18,7 @@ accumulation across captured graphs needs; it costs an addition per parameter an
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -36,12 +37,25 @@ class Place(NamedTuple):
     full_precision: bool
     lazy: bool
     """Updated row by row (`lazy_rows.py`), not by the walk over all blocks."""
+    late: bool
+    """Updated at the start of the next step (`late_update.py`)."""
 
     def view(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
 
 
-def _places(groups: Sequence[dict], mixed: bool, lazy: torch.nn.Parameter | None) -> Iterator[Place]:
+@dataclass(frozen=True)
+class LatePart:
+    """Parameters that are updated together, when the next step is about to read them."""
+
+    places: list[Place]
+    gradients: list[torch.Tensor]
+    """At fixed places, where they stay until then."""
+    blocks: torch.Tensor
+    """int32: the blocks of these parameters."""
+
+
+def _places(groups: Sequence[dict], mixed: bool, lazy: torch.nn.Parameter | None, late: set[int]) -> Iterator[Place]:
     """In the order of the groups; in memory, a lazy parameter stands after all others."""
     start, seen = 0, set()
     sizes = [-(-p.numel() // BLOCK) for group in groups for p in group["params"] if p is not lazy]
@@ -53,7 +67,8 @@ def _places(groups: Sequence[dict], mixed: bool, lazy: torch.nn.Parameter | None
             blocks = -(-parameter.numel() // BLOCK)
             waits = parameter is lazy
             full_precision = not mixed or bool(group.get("full_precision"))
-            yield Place(parameter, index, sum(sizes) * BLOCK if waits else start, blocks, full_precision, waits)
+            begin = sum(sizes) * BLOCK if waits else start
+            yield Place(parameter, index, begin, blocks, full_precision, waits, id(parameter) in late)
             start += 0 if waits else blocks * BLOCK
 
 
@@ -61,9 +76,14 @@ class FlatParameters:
     """The buffers, and which parameter stands where. Building one moves the model's parameters into it."""
 
     def __init__(
-        self, groups: Sequence[dict], copy_dtype: torch.dtype | None = None, lazy: torch.nn.Parameter | None = None
+        self,
+        groups: Sequence[dict],
+        copy_dtype: torch.dtype | None = None,
+        lazy: torch.nn.Parameter | None = None,
+        late: Sequence[Sequence[torch.nn.Parameter]] = (),
     ):
-        self.places = list(_places(groups, mixed=copy_dtype is not None, lazy=lazy))
+        late_ones = {id(p) for part in late for p in part}
+        self.places = list(_places(groups, mixed=copy_dtype is not None, lazy=lazy, late=late_ones))
         if not self.places:
             raise ValueError("there are no parameters to train")
         dtypes = {place.parameter.dtype for place in self.places}
@@ -81,6 +101,35 @@ class FlatParameters:
         self._move_in()
         self.gradient_dtypes = {place.parameter.dtype for place in self.places}
         self.addresses = [place.parameter.data_ptr() for place in self.places]
+        self.late_parts = self._late_parts(late)
+        self.blocks_at_once = self._blocks_of([p for p in self.places if not p.late]) if late else None
+        """Blocks that are not put off; None where none is."""
+
+    def _blocks_of(self, places: Iterable[Place]) -> torch.Tensor:
+        ranges = [range(p.start // BLOCK, p.start // BLOCK + p.blocks) for p in places if not p.lazy]
+        return torch.tensor([b for r in ranges for b in r], dtype=torch.int32, device=self.device)
+
+    def _late_parts(self, late: Sequence[Sequence[torch.nn.Parameter]]) -> list[LatePart]:
+        """Parameters that are neighbours have gradients that are neighbours, in the same order."""
+
+        def size(dtype: torch.dtype) -> int:
+            return BLOCK * sum(p.blocks for p in self.places if p.late and p.parameter.dtype == dtype)
+
+        buffers = {d: torch.zeros(size(d), dtype=d, device=self.device) for d in self.gradient_dtypes}
+        starts = dict.fromkeys(self.gradient_dtypes, 0)
+        gradients: dict[int, torch.Tensor] = {}
+        for place in self.places:
+            if place.late:
+                parameter, dtype = place.parameter, place.parameter.dtype
+                view = buffers[dtype][starts[dtype] : starts[dtype] + parameter.numel()].view(parameter.shape)
+                starts[dtype] += place.blocks * BLOCK
+                gradients[id(parameter)] = parameter.gradient_place = view
+        by_identity = {id(place.parameter): place for place in self.places}
+        parts = []
+        for part in late:
+            places = [by_identity[id(p)] for p in part]
+            parts.append(LatePart(places, [gradients[id(p)] for p in part], self._blocks_of(places)))
+        return parts
 
     def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
         blocks = sum(place.blocks for place in self.places)

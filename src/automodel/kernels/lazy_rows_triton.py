@@ -45,9 +45,7 @@ def idle_steps_kernel(
                         forget = tl.where(base + i < now, beta2, 1.0)
                         v = (forget * v).to(WEIGHT.dtype.element_ty).to(tl.float32)
             else:
-                fading = tl.sqrt(beta2)
                 for base in range(first, now, AT_ONCE):
-                    root = tl.sqrt(v)  # and by a product from step to step: the square root is the dearest of it all
                     for i in tl.static_range(AT_ONCE):
                         settings = HISTORY + ((base + i) % RING) * 3
                         real = base + i < now
@@ -56,11 +54,7 @@ def idle_steps_kernel(
                         correction = tl.load(settings + 2, mask=real, other=1.0)
                         m += tl.where(real, one_minus_beta1, 0.0) * (0.0 - m)
                         v = tl.where(real, beta2, 1.0) * v
-                        if WEIGHT.dtype.element_ty == tl.float32:
-                            root *= fading
-                        else:  # moments that are rounded at every step have no such shortcut
-                            root = tl.sqrt(v)
-                        p = p * shrink - step_size * m / (root * correction + eps)
+                        p = p * shrink - step_size * m / (tl.sqrt(v) * correction + eps)
                         # What the plain update would have stored in between.
                         p = p.to(WEIGHT.dtype.element_ty).to(tl.float32)
                         m = m.to(WEIGHT.dtype.element_ty).to(tl.float32)

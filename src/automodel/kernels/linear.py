@@ -43,14 +43,13 @@ class _JoinedLinear(torch.autograd.Function):
         side: SideStream | None,
         x_TI: Tensor,
         weight_OI: Tensor,
-        added_bias: Tensor | None,
         n_layers: int,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         weights, biases = parameters[:n_layers], parameters[n_layers:]
         ctx.save_for_backward(x_TI, weight_OI)
         ctx.weights, ctx.biases, ctx.side = weights, biases, side
-        bias_O = added_bias if not biases else (biases[0] if n_layers == 1 else torch.cat(biases))
+        bias_O = None if not biases else (biases[0] if n_layers == 1 else torch.cat(biases))
         ctx.set_materialize_grads(False)
         return F.linear(x_TI, weight_OI, bias_O), x_TI.view_as(x_TI)
 
@@ -70,12 +69,30 @@ class _JoinedLinear(torch.autograd.Function):
             dx_TI = dy_TO @ weight_OI
         else:
             dx_TI = around_TI.addmm_(dy_TO, weight_OI)
-        return None, dx_TI, None, None, None, *gradients
+        return None, dx_TI, None, None, *gradients
+
+
+def _fixed_place(weights: Sequence[Tensor]) -> Tensor | None:
+    """Where the optimizer wants the gradients of these layers, if it wants them somewhere and side by side."""
+    places = [getattr(w, "gradient_place", None) for w in weights]
+    return None if any(p is None for p in places) else joined_view(places)
+
+
+def joined_view(parameters: Sequence[Tensor]) -> Tensor | None:
+    """One (ΣO, I) tensor over matrices that lie next to each other in one storage; None where they do not."""
+    first = parameters[0]
+    expected = first.data_ptr()
+    for parameter in parameters:
+        if parameter.data_ptr() != expected or not parameter.is_contiguous():
+            return None
+        expected += parameter.numel() * parameter.element_size()
+    rows = sum(p.shape[0] for p in parameters)
+    return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
 
 
 def _parameter_gradients(dy_TO: Tensor, x_TI: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]):
     sizes = [w.shape[0] for w in weights]
-    gradients = list((dy_TO.t() @ x_TI).split(sizes))
+    gradients = list(torch.mm(dy_TO.t(), x_TI, out=_fixed_place(weights)).split(sizes))
     if biases:
         gradients += rows_sum(dy_TO).split(sizes)
     return gradients
@@ -87,10 +104,7 @@ def joined_linear(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor] = (),
     side: SideStream | None = None,
-    added_bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(outputs of all layers side by side (T, O), x to go on with). `weight_OI` is a view over `weights`, which are
-    neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one.
-    `added_bias` is added like a bias, but gets no gradient here: whoever comes next makes it (`bias_gelu`)."""
-    added_bias = None if added_bias is None else added_bias.detach()
-    return _JoinedLinear.apply(side, x_TI, weight_OI, added_bias, len(weights), *weights, *biases)
+    neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one."""
+    return _JoinedLinear.apply(side, x_TI, weight_OI, len(weights), *weights, *biases)

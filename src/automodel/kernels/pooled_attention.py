@@ -25,8 +25,8 @@ from automodel.kernels.attention import Attention, attention_keep_mask
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.philox import drop_threshold
 
-KEYS = 64  # of one step of a program
-WARPS = 4
+KEYS = 128  # of one step of a program
+WARPS = 8
 
 
 def pooled_attention_reference(

@@ -87,6 +87,13 @@ def pools_inside(model: Any) -> bool:
     return getattr(_embeddings_and_last_layer(model)[1].forward, "pools", False)
 
 
+def layers_of(model: Any) -> list[nn.Module]:
+    """The blocks of a model that `fuse` can swap, in the order they run."""
+    if model.config.model_type in DECODERS:
+        return list(model.model.layers)
+    return swapped_encoder(model)[1]
+
+
 def _embeddings_and_last_layer(model: Any) -> tuple[Any, Any]:
     if model.config.model_type in DECODERS:
         return model.model.embed_tokens, model.model.layers[-1]

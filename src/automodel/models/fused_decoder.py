@@ -33,14 +33,13 @@ from automodel.data.batch import PackedBatch
 from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
 from automodel.kernels.embedding import word_embedding
 from automodel.kernels.lazy_rows import lazy_rows_of
-from automodel.kernels.linear import joined_linear
+from automodel.kernels.linear import joined_linear, joined_view
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu_linear
 from automodel.models.decoder_parts import DECODERS, Norm, Parts, decoder_parts, fusable_decoder_config
 from automodel.models.fused_decoder_attention import Documents, attend, attend_last, cut_behind, stays_joined
-from automodel.models.fused_encoder import joined_view
 
 
 def fusable_decoder(model: Any) -> bool:

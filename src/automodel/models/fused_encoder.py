@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
 from automodel.kernels.bias_gelu import bias_gelu
-from automodel.kernels.linear import joined_linear
+from automodel.kernels.linear import joined_linear, joined_view
 from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
@@ -148,18 +148,6 @@ def is_fusable(model: Any) -> bool:
     return bool(fusable_layers(model))
 
 
-def joined_view(parameters: list[nn.Parameter]) -> Tensor | None:
-    """One (ΣO, I) tensor over weights that lie next to each other in one storage; None where they do not."""
-    first = parameters[0]
-    expected = first.data_ptr()
-    for parameter in parameters:
-        if parameter.data_ptr() != expected or not parameter.is_contiguous():
-            return None
-        expected += parameter.numel() * parameter.element_size()
-    rows = sum(p.shape[0] for p in parameters)
-    return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
-
-
 class FusedBlock:
     """Takes the place of one layer's `forward`. `seed` is the device tensor that every dropout of the step reads."""
 
@@ -193,9 +181,8 @@ class FusedBlock:
             attended, residual = self._attend(x_TN, cu_seq_lens_q, max_length_q)
         p = self.parts
         h = self._add_norm(attended, p.out, residual, p.attention_norm, p.out_dropout, 0)
-        # The product adds the bias for nothing; its gradient is a sum that the GELU's backward makes anyway.
-        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.side, added_bias=p.up.bias)
-        activated = bias_gelu(inner, p.up.bias, side=self.side, added=True)
+        inner, h = joined_linear(h, p.up.weight.detach(), [p.up.weight], side=self.side)
+        activated = bias_gelu(inner, p.up.bias, side=self.side)
         return self._add_norm(activated, p.down, h, p.output_norm, p.down_dropout, 1).unsqueeze(0)
 
     def _add_norm(

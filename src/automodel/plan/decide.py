@@ -17,7 +17,9 @@ from automodel.plan.bins import decide_bins, no_packing
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
+from automodel.plan.fitting import decide_fitting, load_of
 from automodel.plan.hardware import Hardware
+from automodel.plan.memory import GIB
 from automodel.plan.plan import Decision, Plan
 from automodel.plan.remarks import how_it_learns, sinks, without_effect
 from automodel.plan.speed import (
@@ -25,6 +27,7 @@ from automodel.plan.speed import (
     decide_bucket,
     decide_capture,
     decide_fused,
+    decide_late_update,
     decide_lazy_embeddings,
     decide_pooled,
 )
@@ -69,16 +72,25 @@ def make_plan(
         micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation)
         mean_tokens = bins.size * bins.packing(0).fill(bins.lengths, bins.size)
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
-    lines += how_it_learns(cfg, total)
+    size = cfg.packed_sequence.packed_sequence_size
+    load = load_of(task, path, data, batch=micro, batches=total * accumulation, bucket=bucket, size=size)
+    room: list[Decision] = []
+    fitting = decide_fitting(cfg, hardware, model, load, precision=precision, path=path, lines=room)
+    kind, checkpointing = fitting.kind, fitting.checkpointing
+    lines += how_it_learns(cfg, total, kind)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
-    capture = decide_capture(cfg, path, hardware, lines)
+    lines += room
+    capture = decide_capture(
+        cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None
+    )
     fused = decide_fused(cfg, model, hardware, precision, capture, lines)
     mode = decide_compile(
         cfg, hardware, compiling, steps=total, accumulation=accumulation, tokens=mean_tokens, precision=precision,
         capture=capture, fused=fused, lines=lines,
     )  # fmt: skip
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
-    pooled = decide_pooled(cfg, task, path, model, capture or mode is not None, fused, lines)
+    pooled = decide_pooled(task, path, model, checkpointing, capture or mode is not None, fused, lines)
+    late = decide_late_update(fused and checkpointing == "none", accumulation, lines)
     lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
     decide_attention(cfg, path, hardware, lines)
     workers = _workers(cfg, hardware, lines)
@@ -106,6 +118,7 @@ def make_plan(
         capture=capture,
         pooled_last_block=pooled,
         fused_kernels=fused,
+        late_update=late,
         lazy_embeddings=lazy,
         compile=mode is not None,
         compile_mode=mode or "",
@@ -114,6 +127,9 @@ def make_plan(
         parameters=model.parameters,
         decisions=tuple(lines),
         packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
+        optimizer=kind,
+        checkpointing=checkpointing,
+        memory_gib=round(fitting.estimate.total / GIB, 3),
     )
 
 

@@ -10,6 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from automodel.optim.kinds import Kind
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -55,6 +57,8 @@ class Plan:
     """Whether the last block runs for the pooled token of each document only."""
     fused_kernels: bool
     """Whether encoder blocks are swapped for fused ones, where the family has them."""
+    late_update: bool
+    """Whether layers are updated while the next step runs through the layers before them."""
     lazy_embeddings: bool
     """Whether the optimizer updates rows of the word table when they are read, not in every step."""
     compile: bool
@@ -69,6 +73,12 @@ class Plan:
     """The lines a person reads, with reasons."""
     packed_sequence_size: int = 0
     """Tokens of a micro-batch where they are packed by size; 0: micro-batches count examples."""
+    optimizer: Kind | None = None
+    """The optimizer and the form of its state; none: the class that `_target_` names."""
+    checkpointing: Literal["none", "selective", "full"] = "none"
+    """Which layers compute their activations again in the backward pass."""
+    memory_gib: float = 0.0
+    """The need of memory, as estimated."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

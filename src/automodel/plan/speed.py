@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from automodel.optim.kinds import ADAMW, Kind
 from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
@@ -56,20 +57,30 @@ def decide_bucket(
     return bucket
 
 
-def decide_capture(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> bool:
-    """Whether the whole step becomes a CUDA graph; every obstacle is named."""
+def decide_capture(
+    cfg: RunConfig,
+    path: str,
+    hardware: Hardware,
+    lines: list[Decision],
+    *,
+    kind: Kind | None,
+    checkpointing: str,
+    dropout: bool,
+) -> bool:
+    """Whether the whole step becomes a CUDA graph; every obstacle is named. `kind`: the optimizer, if it has a name
+    here. `dropout`: whether layers drop something at random."""
     optimizer = cfg.optimizer
-    plain_adamw = optimizer.target in (None, "torch.optim.AdamW") and optimizer.name.startswith("adamw")
+    adamw = kind == ADAMW if optimizer.target is None else optimizer.target == "torch.optim.AdamW"
     if hardware.device != "cuda":
         return False
     if cfg.training_optimizations.capture is False:
         reason = "training_optimizations.capture is false"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
-    elif not plain_adamw or optimizer.extra:
+    elif not adamw or optimizer.extra:
         reason = "only AdamW is recorded; this optimizer runs step by step"
-    elif cfg.training_optimizations.gradient_checkpointing:
-        reason = "gradient checkpointing saves random states on the host"
+    elif checkpointing != "none" and dropout:
+        reason = "gradient checkpointing of layers with dropout saves random states on the host"
     else:
         lines.append(Decision("step", "captured", "forward, backward, clip and AdamW are one CUDA-graph replay"))
         return True
@@ -103,15 +114,24 @@ def decide_fused(
 
 
 def decide_pooled(
-    cfg: RunConfig, task: str, path: str, model: ModelFacts, capture: bool, fused: bool, lines: list[Decision]
+    task: str, path: str, model: ModelFacts, checkpointing: str, capture: bool, fused: bool, lines: list[Decision]
 ) -> bool:
     """A classifier reads one token of each document, so its last block need not compute the others. Exact."""
-    plain = not capture and not cfg.training_optimizations.gradient_checkpointing
+    plain = not capture and checkpointing == "none"
     possible = model.can_pool_fused if fused else plain and model.can_pool
     if task != "text-classification" or path != "packed" or not possible:
         return False
     saved = f"{model.pooled_saving:.0%} of the blocks' arithmetic"
     lines.append(Decision("last block", "pooled token only", f"exact; saves {saved}"))
+    return True
+
+
+def decide_late_update(fused: bool, accumulation: int, lines: list[Decision]) -> bool:
+    """Updates move bytes, forward passes compute: side by side they cost little more than the longer one. Exact."""
+    if not fused or accumulation > 1:
+        return False
+    reason = "each layer's AdamW runs beside the next step's layers before it, and is done when the layer is read"
+    lines.append(Decision("update", "under the next step", reason))
     return True
 
 

@@ -115,9 +115,8 @@ def adamw_cases():
     from automodel.kernels.lazy_rows import RING
 
     kinds = types("*fp32", "WEIGHT EXP_AVG EXP_AVG_SQ PARTIAL TABLE NORM") | types("*bf16", "COPY")
-    kinds |= (
-        types("*i64", "GRADIENTS STEP SKIPPED") | types("*i32", "BLOCKS CHOSEN") | types("*fp64", "HYPER POWERS LR_FACTORS")
-    )
+    kinds |= types("*i64", "GRADIENTS STEP SKIPPED") | types("*i32", "BLOCKS CHOSEN")
+    kinds |= types("*fp64", "HYPER POWERS LR_FACTORS")
     kinds |= types("i32", "n_blocks n_chosen n_partials n_groups n_factors") | types("fp32", "max_norm")
     sizes = constant(BLOCK=BLOCK, PER_PROGRAM=adamw.NORM_BLOCKS_PER_PROGRAM)
     for name, narrow, wide in (("fp32", None, True), ("bf16", tl.bfloat16, False), ("mixed", tl.bfloat16, True)):

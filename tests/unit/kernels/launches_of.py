@@ -23,12 +23,14 @@ import transformers as hf
 from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
+from automodel.kernels import late_update
 from automodel.kernels.ahead_facts import Facts, shape_of
 from automodel.kernels.ahead_recipes import Bench, recipes_for
 from automodel.kernels.ahead_worker import Gpu, Recorder
 from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.kernels.late_update import late_parameters
 from automodel.models.forward import make_forward
-from automodel.models.fuse import fuse
+from automodel.models.fuse import fuse, layers_of
 from automodel.models.fused_decoder import DECODERS
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
@@ -36,6 +38,7 @@ from automodel.optim.config import OptimizerConfig
 HOPPER = Gpu(90, 132)
 COPIES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LONGEST = 40
+late_update.SMALLEST = 1  # the matrices here are small
 
 aten = torch.library.Library("aten", "IMPL")
 
@@ -104,6 +107,7 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
         lr_factors=torch.ones(7, dtype=torch.float64),
         initial_loss_scale=2.0 if facts.precision == "fp16" else None,
         lazy=model.get_input_embeddings().weight if facts.lazy else None,
+        late=[] if facts.accumulates or facts.shape.blocks == "stock" else late_parameters(layers_of(model)),
     )
     optimizer._tables = optimizer._tables[1:]  # the row that a capture gets
     fused = fuse(model, torch.zeros(1, dtype=torch.int64), None, LONGEST) if facts.precision != "fp32" else 0

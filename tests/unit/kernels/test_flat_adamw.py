@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from automodel.kernels import adamw
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.flat_parameters import BLOCK
 
@@ -318,3 +319,45 @@ def test_a_state_of_another_model_is_refused():
     other = FlatAdamW.flatten(torch.nn.Linear(3, 3), lr=LR)
     with pytest.raises(ValueError, match="groups of"):
         optimizer.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("path", ["reference", "interpreter"])
+def test_what_is_updated_late_is_updated_the_same(request, monkeypatch, path):
+    """The embedding and the first matrix wait until the next step begins; losses and weights are plain AdamW's."""
+    if path == "interpreter":
+        request.getfixturevalue("interpreter")
+    monkeypatch.setattr(adamw, "LATE_PROGRAMS_PER_PROCESSOR", 1)
+    monkeypatch.setattr(adamw, "processors", lambda device: 1)  # one program walks over both blocks of the matrix
+    results = []
+    for late in (False, True):
+        net = model()
+        parts = [[net[0].weight], [net[1].weight]] if late else []
+        optimizer = FlatAdamW(net.parameters(), lr=LR, eps=EPS, weight_decay=DECAY, max_norm=0.5, late=parts)
+        losses = []
+        for step in range(9):
+            for part in range(len(parts)):
+                optimizer.update_late(part)
+            loss = loss_of(net, step)
+            loss.backward()
+            before = net[1].weight.detach().clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert torch.equal(net[1].weight, before) == late, "only a late parameter waits"
+            losses.append(loss.item())
+        state = optimizer.state_dict()  # settles
+        optimizer.settle()  # and doing it again changes nothing
+        results.append((losses, [p.detach().clone() for p in net.parameters()], state["state"][0]["exp_avg"]))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+def test_a_late_parameter_without_a_gradient_is_left_with_a_zero_one():
+    net = model()
+    optimizer = FlatAdamW(net.parameters(), lr=LR, max_norm=1.0, late=[[net[1].weight]])
+    loss_of(net, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert optimizer.flat.late_parts[0].gradients[0].abs().max() > 0
+    net[1].weight.requires_grad_(False)
+    loss_of(net, 1).backward()
+    optimizer.step()
+    assert optimizer.flat.late_parts[0].gradients[0].abs().max() == 0
