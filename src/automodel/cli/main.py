@@ -21,6 +21,7 @@ VERBS = {
     "finetune": ("automodel.cli.finetune", "Fine-tune a model from a YAML file."),
     "benchmark": ("automodel.cli.benchmark", "Compare with HF Trainer on the same run: time, memory, losses."),
     "plan": ("automodel.cli.plan", "Say what a run will do, and why, without training."),
+    "data": ("automodel.cli.data", "See samples, what is learned of them, and batches."),
     "config": ("automodel.cli.config", "Validate, show and describe config files."),
     "predict": ("automodel.cli.predict", "Classify or complete text with a fine-tuned model."),
     "evaluate": ("automodel.cli.evaluate", "Measure a fine-tuned model on a dataset."),

@@ -1,7 +1,7 @@
 """Packing by size in the plan: how many bins an epoch has, and how full they are.
 
 The lengths of the data are known before a weight is loaded, so the bins of every planned epoch are packed here, once,
-to count the steps: half a second for a million documents.
+to count the steps: a few seconds for a million documents.
 """
 
 from __future__ import annotations

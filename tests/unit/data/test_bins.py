@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from automodel.config.errors import UserError
-from automodel.data.bins import BinOrder, pack
+from automodel.data.bins import BinOrder, _best_fit, pack
 from automodel.data.collate import PackedCollator
 from automodel.data.loader import EvalLoader, StepLoader
 
@@ -48,12 +48,30 @@ def test_bins_of_lognormal_lengths_are_full(mean, spread, size):
         assert order.packing(epoch).fill(lengths, size) > 0.97
 
 
-def test_best_fit_decreasing_by_hand():
+def test_packing_by_hand():
     lengths = np.asarray([2, 6, 3, 4, 5, 5, 1])
-    packed = pack(np.arange(7), lengths, size=10, most=7)
-    assert [lengths[b].tolist() for b in packed] == [[6, 4], [5, 5], [3, 2, 1]]
+    spread = pack(np.arange(7), lengths, size=10, most=7)
+    assert [lengths[b].tolist() for b in spread] == [[6, 2, 1], [5, 4], [5, 3]]  # the emptiest bin each time
     few = pack(np.arange(7), lengths, size=10, most=2)
-    assert [lengths[b].tolist() for b in few] == [[6, 4], [5, 5], [3, 2], [1]]
+    assert [lengths[b].tolist() for b in few] == [[6, 2], [5, 4], [5, 3], [1]]
+    tight = np.asarray([6, 4, 6, 4, 6, 4])  # spreading would pair 6 with 4 as well, but three sixes need three bins
+    assert [lengths_of.tolist() for lengths_of in (tight[b] for b in pack(np.arange(6), tight, 10, 6))] == [[6, 4]] * 3
+
+
+def test_hardly_more_bins_than_best_fit_decreasing():
+    random = np.random.default_rng(0)
+    for _ in range(30):
+        longest = int(random.integers(5, 100))
+        lengths = np.sort(random.integers(1, longest + 1, 200))[::-1]
+        tight = len(set(_best_fit(lengths.tolist(), {}, [], 100, 200)))
+        assert len(pack(np.arange(200), lengths, 100, 200)) <= 1.02 * tight
+
+
+def test_bins_hold_long_and_short_documents_alike():
+    lengths = lognormal(20_000)
+    counts = np.diff(BinOrder(lengths, 4096).packing(0).offsets)
+    assert counts.std() < 0.15 * counts.mean()  # best fit alone: 0.83
+    assert counts.max() < 1.8 * counts.mean()
 
 
 def test_the_order_is_a_function_of_seed_and_epoch():

@@ -1,0 +1,57 @@
+"""`automodel data preview -c run.yaml`: see what a run will learn from, before it learns."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from automodel.cli.finetune import Files, Trust
+from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+
+
+class Split(StrEnum):
+    """Parts of the data."""
+
+    train = "train"
+    validation = "validation"
+
+
+app = typer.Typer(no_args_is_help=True, help="Look at the data of a run.")
+
+
+@app.callback()
+def data() -> None:
+    """Look at the data of a run."""
+
+
+@app.command("preview", context_settings=TAKES_SETTINGS)
+def preview(
+    context: typer.Context,
+    config: Files,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Samples to show.")] = 3,
+    split: Annotated[Split, typer.Option("--split", help="Which part of the data.")] = Split.train,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    trust: Trust = None,
+) -> None:
+    """Show samples with what is learned of them in colour, lengths, what is cut, and how full batches are.
+
+    The data is read, checked and tokenised exactly as `finetune` does it. No weights are loaded.
+    """
+    from automodel.plan.check import load_run_config
+
+    cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
+    from automodel.engine.preview import preview as look
+
+    seen = look(cfg, split=split.value, samples=samples, trust=trust or [])
+    if as_json:
+        print(json.dumps(seen.to_json(), indent=2, ensure_ascii=False))
+        return
+    from automodel.cli.preview_page import print_preview
+
+    print_preview(seen)
