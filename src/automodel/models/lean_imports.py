@@ -8,7 +8,7 @@ So the `automodel` command imports transformers through `stand_ins.py`: the name
 below, are bound to stand-ins, which become the real thing when they are used. Everything else is imported as ever; a
 newer transformers or torch that imports other names starts slower, not wrongly. Two more things cost a second and are
 replaced while transformers is being imported: the search through the files of every installed package
-(`_Distributions`), and the second reading of its 3,000 model files (`_ModelFiles`).
+(`_Distributions`), and the reading of its 3,000 model files (`model_files.py`).
 
 It is for the command alone: a script that imports `automodel` keeps Python's own imports. `AUTOMODEL_PLAIN_IMPORTS=1`
 turns it off there too.
@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from automodel.models.model_files import ModelFiles
 from automodel.models.stand_ins import Answer, Rules, StandInImports
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def import_transformers() -> None:
 
 
 def _import_leanly() -> None:
-    files = _ModelFiles()
+    files = ModelFiles()
     imports = StandInImports(rules(), files.watch)
     imports.install()
     try:
@@ -186,46 +187,3 @@ class _Distributions(Mapping[str, list[str]]):
 
     def __len__(self) -> int:
         return len(self._everything())
-
-
-class _ModelFiles:
-    """transformers reads all its model files to know what each exports, once for `transformers` and once more for
-    `transformers.models`. The first answer is kept for the second question."""
-
-    SCAN = "create_import_structure_from_path"
-
-    def __init__(self) -> None:
-        self._module: Any = None
-        self._scan: Callable[[Any], Any] | None = None
-        self._known: dict[str, Any] = {}
-
-    @contextmanager
-    def remembered(self) -> Generator[None]:
-        try:
-            yield
-        finally:
-            if self._module is not None:
-                setattr(self._module, self.SCAN, self._scan)
-                self._known = {}
-
-    def watch(self, importer: str, imported: Any) -> None:
-        """Steps in between the moment the scan is imported and the moment `transformers` calls it."""
-        if self._module is None and importer == "transformers" and hasattr(imported, self.SCAN):
-            self._module, self._scan = imported, getattr(imported, self.SCAN)
-            setattr(imported, self.SCAN, self._remember)
-
-    def _remember(self, path: Any) -> Any:
-        assert self._scan is not None
-        folder = os.path.dirname(path) if os.path.isfile(path) else os.fspath(path)
-        if os.path.basename(folder) != "models":
-            return self._scan(path)
-        if folder not in self._known:
-            self._known[folder] = self._scan(path)
-        return _copied(self._known[folder])
-
-
-def _copied(structure: Any) -> Any:
-    """Nested dictionaries of sets, as their reader would get them fresh."""
-    if isinstance(structure, dict):
-        return {key: _copied(value) for key, value in structure.items()}
-    return set(structure)

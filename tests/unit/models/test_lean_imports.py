@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import automodel
 
 HEAVY = ["sklearn", "scipy", "pandas", "sympy", "accelerate", "torchao", "torch._dynamo", "torch.distributed.fsdp"]
@@ -22,6 +24,14 @@ def tiny(**more):
     torch.manual_seed(0)
     return transformers.LlamaForCausalLM(config).eval()
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    """One for all tests: the first process fills it, the others read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOMODEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def python(code, **env):
