@@ -21,6 +21,7 @@ from typing import Any
 from automodel.config.errors import NotYetError
 from automodel.config.load import dump_config
 from automodel.engine.prepare import Prepared, prepare_run
+from automodel.optim.kinds import KINDS
 from automodel.plan.config import RunConfig
 
 COMPARED_TASKS = ("text-classification", "token-classification", "causal-lm")
@@ -86,9 +87,8 @@ def _check_comparable(cfg: RunConfig) -> None:
     if cfg.loss_fn.class_weights is not None:
         raise NotYetError("loss_fn.class_weights: Trainer has no such setting, so there is nothing to compare with.")
     if optimizer_name(cfg) is None:
-        raise NotYetError(
-            f"optimizer: {cfg.optimizer.target} is not compared with Trainer yet. Use torch.optim.AdamW or SGD."
-        )
+        used = cfg.optimizer.target or cfg.optimizer.name
+        raise NotYetError(f"optimizer: {used} is not compared with Trainer yet. Use torch.optim.AdamW or SGD.")
     unknown = set(cfg.optimizer.extra) - {"fused", "foreach"}
     if unknown:
         raise NotYetError(f"optimizer.{min(unknown)}: Trainer has no such setting. Remove it to compare.")
@@ -97,7 +97,9 @@ def _check_comparable(cfg: RunConfig) -> None:
 def optimizer_name(cfg: RunConfig) -> str | None:
     """`adamw` or `sgd`; None for any other class."""
     if cfg.optimizer.target is None:
-        return "sgd" if cfg.optimizer.name == "sgd" else "adamw"
+        kind = KINDS[cfg.optimizer.name]
+        same = kind.bits == 32 and kind.algorithm in ("adamw", "sgd")  # paging changes no number
+        return kind.algorithm if same else None
     return {"torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}.get(cfg.optimizer.target)
 
 
@@ -175,7 +177,7 @@ def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
         "lr_scheduler": dataclasses.asdict(cfg.lr_scheduler),
         "gradient_clipping": cfg.training_optimizations.gradient_clipping,
         "label_smoothing": cfg.loss_fn.label_smoothing,
-        "gradient_checkpointing": cfg.training_optimizations.gradient_checkpointing,
+        "gradient_checkpointing": plan.checkpointing != "none",
         "shuffle": cfg.dataloader.shuffle is not False,
         "drop_last": cfg.dataloader.drop_last,
         "num_workers": cfg.dataloader.num_workers,

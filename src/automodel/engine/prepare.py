@@ -18,6 +18,7 @@ from automodel.engine.read_data import read_data
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
+from automodel.models.checkpointing import layer_dropout
 from automodel.models.families import PackingSupport, packing_support
 from automodel.models.load import count_parameters, load_hf_config
 from automodel.plan.check import not_yet
@@ -26,6 +27,7 @@ from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware, read_hardware
+from automodel.plan.memory import shape_of
 from automodel.plan.plan import Plan
 
 
@@ -78,6 +80,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             can_pool=can_pool(hf_config, fused=False),
             can_pool_fused=can_pool(hf_config, fused=True),
             pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
+            shape=shape_of(hf_config),
+            dropout=layer_dropout(hf_config.to_dict()),
         ),
         data=DataFacts(
             rows=train.mixture.total if train.mixture else train.stats.used,

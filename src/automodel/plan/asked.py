@@ -6,6 +6,8 @@ Apart from the other decisions, because it is needed before them, when nothing h
 
 from __future__ import annotations
 
+from typing import Literal
+
 from automodel.config.errors import UserError
 from automodel.plan.config import RunConfig
 from automodel.plan.plan import Decision
@@ -35,6 +37,14 @@ def asked_precision(cfg: RunConfig) -> tuple[str, str]:
         name = cfg.model.torch_dtype.removeprefix("torch.")
         return DTYPE_PRECISION[name], "model.torch_dtype"
     return "auto", ""
+
+
+def asked_checkpointing(cfg: RunConfig) -> Literal["none", "selective", "full", "auto"]:
+    """How the config wants activations to be kept; true is `full`."""
+    asked = cfg.training_optimizations.gradient_checkpointing
+    if isinstance(asked, bool):
+        return "full" if asked else "none"
+    return asked
 
 
 def decide_batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:

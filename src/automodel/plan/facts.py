@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from automodel.data.mixture import Mixture
+    from automodel.plan.memory import ModelShape
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,10 @@ class ModelFacts:
     """The same for its fused blocks."""
     pooled_saving: float = 0.0
     """Share of the encoder's multiplications that this saves."""
+    shape: ModelShape | None = None
+    """Its sizes, where the config has the usual ones."""
+    dropout: str | None = None
+    """The key of its config that lets layers drop something at random."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,11 @@ from typing import Any
 
 from automodel.kernels import ahead
 from automodel.kernels.ahead_facts import Facts, shape_of
+from automodel.models.checkpointing import layer_dropout
 from automodel.models.config import ModelConfig
 from automodel.models.tasks import infer_task
-from automodel.plan.asked import asked_precision, decide_batch
+from automodel.optim.kinds import KINDS, Kind
+from automodel.plan.asked import asked_checkpointing, asked_precision, decide_batch
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
 from automodel.plan.speed import decide_capture, decide_fused, decide_lazy_embeddings
@@ -40,7 +42,7 @@ def compile_kernels_ahead(cfg: RunConfig) -> str | None:
 
 def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
     """What decides on the kernels; None where none of ours will be used."""
-    if cfg.packed_sequence.enabled is False or not decide_capture(cfg, "packed", ORDINARY_GPU, []):
+    if cfg.packed_sequence.enabled is False or not _will_capture(cfg, config):
         return None
     shape = shape_of({**config, **cfg.model.extra})
     precision, _ = asked_precision(cfg)
@@ -64,6 +66,22 @@ def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
         accumulates=accumulation > 1,
         lazy=decide_lazy_embeddings(task, fused, accumulation, []),
         groups=1 if cfg.optimizer.decay_norms_and_biases else 2,
+    )
+
+
+def _will_capture(cfg: RunConfig, config: dict[str, Any]) -> bool:
+    """As long as memory is no matter: state that could be paged is not, and nothing is checkpointed unasked."""
+    kind, asked = KINDS[cfg.optimizer.name], asked_checkpointing(cfg)
+    config = {**config, **cfg.model.extra}
+    silent = not any("drop" in key for key in config)  # a file leaves out what is the family's default
+    return decide_capture(
+        cfg,
+        "packed",
+        ORDINARY_GPU,
+        [],
+        kind=Kind(kind.algorithm, kind.bits),
+        checkpointing="none" if asked == "auto" else asked,
+        dropout=silent or layer_dropout(config) is not None,
     )
 
 

@@ -11,32 +11,38 @@ from collections.abc import Iterator
 
 from automodel.data.config import DataloaderConfig
 from automodel.metrics.progress import format_lr
+from automodel.optim.kinds import Kind
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
 from automodel.plan.hardware import Hardware
 from automodel.plan.plan import Decision
 
 
-def how_it_learns(cfg: RunConfig, total_steps: int) -> Iterator[Decision]:
-    """Optimizer, clipping, schedule and the loss's adjustments."""
+def how_it_learns(cfg: RunConfig, total_steps: int, kind: Kind | None) -> Iterator[Decision]:
+    """Optimizer, clipping, schedule and the loss's adjustments. `kind`: the optimizer, where it is not a class of the
+    user's."""
     optimizer, schedule = cfg.optimizer, Schedule(cfg.lr_scheduler, total_steps)
-    name = (optimizer.target or optimizer.name).split(".")[-1]
+    shown = kind.in_words if kind else (optimizer.target or "").split(".")[-1]
     decay = "no weight decay"
     if optimizer.weight_decay:
         everywhere = "everywhere" if optimizer.decay_norms_and_biases else "not on norms and biases"
         decay = f"weight decay {optimizer.weight_decay:g}, {everywhere}"
     norm = cfg.training_optimizations.gradient_clipping
     clipping = f"gradients clipped at norm {norm:g}" if norm else "gradients not clipped"
-    shown = "AdamW" if name.startswith("adamw") else name
+    if kind and kind.algorithm == "muon":
+        own = f", lr {format_lr(optimizer.muon_lr)} there" if optimizer.muon_lr else ""
+        decay = f"for the matrices of hidden layers{own}, AdamW for the rest; {decay}"
     yield Decision("optimizer", f"{shown}, lr {format_lr(optimizer.lr)}", f"{decay}; {clipping}")
     warmup = schedule.warmup_steps
     begin = f"{warmup} warm-up steps" if warmup else "no warm-up"
     constant = cfg.lr_scheduler.name.startswith("constant")
     end = "" if constant else f", then down to {format_lr(schedule.floor(optimizer.lr))}"
     yield Decision("schedule", cfg.lr_scheduler.name, begin + end)
-    if cfg.loss_fn.label_smoothing or cfg.loss_fn.class_weights:
-        parts = [f"label smoothing {cfg.loss_fn.label_smoothing:g}"] if cfg.loss_fn.label_smoothing else []
-        parts += ["class weights"] if cfg.loss_fn.class_weights else []
+    loss = cfg.loss_fn
+    if loss.label_smoothing or loss.class_weights or loss.z_loss:
+        parts = [f"label smoothing {loss.label_smoothing:g}"] if loss.label_smoothing else []
+        parts += ["class weights"] if loss.class_weights else []
+        parts += [f"z-loss {loss.z_loss:g}"] if loss.z_loss else []
         yield Decision("loss", " and ".join(parts), "loss_fn asks for it")
 
 

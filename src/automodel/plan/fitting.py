@@ -1,0 +1,175 @@
+"""What has to fit into memory: the optimizer's form, gradient checkpointing, and the line that shows the sum.
+
+Both choices depend on each other and on whether steps are captured, so each candidate is estimated as it would run,
+from the fastest to the smallest, and the first that fits is taken. A paged optimizer of 32 bits computes what the plain
+one computes; where its state fits, there is nothing to page, and the plain one runs in captured steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from automodel.config.errors import UserError
+from automodel.optim.kinds import INSTALL, KINDS, Kind, has_bitsandbytes
+from automodel.plan.asked import asked_checkpointing
+from automodel.plan.config import RunConfig
+from automodel.plan.facts import DataFacts, ModelFacts
+from automodel.plan.memory import (
+    FITS,
+    GIB,
+    MODES,
+    Estimate,
+    Mode,
+    Setting,
+    estimate,
+    in_words,
+    largest_batch_tokens,
+    mean_document,
+)
+from automodel.plan.plan import Decision
+from automodel.plan.speed import decide_capture, decide_fused
+
+if TYPE_CHECKING:
+    from automodel.plan.hardware import Hardware  # which imports torch
+
+
+@dataclass(frozen=True)
+class Load:
+    """The largest micro-batch of the run."""
+
+    tokens: int
+    rows: int
+    """Rows whose logits are computed; 0 where the head is small."""
+    attended: float
+    """How many tokens a token attends to, on average."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What was decided."""
+
+    kind: Kind | None
+    """The optimizer; none: the class that `_target_` names."""
+    checkpointing: Mode
+    estimate: Estimate
+
+
+def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
+    """The largest of so many micro-batches of `batch` documents, or of bins of `size` tokens where that is not 0."""
+    lengths = data.lengths
+    if size:
+        tokens = size
+    elif path == "padded" or lengths is None:
+        tokens = batch * data.longest
+    else:
+        tokens = largest_batch_tokens(lengths, batch, batches, bucket)
+    attended = data.longest if path == "padded" or lengths is None else mean_document(lengths)
+    return Load(tokens, tokens if task in ("causal-lm", "seq2seq") else 0, float(attended))
+
+
+def decide_fitting(
+    cfg: RunConfig,
+    hardware: Hardware,
+    model: ModelFacts,
+    load: Load,
+    *,
+    precision: str,
+    path: str,
+    stored_logits: bool = True,
+    lines: list[Decision],
+) -> Fitting:
+    asked = asked_checkpointing(cfg)
+    modes: tuple[Mode, ...] = MODES if asked == "auto" else (asked,)
+    tried: list[Fitting] = []
+    for kind in _kinds(cfg, hardware):
+        for mode in modes:
+            captured = decide_capture(
+                cfg, path, hardware, [], kind=kind, checkpointing=mode, dropout=model.dropout is not None
+            )
+            setting = Setting(
+                precision=precision,
+                captured=captured,
+                fused=decide_fused(cfg, model, hardware, precision, captured, []),
+                kind=kind,
+                checkpointing=mode,
+                tokens=load.tokens,
+                rows=load.rows,
+                attended=load.attended,
+                device=hardware.device,
+                stored_logits=stored_logits,
+            )
+            tried.append(Fitting(kind, mode, estimate(model.shape, model.parameters, setting)))
+            if tried[-1].estimate.fits(hardware.memory_gib):
+                return _told(cfg, hardware, load, tried, lines)
+    return _told(cfg, hardware, load, tried, lines)
+
+
+def _kinds(cfg: RunConfig, hardware: Hardware) -> list[Kind | None]:
+    """The forms of the optimizer that may be used, the fastest first."""
+    name = cfg.optimizer.name
+    if cfg.optimizer.target is not None:
+        return [None]
+    kind = KINDS[name]
+    if kind.bits == 8 and hardware.device == "cpu":
+        raise UserError(
+            f"optimizer.name: {name} keeps its state in 8 bits to save GPU memory, and there is no GPU here. "
+            f"Use {kind.algorithm}."
+        )
+    if kind.bits == 8 and not has_bitsandbytes():
+        raise UserError(f"optimizer.name: {name} comes from bitsandbytes, which is not installed: {INSTALL}.")
+    if kind.paged and kind.bits == 32:
+        return [Kind(kind.algorithm)] if hardware.device == "cpu" else [Kind(kind.algorithm), kind]
+    return [kind]
+
+
+def _told(cfg: RunConfig, hardware: Hardware, load: Load, tried: list[Fitting], lines: list[Decision]) -> Fitting:
+    """The last candidate, with the lines that say why."""
+    chosen = tried[-1]
+    _tell_paging(cfg, hardware, tried, lines)
+    asked = asked_checkpointing(cfg)
+    if asked == "auto":
+        sums = ", ".join(f"{t.checkpointing} {in_words(t.estimate.total)}" for t in tried if t.kind == chosen.kind)
+        room = f"of the {in_words(FITS * hardware.memory_gib * GIB)} that may be filled"
+        lines.append(Decision("checkpointing", chosen.checkpointing, f"auto: {sums} {room}"))
+    elif chosen.checkpointing != "none":
+        which = "every layer" if asked == "full" else "every other layer"
+        lines.append(Decision("checkpointing", asked, f"{which} is computed again in the backward pass; asked for"))
+    lines.append(_memory_line(hardware, load, chosen))
+    return chosen
+
+
+def _tell_paging(cfg: RunConfig, hardware: Hardware, tried: list[Fitting], lines: list[Decision]) -> None:
+    asked, chosen = None if cfg.optimizer.target else KINDS[cfg.optimizer.name], tried[-1]
+    if asked is None or not asked.paged or asked.bits == 8:
+        return
+    if chosen.kind == asked:
+        if not has_bitsandbytes():
+            raise UserError(
+                f"optimizer.name: without paging about {in_words(tried[0].estimate.total)} are needed, and there are "
+                f"{hardware.memory_gib:.0f} GiB; {cfg.optimizer.name} comes from bitsandbytes, which is not installed: "
+                f"{INSTALL}."
+            )
+        reason = f"{in_words(chosen.estimate.on_host)} of states move between GPU and host as they are needed"
+        lines.append(Decision("paging", "on", reason))
+    elif hardware.device == "cpu":
+        reason = "states are in host memory anyway; the numbers are the same"
+        lines.append(Decision("paging", "not needed", reason))
+    else:
+        lines.append(Decision("paging", "not needed", "everything fits into GPU memory; the numbers are the same"))
+
+
+def _memory_line(hardware: Hardware, load: Load, chosen: Fitting) -> Decision:
+    parts = chosen.estimate
+    named = {"weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.states}
+    words = [f"{name} {in_words(size)}" for name, size in named.items()]
+    if parts.activations:
+        words.append(f"activations of {load.tokens:,} tokens {in_words(parts.activations)}")
+    else:
+        words.append("activations not known")
+    if parts.logits > 0.01 * parts.total:
+        words.append(f"logits {in_words(parts.logits)}")
+    reason = "estimate: " + ", ".join(words)
+    if not parts.fits(hardware.memory_gib):
+        reason += "; this may not fit"
+    return Decision("memory", f"{in_words(parts.total)} of {hardware.memory_gib:.0f} GiB", reason)
