@@ -84,8 +84,9 @@ def _check_comparable(cfg: RunConfig) -> None:
         raise NotYetError(
             "packed_sequence.packed_sequence_size: Trainer counts examples, not tokens. Remove it to compare."
         )
-    if cfg.loss_fn.class_weights is not None:
-        raise NotYetError("loss_fn.class_weights: Trainer has no such setting, so there is nothing to compare with.")
+    for key in ("class_weights", "z_loss"):
+        if getattr(cfg.loss_fn, key):
+            raise NotYetError(f"loss_fn.{key}: Trainer has no such setting, so there is nothing to compare with.")
     if optimizer_name(cfg) is None:
         used = cfg.optimizer.target or cfg.optimizer.name
         raise NotYetError(f"optimizer: {used} is not compared with Trainer yet. Use torch.optim.AdamW or SGD.")

@@ -140,6 +140,16 @@ SLOTS: dict[str, Slot] = {
         expects="`nemo_automodel.components.distributed.fsdp2.FSDP2Manager`",
         known=_same("nemo_automodel.components.distributed.fsdp2.FSDP2Manager"),
     ),
+    "loss_fn": Slot(
+        expects="a cross-entropy, e.g. `nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy`",
+        known=_same(
+            "automodel.losses.config.LossConfig",
+            "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy",
+            "nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy",
+            "nemo_automodel.components.loss.chunked_ce.ChunkedCrossEntropy",
+            "nemo_automodel.components.loss.te_parallel_ce.TEParallelCrossEntropy",
+        ),
+    ),
     "peft": Slot(
         expects="`nemo_automodel.components._peft.lora.PeftConfig`",
         known=_same("automodel.adapters.config.PeftConfig", "nemo_automodel.components._peft.lora.PeftConfig"),

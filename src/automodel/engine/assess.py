@@ -30,7 +30,7 @@ from automodel.engine.step import autocast
 from automodel.losses.task_loss import make_loss
 from automodel.metrics.compute import EvalMetrics
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.forward import make_forward
+from automodel.models.forward import make_loss_forward
 from automodel.models.load import count_parameters, model_limits
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
@@ -228,7 +228,7 @@ def _evaluator(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: P
     model = saved.load(plan.device, torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32)
     return Evaluator(
         model=model,
-        forward=make_forward(model, saved.task, plan.path),
+        forward=make_loss_forward(model, saved.task, plan.path, fused=cfg.loss_fn.fused is not False),
         loss=make_loss(cfg.loss_fn, saved.task, saved.problem_type, data.num_labels),
         loader=EvalLoader(collate, lengths=data.store.lengths, batch_size=batch_size),
         task=saved.task,

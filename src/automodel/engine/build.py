@@ -35,7 +35,7 @@ from automodel.kernels.side_stream import SideStream
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.checkpointing import use_gradient_checkpointing
-from automodel.models.forward import make_forward
+from automodel.models.forward import make_loss_forward
 from automodel.models.fuse import fuse, layers_of, will_fuse
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
@@ -138,7 +138,7 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     cfg, plan = prepared.cfg, prepared.plan
     pooled = plan.pooled_last_block and pool_last_block(model)
-    forward = make_forward(model, prepared.task, plan.path, swapped=pooled)
+    forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
     if plan.compile:
         compile_model(prepared, model)
     optimizer_class = None
@@ -181,7 +181,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     side = None if accumulates else SideStream()
     fused = fuse(model, seed, side, plan.max_length) if plan.fused_kernels else 0
-    forward = make_forward(model, prepared.task, plan.path, swapped=bool(fused))
+    forward = make_loss_forward(model, prepared.task, plan.path, swapped=bool(fused), fused=plan.fused_loss)
     if plan.compile:
         compile_model(prepared, model)
     return CapturedStep(

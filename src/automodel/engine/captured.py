@@ -241,13 +241,13 @@ class CapturedStep:
     def _learn(self, static: StaticBatch) -> None:
         if self.late is not None:
             self.late.begin()
-        logits = self.forward(static.batch)
-        loss = self.loss.sum(logits, labels_of(static.batch)) * static.scale[0]
-        scale = self.optimizer.loss_scale
-        (loss if scale is None else loss * scale).backward()
+        outputs, scale = self.forward(static.batch), self.optimizer.loss_scale
+        factor = static.scale[0] if scale is None else static.scale[0] * scale
+        loss = self.loss.scaled_sum(outputs, labels_of(static.batch), factor)
+        loss.backward()
         if self.side is not None:
             self.side.join()
-        self.loss_sum += loss.detach()
+        self.loss_sum += loss.detach() if scale is None else loss.detach() / scale
         self.seed += 1
 
     def _optimize(self) -> None:

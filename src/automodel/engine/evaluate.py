@@ -47,11 +47,11 @@ class Evaluator:
                     count = self.loss.count(labels_of(batch), batch.num_labels)
                     batch = batch.to(self.device, non_blocking=True)
                     with self.compute():
-                        logits = self.forward(batch)
+                        outputs = self.forward(batch)
                     labels = labels_of(batch)
-                    loss = self.loss.sum(logits, labels)
+                    loss, logits, right = self.loss.scores(outputs, labels)
                     documents = document_of_each_label(batch) if self.task == "token-classification" else None
-                    accumulator.update(logits.float(), labels, loss, count, batch.indices, documents)
+                    accumulator.update(logits, labels, loss, count, batch.indices, documents, right)
         finally:
             self.model.train(was_training)
         return accumulator.result()

@@ -20,6 +20,7 @@ from automodel.metrics.compute import better, metric_names
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.families import PackingSupport, packing_support
+from automodel.models.lm_head import head_form
 from automodel.models.load import count_parameters, load_hf_config
 from automodel.plan.check import not_yet
 from automodel.plan.compile_record import read_compile_facts
@@ -80,6 +81,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             can_pool=can_pool(hf_config, fused=False),
             can_pool_fused=can_pool(hf_config, fused=True),
             pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
+            head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
             shape=shape_of(hf_config),
             dropout=layer_dropout(hf_config.to_dict()),
         ),

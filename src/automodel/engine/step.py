@@ -28,10 +28,11 @@ from automodel.engine.optimizer_state import (
     record_of_torch,
 )
 from automodel.losses.task_loss import TaskLoss
+from automodel.losses.unprojected import Outputs
 from automodel.optim.build import load_state_tensors, set_lr, state_tensors
 from automodel.optim.schedule import Schedule
 
-Forward = Callable[[Batch], Tensor]
+Forward = Callable[[Batch], Outputs]
 Named = dict[str, Tensor]
 
 
@@ -169,10 +170,12 @@ class TrainStep:
     def _micro_step(self, batch: Batch, count: float) -> Tensor:
         batch = batch.to(self.device, non_blocking=True)
         with self.compute():
-            logits = self.forward(batch)
-        loss = self.loss.sum(logits, labels_of(batch)) / count
-        self.scaler.scale(loss).backward()
-        return loss.detach()
+            outputs = self.forward(batch)
+        # The loss scale goes in with the rest: gradients that are made with the loss must not underflow either.
+        scale = self.scaler.scale(torch.ones((), device=self.device))
+        loss = self.loss.scaled_sum(outputs, labels_of(batch), scale / count)
+        loss.backward()
+        return loss.detach() / scale
 
     def compute(self):
         return autocast(self.precision, self.device)

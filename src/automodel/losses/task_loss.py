@@ -6,49 +6,73 @@ micro-batch, averaged again, would weight tokens by the batch they happened to f
 Formulas, per label, equal to what transformers computes as a mean over the same batch:
 
 - single label, tokens: cross-entropy, optionally smoothed and class-weighted (the count is then the sum of weights);
+  with `z_loss`, ζ·(log Σ exp z)² for each label besides, which keeps the logits of long runs from drifting;
 - multi-label: binary cross-entropy, averaged over the classes of a document;
 - regression: squared error, averaged over the targets of a document.
 
 Slots that only fill up a fixed shape carry IGNORE (integers) or NaN (floats) and contribute nothing.
+
+A language model may leave its last product to the loss (`Unprojected`): same numbers, no logits in memory.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from automodel.config.errors import UserError
+from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy, linear_cross_entropy_scores
 from automodel.losses.config import LossConfig
+from automodel.losses.unprojected import Outputs, Unprojected
 
 IGNORE = -100
 
 
+class Scored(NamedTuple):
+    """What an evaluation learns from one batch; tensors stay on the device."""
+
+    loss: Tensor
+    """Summed over the labels."""
+    logits: Tensor | None
+    """In fp32, where they were made."""
+    right: Tensor | None
+    """Labels that have the highest logit, counted where the logits were not made."""
+
+
 @dataclass(frozen=True)
 class TaskLoss:
-    """`sum(logits, labels)` over a micro-batch, and `count(labels, num_labels)` to divide by."""
+    """`scaled_sum` over a micro-batch to learn from, `scores` to evaluate, and `count` to divide by."""
 
     problem: str
     """`classes` (cross-entropy), `multi_label` or `regression`."""
     label_smoothing: float = 0.0
     class_weights: Tensor | None = None
+    z_loss: float = 0.0
 
-    def sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Summed loss in fp32; a 0-dim tensor on the logits' device."""
-        logits = logits.float()
+    def sum(self, outputs: Outputs, labels: Tensor) -> Tensor:
+        """Summed loss in fp32; a 0-dim tensor on the outputs' device."""
+        if isinstance(outputs, Unprojected):
+            return self._linear_sum(outputs, labels, 1.0, unit_upstream=False)
+        logits = outputs.float()
         if self.problem == "classes":
-            weight = None if self.class_weights is None else self.class_weights.to(logits.device)
-            return F.cross_entropy(
-                logits.reshape(-1, logits.shape[-1]),
-                labels.reshape(-1),
-                weight=weight,
+            logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+            loss = F.cross_entropy(
+                logits,
+                labels,
+                weight=None if self.class_weights is None else self.class_weights.to(logits.device),
                 ignore_index=IGNORE,
                 label_smoothing=self.label_smoothing,
                 reduction="sum",
             )
+            if self.z_loss:
+                squares = torch.where(labels == IGNORE, 0.0, logits.logsumexp(-1).square())
+                loss = loss + self.z_loss * squares.sum()
+            return loss
         targets = labels.float().reshape(logits.shape)
         counts = ~torch.isnan(targets)
         targets = torch.where(counts, targets, 0.0)
@@ -57,6 +81,40 @@ class TaskLoss:
         else:
             losses = (logits - targets).square()
         return torch.where(counts, losses, 0.0).sum() / logits.shape[-1]
+
+    def scaled_sum(self, outputs: Outputs, labels: Tensor, scale: Tensor) -> Tensor:
+        """The summed loss times `scale`, a 0-dim tensor on the same device: one over the label count of the step, times
+        fp16's loss scale. Call `backward()` on the result itself: without logits, gradients are made right here, for an
+        upstream gradient of 1, while whatever is multiplied in still reaches them before they are rounded."""
+        if isinstance(outputs, Unprojected):
+            return self._linear_sum(outputs, labels, scale, unit_upstream=True)
+        return self.sum(outputs, labels) * scale
+
+    def scores(self, outputs: Outputs, labels: Tensor) -> Scored:
+        """The summed loss, as a likelihood: without `z_loss`, which is for learning."""
+        plain = replace(self, z_loss=0.0)
+        if not isinstance(outputs, Unprojected):
+            return Scored(plain.sum(outputs, labels), outputs.float(), None)
+        loss, right = linear_cross_entropy_scores(
+            outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), bias=outputs.bias_V, form=plain._form(outputs)
+        )
+        return Scored(loss, None, right)
+
+    def _form(self, outputs: Unprojected) -> CrossEntropy:
+        assert self.problem == "classes"
+        assert self.class_weights is None, "a vocabulary has no class weights"
+        return CrossEntropy(outputs.logit_scale, outputs.softcap, self.z_loss, self.label_smoothing)
+
+    def _linear_sum(self, outputs: Unprojected, labels: Tensor, scale: Tensor | float, unit_upstream: bool) -> Tensor:
+        return linear_cross_entropy(
+            outputs.hidden_RN,
+            outputs.weight_VN,
+            labels.reshape(-1),
+            scale=scale,
+            bias=outputs.bias_V,
+            form=self._form(outputs),
+            unit_upstream=unit_upstream,
+        )
 
     def count(self, labels: Tensor, num_labels: int) -> float:
         """What the sum is divided by; `labels` still lie on the host here, so this costs no device sync."""
@@ -73,7 +131,7 @@ def make_loss(cfg: LossConfig, task: str, problem_type: str | None, num_labels: 
     elif task == "text-classification" and problem_type == "regression":
         problem = "regression"
     if problem != "classes":
-        for key in ("label_smoothing", "class_weights"):
+        for key in ("label_smoothing", "class_weights", "z_loss"):
             if getattr(cfg, key):
                 raise UserError(
                     f"loss_fn.{key} belongs to cross-entropy, but the labels here are {problem.replace('_', '-')} "
@@ -81,6 +139,11 @@ def make_loss(cfg: LossConfig, task: str, problem_type: str | None, num_labels: 
                 )
     weights = None
     if cfg.class_weights is not None:
+        if cfg.z_loss:
+            raise UserError(
+                "loss_fn.z_loss is added once for each label, and loss_fn.class_weights give labels different weights; "
+                "what both together mean is not settled. Keep one."
+            )
         if num_labels != len(cfg.class_weights):
             raise UserError(
                 f"loss_fn.class_weights has {len(cfg.class_weights)} weights, but there are {num_labels} classes. "
@@ -89,4 +152,4 @@ def make_loss(cfg: LossConfig, task: str, problem_type: str | None, num_labels: 
         if not all(math.isfinite(w) and w >= 0 for w in cfg.class_weights):
             raise UserError(f"loss_fn.class_weights must be finite and not negative; got {list(cfg.class_weights)}.")
         weights = torch.tensor(cfg.class_weights, dtype=torch.float32)
-    return TaskLoss(problem, cfg.label_smoothing, weights)
+    return TaskLoss(problem, cfg.label_smoothing, weights, cfg.z_loss)

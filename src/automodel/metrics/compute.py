@@ -120,18 +120,20 @@ class EvalAccumulator:
         count: float,
         indices: Sequence[int] = (),
         documents: Tensor | None = None,
+        right: Tensor | None = None,
     ) -> None:
         """Add a batch: logits aligned with labels, the loss summed over its `count` labels, and its dataset rows.
 
         `documents` gives the document number (from 0, in this batch) of each label of a packed batch, so that entities
         end with their document; rows of a rectangle are documents of their own. A language model may pass
-        `logits=None` where the loss never made them: token accuracy is then left out.
+        `logits=None` where the loss never made them, with the number of `right` tokens, if that was counted: else token
+        accuracy is left out.
         """
         self._loss_sum = self._loss_sum + _float64(loss_sum)
         self._count += count
         self._indices.extend(indices)
         if self.kind in LANGUAGE_MODELS:
-            self._count_right_tokens(logits, labels)
+            self._count_right_tokens(logits, labels, right)
             return
         if logits is None:
             raise ValueError(f"{self.kind} metrics need the logits")
@@ -163,10 +165,11 @@ class EvalAccumulator:
             found = _sequence_metrics(self.kind, outputs, labels)
         return EvalMetrics(values | found.values, found.confusion_matrix)
 
-    def _count_right_tokens(self, logits: Tensor | None, labels: Tensor) -> None:
-        if logits is None:
+    def _count_right_tokens(self, logits: Tensor | None, labels: Tensor, right: Tensor | None) -> None:
+        if logits is not None:
+            right = ((logits.detach().argmax(-1) == labels) & (labels != IGNORE)).sum()
+        if right is None:
             return
-        right = ((logits.detach().argmax(-1) == labels) & (labels != IGNORE)).sum()
         self._correct = right if self._correct is None else self._correct + right
 
     def _keep_tokens(self, logits: Tensor, labels: Tensor, documents: Tensor | None) -> None:

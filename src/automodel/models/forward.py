@@ -22,15 +22,31 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from automodel.data.batch import Batch, PackedBatch, PaddedBatch
+from automodel.losses.unprojected import Outputs, Unprojected
 from automodel.models.families import Family, family_of, packing_support, pooled_hidden_states, pooled_positions
+from automodel.models.lm_head import unprojected_head
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Forward = Callable[[Batch], Tensor]
+LossForward = Callable[[Batch], Outputs]
+"""For a loss that takes logits or what they would be made of."""
 
 _STOCK_NAME = "_attention_before_packing"
+
+
+def make_loss_forward(
+    model: PreTrainedModel, task: str, path: Literal["packed", "padded"], swapped: bool = False, fused: bool = True
+) -> LossForward:
+    """As `make_forward`; with `fused`, a causal language model stops short of its head, where that is a plain product,
+    and the loss makes the logits itself, a few rows at a time (`lm_head.py`)."""
+    logits = make_forward(model, task, path, swapped)
+    project_later = unprojected_head(model) if fused and task == "causal-lm" else None
+    if project_later is None:
+        return logits
+    return _unprojected_forward(model, path, swapped, project_later)
 
 
 def make_forward(
@@ -178,6 +194,27 @@ def _swapped_decoder_forward(model: Any, task: str) -> Forward:
         return family.classify(model, hidden_RN).float()
 
     return forward
+
+
+def _unprojected_forward(model: Any, path: str, swapped: bool, project_later: Callable[[Tensor], Unprojected]):
+    """The backbone of a causal language model, to the rows whose logits are wanted."""
+    from automodel.models.fuse import bind_batch
+
+    backbone = getattr(model, model.base_model_prefix)
+
+    def padded(batch: Batch) -> Unprojected:
+        assert isinstance(batch, PaddedBatch)
+        return project_later(backbone(**_rectangle(batch), use_cache=False).last_hidden_state)
+
+    def packed(batch: Batch) -> Unprojected:
+        assert isinstance(batch, PackedBatch)
+        stream, rows_R = _stream(family_of(model.config), model, batch), batch.read_positions_R
+        if swapped:
+            bind_batch(model, batch)
+            return project_later(backbone(**stream, read_positions=rows_R).last_hidden_state)
+        return project_later(backbone(**stream).last_hidden_state[0].index_select(0, rows_R))
+
+    return padded if path == "padded" else packed
 
 
 def _rectangle(batch: PaddedBatch) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.fitting import decide_fitting, load_of
 from automodel.plan.hardware import Hardware
+from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
 from automodel.plan.plan import Decision, Plan
 from automodel.plan.remarks import how_it_learns, sinks, without_effect
@@ -74,8 +75,11 @@ def make_plan(
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
     size = cfg.packed_sequence.packed_sequence_size
     load = load_of(task, path, data, batch=micro, batches=total * accumulation, bucket=bucket, size=size)
+    fused_loss = decide_loss(cfg, task, model, hardware, precision, load.rows, lines)
     room: list[Decision] = []
-    fitting = decide_fitting(cfg, hardware, model, load, precision=precision, path=path, lines=room)
+    fitting = decide_fitting(
+        cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, lines=room
+    )
     kind, checkpointing = fitting.kind, fitting.checkpointing
     lines += how_it_learns(cfg, total, kind)
     validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
@@ -126,6 +130,7 @@ def make_plan(
         pin_memory=pin,
         parameters=model.parameters,
         decisions=tuple(lines),
+        fused_loss=fused_loss,
         packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
         optimizer=kind,
         checkpointing=checkpointing,

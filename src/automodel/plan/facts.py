@@ -31,6 +31,8 @@ class ModelFacts:
     """The same for its fused blocks."""
     pooled_saving: float = 0.0
     """Share of the encoder's multiplications that this saves."""
+    head_words: int = 0
+    """Words of a language model's head, where that is a plain product that the loss can make itself."""
     shape: ModelShape | None = None
     """Its sizes, where the config has the usual ones."""
     dropout: str | None = None

@@ -71,6 +71,8 @@ class Plan:
     """All parameters of the model, counted from its config."""
     decisions: tuple[Decision, ...]
     """The lines a person reads, with reasons."""
+    fused_loss: bool = False
+    """Whether a language model's logits are made inside the loss, a few rows at a time."""
     packed_sequence_size: int = 0
     """Tokens of a micro-batch where they are packed by size; 0: micro-batches count examples."""
     optimizer: Kind | None = None

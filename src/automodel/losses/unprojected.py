@@ -1,0 +1,38 @@
+"""What a language model hands to its loss instead of logits: hidden states, and the head they would go through.
+
+The logits of 8,192 tokens and 128,256 words are 2 GiB in bf16, and a loss over them holds seven times that. The head is
+one product, so the loss makes it itself, a few thousand rows at a time, and nobody ever holds all logits
+(`kernels/linear_cross_entropy.py`). Whoever needs them after all asks `logits()`.
+
+Shapes: R rows, N width, V words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Unprojected:
+    """Logits as they would be: cap(scale · (hidden Wᵀ + bias)). Hidden states and weight have one dtype."""
+
+    hidden_RN: Tensor
+    weight_VN: Tensor
+    bias_V: Tensor | None = None
+    logit_scale: float = 1.0
+    """What the family multiplies its logits by (Granite, Cohere)."""
+    softcap: float | None = None
+    """Where the family lets its logits saturate (Gemma 2)."""
+
+    def logits(self) -> Tensor:
+        """(R, V), all at once."""
+        logits_RV = F.linear(self.hidden_RN, self.weight_VN, self.bias_V) * self.logit_scale
+        return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
+
+
+Outputs = Tensor | Unprojected
+"""What a forward pass gives the loss."""

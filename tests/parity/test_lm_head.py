@@ -1,0 +1,171 @@
+"""A language model that stops short of its head, and a loss that makes the logits itself: the logits of every family of
+the table are those of the stock forward, and so are loss and gradients, packed and padded, tied and not."""
+
+from __future__ import annotations
+
+import importlib.util
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from automodel.data.batch import IGNORE, PaddedBatch
+from automodel.data.collate import PackedCollator
+from automodel.data.samples import SampleWriter
+from automodel.data.store import TokenStore
+from automodel.kernels.flat_parameters import FlatParameters
+from automodel.losses.config import LossConfig
+from automodel.losses.task_loss import make_loss
+from automodel.losses.unprojected import Unprojected
+from automodel.models.forward import make_forward, make_loss_forward
+from automodel.models.fuse import fuse
+from automodel.models.lm_head import PLAIN, head_form, is_plain, unprojected_head
+from automodel.optim.build import parameter_groups
+from automodel.optim.config import OptimizerConfig
+
+spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[1] / "tiny_models.py")
+tiny_models = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tiny_models)
+
+LENGTHS = (5, 19, 7, 12)
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+DECODER = tiny_models.SETTINGS["llama"]
+MORE = {  # families that the other tests have no tiny model of
+    "cohere": DECODER,
+    "cohere2": {**DECODER, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma2": {**DECODER, "final_logit_softcapping": 0.5},
+    "gpt_neox": {k: v for k, v in DECODER.items() if k not in ("head_dim", "num_key_value_heads")},
+    "falcon": {
+        "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+    },
+}  # fmt: skip
+PADDED = ("cohere", "cohere2", "falcon", "gemma2", "gpt_neox", "llama")
+PACKED = sorted(PLAIN - {"cohere", "cohere2", "falcon", "gemma2", "gpt_neox"})
+STRONG = {
+    "granite": {"logits_scaling": 3.0},
+    "cohere": {"logit_scale": 0.3},
+    "gemma3_text": {"final_logit_softcapping": 0.5},
+}
+
+
+def make_model(kind: str, **overrides):
+    settings = {**tiny_models.SETTINGS.get(kind, MORE.get(kind, {})), **STRONG.get(kind, {}), **overrides}
+    config = tiny_models.AutoConfig.for_model(kind, **settings)
+    torch.manual_seed(0)
+    return tiny_models.class_for_task("causal-lm").from_config(config).train()
+
+
+def packed_batch():
+    generator, writer = torch.Generator().manual_seed(0), SampleWriter()
+    for row, length in enumerate(LENGTHS):
+        ids = torch.randint(5, 99, (length,), generator=generator).tolist()
+        writer.add(row, ids, token_labels=[IGNORE] * (length // 3) + ids[length // 3 :])
+    store = TokenStore.in_memory(writer.finish())
+    return PackedCollator(store, task="causal-lm", bucket_tokens=8, max_seqlen=24, micro_batch_size=5)(range(4))
+
+
+def padded_batch():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 99, (3, 11), generator=generator)
+    mask = (torch.arange(11) < torch.tensor([[11], [6], [9]])).long()
+    labels = torch.where(mask.bool(), ids.roll(-1, 1), IGNORE)
+    labels[:, -1] = IGNORE
+    return PaddedBatch(ids * mask, mask, labels, None, 3, int(mask.sum()), int((labels != IGNORE).sum()))
+
+
+def compare(kind: str, path: str, batch, swapped: bool = False, **overrides):
+    model = make_model(kind, **overrides)
+    twin = deepcopy(model)
+    if swapped:
+        FlatParameters(parameter_groups(model, OptimizerConfig()))
+        assert fuse(model, torch.zeros(1, dtype=torch.int64), None, 24) == 2
+    labels = batch.labels_R if path == "packed" else batch.labels
+    loss = make_loss(LossConfig(), "causal-lm", None, None)
+    ours = make_loss_forward(model, "causal-lm", path, swapped)(batch)
+    theirs = make_forward(twin, "causal-lm", path)(batch)
+    assert isinstance(ours, Unprojected)
+    torch.testing.assert_close(ours.logits().reshape(theirs.shape), theirs, **TOLERANCE)
+    scale = torch.tensor(1 / batch.num_labels)
+    mine, stock = loss.scaled_sum(ours, labels, scale), loss.scaled_sum(theirs, labels, scale)
+    torch.testing.assert_close(mine, stock, **TOLERANCE)
+    mine.backward()
+    stock.backward()
+    expected = dict(twin.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed(kind):
+    compare(kind, "packed", packed_batch())
+
+
+@pytest.mark.parametrize("kind", PADDED)
+def test_padded(kind):
+    compare(kind, "padded", padded_batch())
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "phi3", "olmo2"])
+def test_fused_blocks_end_before_the_head(kind, tied):
+    wide = {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96, "tie_word_embeddings": tied}
+    compare(kind, "packed", packed_batch(), swapped=True, **wide)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_embeddings_get_both_gradients(kind, tied):
+    model = make_model(kind, tie_word_embeddings=tied)
+    assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
+    compare(kind, "packed", packed_batch(), tie_word_embeddings=tied)
+
+
+def test_the_table_is_tested_whole():
+    assert {*PACKED, *PADDED} == PLAIN
+    for kind in ("granite", "cohere", "gemma3_text", "gemma2"):
+        assert head_form(make_model(kind).config) != (1.0, None), f"{kind}: the test should show what is special"
+
+
+def test_other_families_and_other_heads_keep_their_logits():
+    assert head_form(tiny_models.AutoConfig.for_model("mamba")) is None
+    assert unprojected_head(make_model("llama")) is not None
+    wrapped = make_model("llama")
+    wrapped.set_output_embeddings(nn.Sequential(wrapped.lm_head))
+    hooked = make_model("llama")
+    hooked.lm_head.register_forward_hook(lambda module, args, out: out * 2)
+    for model in (wrapped, hooked):
+        assert not is_plain(model.get_output_embeddings())
+        assert unprojected_head(model) is None
+        assert isinstance(make_loss_forward(model, "causal-lm", "packed")(packed_batch()), torch.Tensor)
+    assert isinstance(
+        make_loss_forward(make_model("llama"), "causal-lm", "packed", fused=False)(packed_batch()), torch.Tensor
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_scores_equal_those_of_logits(smoothing):
+    model, batch = make_model("llama").eval(), packed_batch()
+    loss = make_loss(LossConfig(label_smoothing=smoothing, z_loss=0.1), "causal-lm", None, None)
+    with torch.no_grad():
+        found = loss.scores(make_loss_forward(model, "causal-lm", "packed")(batch), batch.labels_R)
+        known = loss.scores(make_forward(model, "causal-lm", "packed")(batch), batch.labels_R)
+    assert found.logits is None
+    assert known.right is None
+    torch.testing.assert_close(found.loss, known.loss, **TOLERANCE)
+    assert found.right == ((known.logits.argmax(-1) == batch.labels_R) & (batch.labels_R != IGNORE)).sum()
+
+
+def test_under_autocast_the_product_has_its_dtype():
+    model, batch = make_model("llama"), packed_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = make_loss_forward(model, "causal-lm", "packed")(batch)
+        logits = make_forward(model, "causal-lm", "packed")(batch)
+    assert outputs.hidden_RN.dtype == outputs.weight_VN.dtype == torch.bfloat16
+    loss = make_loss(LossConfig(), "causal-lm", None, None)
+    mine = loss.scaled_sum(outputs, batch.labels_R, torch.tensor(1.0))
+    mine.backward()
+    torch.testing.assert_close(mine, loss.sum(logits, batch.labels_R), rtol=1e-3, atol=1e-3)
+    assert model.lm_head.weight.grad.dtype == torch.float32
