@@ -23,7 +23,7 @@ class LossConfig(Section):
     label_smoothing: ShareBelowOne = 0.0
     """Share of the target spread over all classes (cross-entropy only)."""
     z_loss: NonNegative = 0.0
-    """How much of (log of the softmax's sum)² is added for each label in training (1e-4 is usual), so that logits cannot
-    drift (cross-entropy only)."""
+    """How much of (log of the softmax's sum)² is added for each label in training (1e-4 is usual): it keeps logits from
+    drifting (cross-entropy only)."""
     class_weights: tuple[NonNegative, ...] | None = None
     """A weight for each class; the mean is weighted, as in torch's CrossEntropyLoss."""
