@@ -18,6 +18,7 @@ from automodel.data.batch import PackedBatch
 from automodel.data.loader import Order, StepLoader
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared
+from automodel.optim.kinds import ADAMW
 from automodel.plan.plan import Decision
 
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
@@ -47,12 +48,12 @@ def halved(prepared: Prepared) -> Prepared:
         raise UserError(
             f"A bin of {plan.packed_sequence_size:,} tokens does not fit into the memory of {prepared.hardware.name}. "
             "Lower packed_sequence.packed_sequence_size (and raise step_scheduler.grad_acc_steps to keep the tokens of "
-            "a step), use training_optimizations.precision: bf16-pure, or a smaller model."
+            f"a step), {_more_room(prepared)}or a smaller model."
         )
     if plan.micro_batch_size == 1:
         raise UserError(
             f"Even one example of {plan.max_length} tokens does not fit into the memory of {prepared.hardware.name}. "
-            "Lower dataset.max_length, use training_optimizations.precision: bf16-pure, or a smaller model."
+            f"Lower dataset.max_length, {_more_room(prepared)}or a smaller model."
         )
     micro = plan.micro_batch_size // 2
     while plan.global_batch_size % micro:
@@ -74,6 +75,16 @@ def halved(prepared: Prepared) -> Prepared:
         decisions=tuple(line if d.name == "batch" else d for d in kept),
     )
     return dataclasses.replace(prepared, plan=smaller)
+
+
+def _more_room(prepared: Prepared) -> str:
+    """Settings that are not used yet and need less memory, each with a comma behind it."""
+    options = {
+        "training_optimizations.gradient_checkpointing: full": prepared.plan.checkpointing != "full",
+        "training_optimizations.precision: bf16-pure": prepared.plan.precision != "bf16-pure",
+        "optimizer.name: adamw_8bit": prepared.plan.optimizer == ADAMW,
+    }
+    return "".join(f"use {key}, " for key, helps in options.items() if helps)
 
 
 def release_memory() -> None:
