@@ -39,17 +39,24 @@ def _block(width: int) -> int:
 
 
 class _WordEmbedding(torch.autograd.Function):
+    """Where the table has a gradient already (of a tied head, or of the micro-batches before), rows are added to it in
+    place, as autograd would add a whole table, mostly of zeros."""
+
     @staticmethod
     def forward(ctx: Any, ids_T: Tensor, weight_VN: Tensor, runs_2T: Tensor, padding_id: int) -> Tensor:
         ctx.save_for_backward(ids_T, runs_2T)
-        ctx.shape, ctx.padding_id = weight_VN.shape, padding_id
+        ctx.weight, ctx.padding_id = weight_VN, padding_id
         return weight_VN.index_select(0, ids_T)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, drows_TN: Tensor):
         ids_T, runs_2T = ctx.saved_tensors
-        dweight_VN = torch.zeros(ctx.shape, dtype=drows_TN.dtype, device=drows_TN.device)
+        there_VN = ctx.weight.grad if ctx.weight.is_leaf else None
+        if there_VN is not None and there_VN.is_contiguous():
+            _add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, there_VN, ctx.padding_id, by_run=False, add=True)
+            return None, None, None, None
+        dweight_VN = torch.zeros(ctx.weight.shape, dtype=drows_TN.dtype, device=drows_TN.device)
         _add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, dweight_VN, ctx.padding_id, by_run=False)
         return None, dweight_VN, None, None
 
@@ -75,22 +82,24 @@ class _LazyWordEmbedding(torch.autograd.Function):
 
 
 def _add_up_runs(
-    drows_TN: Tensor, runs_2T: Tensor, ids_T: Tensor, out: Tensor, padding_id: int, *, by_run: bool
+    drows_TN: Tensor, runs_2T: Tensor, ids_T: Tensor, out: Tensor, padding_id: int, *, by_run: bool, add: bool = False
 ) -> None:
-    """Sums of the gradients of equal tokens, into the row of the token or, `by_run`, of the place its run starts at."""
+    """Sums of the gradients of equal tokens, into the row of the token or, `by_run`, of the place its run starts at;
+    `add`: to what is there."""
     if not runs_triton(drows_TN):
         for start in (runs_2T[1] > 0).nonzero().squeeze(1).tolist():
             places = runs_2T[0, start : start + int(runs_2T[1, start])].long()
             token = int(ids_T[places[0]])
             if token != padding_id:
-                out[start if by_run else token] = drows_TN[places].float().sum(0).to(out.dtype)
+                row = out[start if by_run else token]
+                row.copy_(drows_TN[places].float().sum(0) + (row.float() if add else 0.0))
         return
     from automodel.kernels.embedding_triton import word_backward_kernel
 
     (T, N), part = drows_TN.shape, _block(drows_TN.shape[1])
     word_backward_kernel[(T, -(-N // part))](
         drows_TN, runs_2T, ids_T, out, T, padding_id,
-        N=N, BLOCK_N=power_of_two_above(N), LONG=LONG_RUN, PART=part, BY_RUN=by_run, num_warps=4,
+        N=N, BLOCK_N=power_of_two_above(N), LONG=LONG_RUN, PART=part, BY_RUN=by_run, ADD=add, num_warps=4,
     )  # fmt: skip
 
 

@@ -16,10 +16,18 @@ def add_up_run(DROWS, RUNS, i, length, cols, N: tl.constexpr, ROWS: tl.constexpr
     return tl.sum(total, 0)
 
 
+@triton.jit
+def store_row(TO, total, inside, ADD: tl.constexpr):
+    if ADD:
+        total += tl.load(TO, mask=inside, other=0.0).to(tl.float32)
+    tl.store(TO, total.to(TO.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["n_tokens", "padding"])
 def word_backward_kernel(
     DROWS, RUNS, IDS, DWEIGHT, n_tokens, padding,
     N: tl.constexpr, BLOCK_N: tl.constexpr, LONG: tl.constexpr, PART: tl.constexpr, BY_RUN: tl.constexpr,
+    ADD: tl.constexpr,
 ):  # fmt: skip
     """Program (i, c): a run that starts at the i-th token in sorted order. Most ids of a batch are rare: program (i, 0)
     adds up a short run, whole rows at a time. The few long ones are shared out by columns, many rows at a time."""
@@ -36,11 +44,11 @@ def word_backward_kernel(
             if length > LONG:
                 cols = part * PART + tl.arange(0, PART)
                 total = add_up_run(DROWS, RUNS, i, length, cols, N, 32, PART)
-                tl.store(DWEIGHT + to * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
+                store_row(DWEIGHT + to * N + cols, total, cols < N, ADD)
             elif part == 0:
                 cols = tl.arange(0, BLOCK_N)
                 total = add_up_run(DROWS, RUNS, i, length, cols, N, 2, BLOCK_N)
-                tl.store(DWEIGHT + to * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
+                store_row(DWEIGHT + to * N + cols, total, cols < N, ADD)
 
 
 @triton.jit(do_not_specialize=["n_documents", "offset"])

@@ -12,6 +12,11 @@ dzᵀ h. Then the buffer belongs to the next chunk. The backward pass only hands
 before that is rounded. An upstream gradient other than 1 is multiplied in afterwards; `unit_upstream` says that there
 is none.
 
+`into_grad` leaves the weight's gradient in `.grad`, where autograd would bring it: the products add to what is there,
+or what they made is put there in the backward pass. That saves a tensor as large as the weight, and a pass over it,
+where gradients accumulate, and where the weight is also the input embedding, whose own gradient then adds a few rows to
+it (`embedding.py`).
+
 What is rounded: logits and dz to the compute dtype, as torch does under autocast; sums, exponentials and losses are
 fp32. dW is summed over chunks in its own dtype, in place, inside the product (fp32 in its accumulators, rounded when
 stored): in bf16 k chunks round k times, a relative error of about 2⁻⁹·√k, where one product has 2⁻⁹. With buffers of
@@ -181,15 +186,16 @@ def _chunk_by_chunk(
     chunk_rows: int | None,
     wanted: tuple[bool, bool, bool] = (False, False, False),
     scores: bool = False,
+    onto_VN: Tensor | None = None,
 ) -> _Made:
-    """`wanted`: which of the gradients of hidden, weight and bias."""
+    """`wanted`: which of the gradients of hidden, weight and bias. `onto_VN`: what the weight's is added to."""
     R, V, device = hidden_RN.shape[0], weight_VN.shape[0], hidden_RN.device
     chunk = chunk_rows or rows_at_a_time(R, V, hidden_RN.element_size(), device.type)
     wide = torch.promote_types(hidden_RN.dtype, torch.float32)
     losses_R = torch.empty(R, dtype=wide, device=device)
     right_R = torch.empty(R, dtype=torch.int32, device=device) if scores else None
     dhidden_RN = torch.empty_like(hidden_RN) if wanted[0] else None
-    dweight_VN = torch.zeros_like(weight_VN) if wanted[1] and R == 0 else None
+    dweight_VN = torch.zeros_like(weight_VN) if wanted[1] and R == 0 and onto_VN is None else onto_VN
     dbias_V = torch.zeros(V, dtype=wide, device=device) if wanted[2] else None
     buffer = torch.empty((min(chunk, R), padded_width(V)), dtype=hidden_RN.dtype, device=device)
     for first in range(0, R, chunk):
@@ -224,10 +230,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         form: CrossEntropy,
         chunk_rows: int | None,
         unit_upstream: bool,
+        into_grad: bool,
     ) -> Tensor:
         wanted = tuple(ctx.needs_input_grad[:3])
-        made = _chunk_by_chunk(hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted)
-        ctx.gradients, ctx.unit_upstream = made[2:], unit_upstream
+        into_grad = into_grad and wanted[1] and weight_VN.is_leaf
+        onto = weight_VN.grad if into_grad and _takes_products(weight_VN) else None
+        made = _chunk_by_chunk(hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted, onto_VN=onto)
+        ctx.gradients, ctx.unit_upstream = made[2:] if onto is None else (made[2], None, made[4]), unit_upstream
+        ctx.weight = weight_VN if into_grad else None
         return made.losses_R.sum() * scale
 
     @staticmethod
@@ -239,7 +249,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradients, ctx.gradients = list(ctx.gradients), None
         if not ctx.unit_upstream:
             gradients = [None if g is None else g.mul_(upstream) for g in gradients]
-        return *gradients, None, None, None, None, None
+        if ctx.weight is not None and ctx.weight.grad is None:
+            ctx.weight.grad, gradients[1] = gradients[1], None
+        return *gradients, None, None, None, None, None, None
+
+
+def _takes_products(weight_VN: Tensor) -> bool:
+    """Whether there is a gradient that products can be added to in place."""
+    gradient = weight_VN.grad
+    return gradient is not None and gradient.dtype == weight_VN.dtype and gradient.is_contiguous()
 
 
 def _checked(hidden_RN: Tensor, weight_VN: Tensor, scale: Tensor | float) -> Tensor:
@@ -265,16 +283,21 @@ def linear_cross_entropy(
     form: CrossEntropy = PLAIN,
     chunk_rows: int | None = None,
     unit_upstream: bool = False,
+    into_grad: bool = False,
 ) -> Tensor:
     """Cross-entropy of the rows that carry a label, summed and multiplied by `scale`; 0-dim, fp32. `scale`: a 0-dim
     tensor on the device, or a number where nothing is captured. `unit_upstream`: the caller calls `backward()` on the
-    result itself, so that nothing need be multiplied by the upstream gradient."""
+    result itself, so that nothing need be multiplied by the upstream gradient. `into_grad`, together with it: the
+    weight's gradient goes into `.grad`, in part already now."""
+    assert unit_upstream or not into_grad, "what was added to .grad cannot be multiplied afterwards"
     scale = _checked(hidden_RN, weight_VN, scale)
     hidden_RN, labels_R = hidden_RN.contiguous(), labels_R.contiguous()
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden_RN, weight_VN, bias))
     if not learns:
         return _chunk_by_chunk(hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows).losses_R.sum() * scale
-    return _LinearCrossEntropy.apply(hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows, unit_upstream)
+    return _LinearCrossEntropy.apply(
+        hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows, unit_upstream, into_grad
+    )
 
 
 @torch.no_grad()

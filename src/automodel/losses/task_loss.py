@@ -57,7 +57,7 @@ class TaskLoss:
     def sum(self, outputs: Outputs, labels: Tensor) -> Tensor:
         """Summed loss in fp32; a 0-dim tensor on the outputs' device."""
         if isinstance(outputs, Unprojected):
-            return self._linear_sum(outputs, labels, 1.0, unit_upstream=False)
+            return self._linear_sum(outputs, labels, 1.0, backward_follows=False)
         logits = outputs.float()
         if self.problem == "classes":
             logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
@@ -84,10 +84,10 @@ class TaskLoss:
 
     def scaled_sum(self, outputs: Outputs, labels: Tensor, scale: Tensor) -> Tensor:
         """The summed loss times `scale`, a 0-dim tensor on the same device: one over the label count of the step, times
-        fp16's loss scale. Call `backward()` on the result itself: without logits, gradients are made right here, for an
-        upstream gradient of 1, while whatever is multiplied in still reaches them before they are rounded."""
+        fp16's loss scale. Call `backward()` on the result itself, and nothing else: without logits, gradients are made
+        right here, for an upstream gradient of 1, and that of the head's weight goes straight into `.grad`."""
         if isinstance(outputs, Unprojected):
-            return self._linear_sum(outputs, labels, scale, unit_upstream=True)
+            return self._linear_sum(outputs, labels, scale, backward_follows=True)
         return self.sum(outputs, labels) * scale
 
     def scores(self, outputs: Outputs, labels: Tensor) -> Scored:
@@ -105,7 +105,9 @@ class TaskLoss:
         assert self.class_weights is None, "a vocabulary has no class weights"
         return CrossEntropy(outputs.logit_scale, outputs.softcap, self.z_loss, self.label_smoothing)
 
-    def _linear_sum(self, outputs: Unprojected, labels: Tensor, scale: Tensor | float, unit_upstream: bool) -> Tensor:
+    def _linear_sum(
+        self, outputs: Unprojected, labels: Tensor, scale: Tensor | float, backward_follows: bool
+    ) -> Tensor:
         return linear_cross_entropy(
             outputs.hidden_RN,
             outputs.weight_VN,
@@ -113,7 +115,8 @@ class TaskLoss:
             scale=scale,
             bias=outputs.bias_V,
             form=self._form(outputs),
-            unit_upstream=unit_upstream,
+            unit_upstream=backward_follows,
+            into_grad=backward_follows,
         )
 
     def count(self, labels: Tensor, num_labels: int) -> float:

@@ -36,6 +36,25 @@ def test_word_gradient_equals_torch(width):
 
 
 @pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_word_gradients_are_added_to_those_that_are_there(dtype):
+    """Of a tied head, or of the micro-batches before: in place, padding's row untouched."""
+    ids = torch.tensor([3, 5, 3, 0, 9] + [7] * 12)
+    weight = torch.randn(15, 24).to(dtype).requires_grad_()
+    before = torch.randn(15, 24).to(dtype)
+    weight.grad = place = before.clone()
+    upstream = torch.randn(len(ids), 24).to(dtype)
+    word_embedding(ids, weight, torch.from_numpy(_runs(ids.numpy())), padding_id=0).backward(upstream)
+    assert weight.grad is place
+    expected = before.float()
+    for token, row in zip(ids.tolist(), upstream.float()):
+        expected[token] += row if token else 0.0
+    bound = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(place.float(), expected, rtol=bound, atol=bound)
+    assert torch.equal(place[0], before[0])
+
+
+@pytest.mark.usefixtures("interpreter")
 @pytest.mark.parametrize("offset", [0, 2])
 def test_position_gradient_equals_torch(offset):
     lengths = [4, 1, 7, 3, 0, 0]

@@ -146,6 +146,33 @@ def test_gradients_accumulate_over_calls(path):
     torch.testing.assert_close(weight.grad.double(), twin.grad, **TOLERANCE)
 
 
+@pytest.mark.parametrize("placed", [False, True], ids=["no gradient yet", "gradients at a fixed place"])
+def test_gradients_that_go_straight_to_their_place(path, placed):
+    """The same sums, in the tensor that was there before, or in none that autograd had to copy."""
+    hidden, weight, labels, bias = draw(bias=True)
+    if placed:
+        weight.grad = torch.ones_like(weight)
+    place = weight.grad
+    twin = weight.detach().double().requires_grad_()
+    parts = [(slice(0, 20), 8), (slice(20, 37), None)]
+    for part, chunk_rows in parts:
+        options = {"bias": bias, "chunk_rows": chunk_rows, "unit_upstream": True, "into_grad": True}
+        loss = linear_cross_entropy(hidden[part], weight, labels[part], **options)
+        loss.backward()
+    linear_cross_entropy_reference(hidden.detach().double(), twin, labels, bias=bias.detach().double()).backward()
+    torch.testing.assert_close(weight.grad.double(), twin.grad + (1.0 if placed else 0.0), **TOLERANCE)
+    assert bias.grad is not None
+    assert hidden.grad is not None
+    assert not placed or weight.grad is place
+
+
+def test_a_weight_that_is_no_leaf_gets_its_gradient_through_autograd(path):
+    hidden, weight, labels, _ = draw()
+    linear_cross_entropy(hidden, weight * 1.0, labels, unit_upstream=True, into_grad=True).backward()
+    expected = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels), weight)[0]
+    torch.testing.assert_close(weight.grad, expected)
+
+
 def test_one_backward_pass_is_all_there_is():
     hidden, weight, labels, _ = draw()
     loss = linear_cross_entropy(hidden, weight, labels)
