@@ -21,7 +21,8 @@ from automodel.losses.task_loss import make_loss
 from automodel.losses.unprojected import Unprojected
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import fuse
-from automodel.models.lm_head import PLAIN, head_form, is_plain, unprojected_head
+from automodel.models.head_form import PLAIN, head_form
+from automodel.models.lm_head import is_plain, unprojected_head
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
 

@@ -20,7 +20,7 @@ from automodel.metrics.compute import better, metric_names
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.lm_head import head_form
+from automodel.models.head_form import head_form
 from automodel.models.load import count_parameters, load_hf_config
 from automodel.plan.check import not_yet
 from automodel.plan.compile_record import read_compile_facts

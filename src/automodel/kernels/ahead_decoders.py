@@ -12,6 +12,7 @@ from automodel.kernels.ahead_bench import TOKENS, Bench, documents, learn, recip
 from automodel.kernels.ahead_facts import Shape
 from automodel.kernels.attention import WIDEST_HEAD, Attention, attention
 from automodel.kernels.column_sum import rows_sum
+from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy, linear_cross_entropy_scores
 from automodel.kernels.rms_norm import rms_norm
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
@@ -101,6 +102,18 @@ def swiglu_mlp(bench: Bench) -> None:
     shape = bench.facts.shape
     weight = torch.zeros((NARROW, shape.inner), dtype=bench.dtype, requires_grad=True)
     learn(swiglu_linear(bench.rows(TOKENS, 2 * shape.inner), weight, None, shape.activation))
+
+
+@recipe("cross_entropy_rows_kernel", blocks=("decoder",))
+def language_model_loss(bench: Bench) -> None:
+    """A few rows, as wide as the vocabulary; the kernel knows nothing of the hidden width."""
+    head = bench.facts.head
+    form = CrossEntropy(head.logit_scale, head.softcap, head.z_loss, head.label_smoothing)
+    labels, weight = torch.zeros(NARROW, dtype=torch.int64), torch.zeros((head.words, NARROW), dtype=bench.dtype)
+    if head.words:
+        linear_cross_entropy(bench.rows(NARROW, NARROW), weight, labels, form=form).backward()
+    if head.words and False in bench.modes:
+        linear_cross_entropy_scores(bench.rows(NARROW, NARROW), weight, labels, form=form._replace(z_loss=0.0))
 
 
 @recipe("rows_sum_kernel", "column_sum_kernel", blocks=("decoder",))

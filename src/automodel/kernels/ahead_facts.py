@@ -67,6 +67,20 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Head:
+    """The last product of a language model, where the loss makes it (`linear_cross_entropy.py`)."""
+
+    words: int = 0
+    """0: the loss makes none."""
+    tied: bool = False
+    """Whether its weight is the word table."""
+    logit_scale: float = 1.0
+    softcap: float | None = None
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
 class Facts:
     """One run, as far as its kernels depend on it."""
 
@@ -82,6 +96,7 @@ class Facts:
     """Whether the word table is updated row by row."""
     groups: int = 2
     """Parameter groups of the optimizer."""
+    head: Head = Head()
 
     def on(self, capability: int) -> Facts:
         """What a GPU of this capability (90 for Hopper) makes of them: its precision, and whether blocks are fused."""
@@ -98,7 +113,7 @@ class Facts:
     @classmethod
     def from_json(cls, text: str) -> Facts:
         values = json.loads(text)
-        return cls(**(values | {"shape": Shape(**values["shape"])}))
+        return cls(**(values | {"shape": Shape(**values["shape"]), "head": Head(**values["head"])}))
 
 
 BERT = {

@@ -54,6 +54,8 @@ def words_and_optimizer(bench: Bench) -> None:
     """The word table and AdamW, which may know each other."""
     facts = bench.facts
     optimizer, words = make_optimizer(facts, facts.shape.embedding_width)
+    if facts.head.tied and words.grad is None:
+        words.grad = torch.zeros_like(words)  # that of the head, which the embedding's is added to
     ids, runs = torch.zeros(TOKENS, dtype=torch.int64), torch.zeros((2, TOKENS), dtype=torch.int32)
     learn(word_embedding(ids, words, runs, 0, lazy_rows_of(words)))
     step(optimizer)
@@ -122,6 +124,7 @@ RECIPES: tuple[Recipe, ...] = (
     ahead_decoders.wide_head_norms,
     ahead_decoders.swiglu_mlp,
     ahead_decoders.decoder_biases,
+    ahead_decoders.language_model_loss,
     words_and_optimizer,
     optimizer_alone,
 )

@@ -1,10 +1,9 @@
 """The last product of a causal language model, taken out of it: the loss makes it (`losses/unprojected.py`).
 
 A causal LM of transformers is a backbone and `lm_head`, a linear layer, mostly with the input embeddings as its weight.
-For the families listed here that is all, apart from a factor (Granite, Cohere) or a soft-cap (Gemma 2) on the logits,
-which the loss knows too; `tests/parity/test_lm_head.py` holds each of them to the logits of the stock forward. Every
-other family keeps its logits, and so does a head that is more than a plain linear layer (an adapter, quantised weights,
-a hook).
+For the families of `head_form.py` that is all, apart from a factor or a soft-cap, which the loss knows too. Every other
+family keeps its logits, and so does a head that is more than a plain linear layer (an adapter, quantised weights, a
+hook).
 
 Legend: R rows, N width, V words.
 """
@@ -12,38 +11,13 @@ Legend: R rows, N width, V words.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from automodel.losses.unprojected import Unprojected
-
-PLAIN = frozenset(
-    {
-        "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "llama",
-        "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2",
-    }
-)  # fmt: skip
-
-
-class HeadForm(NamedTuple):
-    """What a family does to the product."""
-
-    logit_scale: float = 1.0
-    softcap: float | None = None
-
-
-def head_form(config: Any) -> HeadForm | None:
-    """What the config's family makes of its head's product; None where that is not known."""
-    if config.model_type not in PLAIN or getattr(config, "auto_map", None):
-        return None
-    scale = 1.0
-    if config.model_type == "granite":
-        scale = 1.0 / config.logits_scaling
-    elif config.model_type in ("cohere", "cohere2"):
-        scale = config.logit_scale
-    return HeadForm(scale, getattr(config, "final_logit_softcapping", None))
+from automodel.models.head_form import head_form
 
 
 def is_plain(head: Any) -> bool:

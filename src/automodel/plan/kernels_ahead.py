@@ -14,17 +14,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from automodel.kernels import ahead
-from automodel.kernels.ahead_facts import Facts, shape_of
+from automodel.kernels.ahead_facts import Facts, Head, shape_of
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.config import ModelConfig
+from automodel.models.head_form import head_form
 from automodel.models.tasks import infer_task
 from automodel.optim.kinds import KINDS, Kind
 from automodel.plan.asked import asked_checkpointing, asked_precision, decide_batch
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
+from automodel.plan.loss import decide_loss
 from automodel.plan.speed import decide_capture, decide_fused, decide_lazy_embeddings
 
 SMALLEST_EVALUATION_BATCH = 16
+TIED = ("gemma", "gemma3_text", "smollm3")  # families that tie their head where the file does not say
 ORDINARY_GPU: Any = SimpleNamespace(device="cuda", bf16=True)
 
 
@@ -66,7 +69,20 @@ def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
         accumulates=accumulation > 1,
         lazy=decide_lazy_embeddings(task, fused, accumulation, []),
         groups=1 if cfg.optimizer.decay_norms_and_biases else 2,
+        head=_head(cfg, {**config, **cfg.model.extra}, task) if shape.blocks == "decoder" else Head(),
     )
+
+
+def _head(cfg: RunConfig, config: dict[str, Any], task: str) -> Head:
+    """What of a fused decoder's head is part of the loss."""
+    form, words, loss = head_form(SimpleNamespace(**config)), config.get("vocab_size", 0), cfg.loss_fn
+    if task != "causal-lm" or form is None or not words:
+        return Head()
+    model = ModelFacts(config["model_type"], config["model_type"], 0, True, "", head_words=words)
+    if not decide_loss(cfg, task, model, ORDINARY_GPU, "bf16", 1, []):
+        return Head()
+    tied = config.get("tie_word_embeddings", config["model_type"] in TIED)
+    return Head(words, tied, *form, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
 
 
 def _will_capture(cfg: RunConfig, config: dict[str, Any]) -> bool:

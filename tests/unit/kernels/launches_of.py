@@ -24,12 +24,14 @@ from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
 from automodel.kernels import late_update
-from automodel.kernels.ahead_facts import Facts, shape_of
+from automodel.kernels.ahead_facts import Facts, Head, shape_of
 from automodel.kernels.ahead_recipes import Bench, recipes_for
 from automodel.kernels.ahead_worker import Gpu, Recorder
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import late_parameters
-from automodel.models.forward import make_forward
+from automodel.losses.config import LossConfig
+from automodel.losses.task_loss import make_loss
+from automodel.models.forward import make_loss_forward
 from automodel.models.fuse import fuse, layers_of
 from automodel.models.fused_decoder import DECODERS
 from automodel.optim.build import parameter_groups
@@ -113,14 +115,17 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     fused = fuse(model, torch.zeros(1, dtype=torch.int64), None, LONGEST) if facts.precision != "fp32" else 0
     fusable = facts.shape.blocks != "stock" and facts.precision != "fp32"
     assert bool(fused) == fusable, (model.config.model_type, fused, facts)
-    forward = make_forward(model, task, "packed", swapped=bool(fused))
+    forward = make_loss_forward(model, task, "packed", swapped=bool(fused), fused=facts.head.words > 0)
+    loss = make_loss(LossConfig(z_loss=facts.head.z_loss), task, None, None)
     model.train()
-    forward(make_batch(task, facts.batch, pairs)).float().sum().backward()
+    batch = make_batch(task, facts.batch, pairs)
+    loss.scaled_sum(forward(batch), batch.labels_R, torch.ones(())).backward()
     optimizer.step()
     model.eval()
     with torch.no_grad():
         optimizer.settle()
-        forward(make_batch(task, facts.evaluation_batch, pairs))
+        batch = make_batch(task, facts.evaluation_batch, pairs)
+        loss.scores(forward(batch), batch.labels_R)
 
 
 def compare(kind: str, task: str, pairs: bool, options: dict, **about) -> dict:
@@ -158,7 +163,9 @@ def cases():
     yield "modernbert", classify, False, {}, {"lazy": True}
     yield "modernbert", classify, False, {"attention_dropout": 0.1}, {"accumulates": True, "batch": 5}
     yield "modernbert", classify, False, {"classifier_pooling": "mean"}, {"lazy": True, "groups": 1}
-    yield "llama", language, False, {}, {}
+    yield "llama", language, False, {}, {"head": Head(90, z_loss=1e-4)}
+    yield "llama", language, False, {"tie_word_embeddings": True}, {"head": Head(90, tied=True), "precision": "fp16"}
+    yield "llama", language, False, {"tie_word_embeddings": True}, {"head": Head(90, tied=True), "accumulates": True}
     yield "llama", classify, False, {"attention_bias": True, "mlp_bias": True}, {"lazy": True}
     yield "mistral", language, False, {}, {"accumulates": True}
     yield "qwen2", classify, False, {}, {"lazy": True, "precision": "fp16"}

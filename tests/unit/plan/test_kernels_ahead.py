@@ -5,8 +5,9 @@ import json
 import pytest
 
 from automodel.kernels import ahead
+from automodel.kernels.ahead_facts import Facts, Head
 from automodel.plan.check import load_run_config
-from automodel.plan.kernels_ahead import compile_kernels_ahead, facts_of, model_config
+from automodel.plan.kernels_ahead import TIED, compile_kernels_ahead, facts_of, model_config
 
 DISTILBERT = {"model_type": "distilbert", "dim": 128, "n_heads": 2, "hidden_dim": 192}
 
@@ -87,6 +88,31 @@ def test_bf16_turned_off_is_fp32(configured):
     facts = facts_of(configured("training_optimizations.bf16=false"), DISTILBERT)
     assert facts is not None
     assert facts.precision == "fp32"
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 192, "vocab_size": 777,
+}  # fmt: skip
+
+
+def test_a_language_models_head_is_part_of_its_loss(configured):
+    write = "task=causal-lm"
+    assert facts_of(configured(write), LLAMA).head == Head(777)
+    tied = facts_of(configured(write, "loss_fn.z_loss=0.001"), LLAMA | {"tie_word_embeddings": True})
+    assert tied.head == Head(777, tied=True, z_loss=0.001)
+    assert Facts.from_json(tied.to_json()) == tied
+    assert facts_of(configured(write, "loss_fn.fused=false"), LLAMA).head == Head()
+    assert facts_of(configured(), LLAMA).head == Head()
+    gemma = LLAMA | {"model_type": "gemma3_text", "final_logit_softcapping": 30.0, "head_dim": 64}
+    assert facts_of(configured(write), gemma).head == Head(777, tied=True, softcap=30.0)
+
+
+def test_families_that_tie_their_heads():
+    from transformers import AutoConfig
+
+    from automodel.models.decoder_parts import DECODERS
+
+    assert {kind for kind in DECODERS if AutoConfig.for_model(kind).tie_word_embeddings} == set(TIED)
 
 
 def test_the_config_is_found_in_a_folder(configured):
