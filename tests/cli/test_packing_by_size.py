@@ -83,6 +83,11 @@ def test_a_run_that_stopped_in_the_middle_of_an_epoch_goes_on_exactly(finetune, 
     parts, _, _ = finetune("parts", "max_steps: 30", data, resume=True)
     assert tiny.losses(parts.folder) == tiny.losses(whole.folder)
     if mixed:
+        from automodel.engine.saved import open_saved
+
+        assert whole.summary["dataset"] == "a.jsonl, b.jsonl"
+        # Prompts of a prediction are written as those of the first dataset were.
+        assert open_saved(whole.folder).dataset.path == str(tmp_path / "a.jsonl")
         assert lines["mixture"] == (
             "129 examples an epoch (a.jsonl: 90 of 90, b.jsonl: 39 of 150 (0.26 epochs))"
         )  # fmt: skip
@@ -117,3 +122,23 @@ def test_classification_by_size(tmp_path, monkeypatch):
     path = tiny.write_run(tmp_path, rows=120, text="packed_sequence: {packed_sequence_size: 128}\n")
     done = finetune(load_run_config([path], ["step_scheduler.num_epochs=12"]))
     assert done.summary["validation"]["accuracy"] > 0.9
+
+
+def test_models_that_cannot_pack_get_batches_of_similar_lengths(tmp_path, monkeypatch):
+    from automodel.engine.build import make_step_loader
+    from automodel.engine.prepare import prepare_run
+    from automodel.plan.check import load_run_config
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "tokens"))
+    path = tiny.write_run(tmp_path, rows=200, kind="bart", text="dataloader: {batch_size: 5}\n")
+
+    def padding(*settings: str) -> float:
+        prepared = prepare_run(load_run_config([path], settings))
+        assert prepared.plan.path == "padded"
+        loader = make_step_loader(prepared)
+        steps = [loader.order.micro_batches(0, step) for step in range(len(loader))]
+        batches = [loader.collate(b.tolist()) for step in steps for b in step]
+        assert sum(b.num_documents for b in batches) == 200
+        return 1 - sum(b.num_tokens for b in batches) / sum(b.input_ids_BS.numel() for b in batches)
+
+    assert padding() < 0.25 * padding("dataloader.group_by_length=false")

@@ -227,7 +227,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "parameters": plan.parameters,
         "device": prepared.hardware.name,
         "model": prepared.cfg.model.pretrained_model_name_or_path,
-        "dataset": prepared.cfg.dataset.path,
+        "dataset": ", ".join(prepared.train.mixture.names) if prepared.train.mixture else prepared.cfg.dataset.path,
         "versions": {
             "automodel": __version__,
             "torch": torch.__version__,
