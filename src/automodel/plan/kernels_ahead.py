@@ -23,7 +23,7 @@ from automodel.optim.kinds import KINDS, Kind
 from automodel.plan.asked import asked_checkpointing, asked_precision, decide_batch
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
-from automodel.plan.loss import decide_loss
+from automodel.plan.loss import why_stored
 from automodel.plan.speed import decide_capture, decide_fused, decide_lazy_embeddings
 
 SMALLEST_EVALUATION_BATCH = 16
@@ -76,10 +76,7 @@ def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
 def _head(cfg: RunConfig, config: dict[str, Any], task: str) -> Head:
     """What of a fused decoder's head is part of the loss."""
     form, words, loss = head_form(SimpleNamespace(**config)), config.get("vocab_size", 0), cfg.loss_fn
-    if task != "causal-lm" or form is None or not words:
-        return Head()
-    model = ModelFacts(config["model_type"], config["model_type"], 0, True, "", head_words=words)
-    if not decide_loss(cfg, task, model, ORDINARY_GPU, "bf16", 1, []):
+    if task != "causal-lm" or form is None or why_stored(cfg, config["model_type"], words) is not None:
         return Head()
     tied = config.get("tie_word_embeddings", config["model_type"] in TIED)
     return Head(words, tied, *form, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)
