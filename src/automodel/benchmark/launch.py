@@ -63,7 +63,10 @@ def run_once(job: Job, side: Side, number: int, logs: Path) -> dict[str, Any]:
             "error": _tail(log),
             "log": str(log),
         }
-    return {**json.loads(result.read_text(encoding="utf-8")), "wall_s": wall, "log": str(log)}
+    found = json.loads(result.read_text(encoding="utf-8"))
+    # A run is over when its model is evaluated and saved. What the interpreter takes to leave is kept apart: Trainer's
+    # loader processes take 40 s to end on some machines, which would flatter us.
+    return {**found, "wall_s": found["end_s"], "exit_s": wall, "log": str(log)}
 
 
 def median_run(runs: list[dict[str, Any]]) -> dict[str, Any]:
