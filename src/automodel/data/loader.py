@@ -14,6 +14,7 @@ GPU or the tokenizer.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import multiprocessing
 import signal
@@ -115,15 +116,18 @@ def _worker_context():
     return multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
 
 
-def _closing(loader: StatefulDataLoader) -> Iterator:
+def _closing(iterator: Iterator) -> Iterator:
     """Iterates, and stops the workers at once when the consumer leaves, instead of whenever garbage is collected."""
-    iterator = iter(loader)
     try:
         yield from iterator
     finally:
-        shutdown = getattr(iterator, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+        _stop_workers(iterator)
+
+
+def _stop_workers(iterator: Iterator) -> None:
+    shutdown = getattr(iterator, "_shutdown_workers", None)
+    if shutdown is not None:
+        shutdown()
 
 
 class StepLoader:
@@ -179,6 +183,7 @@ class StepLoader:
         self.prefetch_factor = prefetch_factor or DEFAULT_PREFETCH
         self.consumed = 0
         """Steps handed out so far, over all epochs."""
+        self._started: Iterator | None = None
 
     def __len__(self) -> int:
         """Steps per epoch (of the first one, where epochs differ)."""
@@ -190,15 +195,37 @@ class StepLoader:
         epoch, step = self.order.locate(self.consumed)
         return epoch + step / self.order.steps_in(epoch)
 
+    def start(self) -> None:
+        """Starts the workers, if there are any: they make the first batches while their consumer is still busy."""
+        if self.num_workers and self._started is None:
+            self._started = self._stream()
+            atexit.register(self.stop)  # should an error end the process first: it would wait for them for ever
+
+    def stop(self) -> None:
+        """Ends workers that were started and whose batches nobody wants."""
+        started = self._take_started()
+        if started is not None:
+            _stop_workers(started)
+
+    def _take_started(self) -> Iterator | None:
+        started, self._started = self._started, None
+        if started is not None:
+            atexit.unregister(self.stop)
+        return started
+
     def __iter__(self) -> Iterator[StepBatch]:
         while True:
-            # Workers that may not outlive an epoch get a stream that ends with it, and new ones take over.
-            one_epoch = self.num_workers > 0 and not self.persistent_workers
-            sampler = _StepSampler(self.order, self.consumed, one_epoch)
-            loader = _dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor)
-            for step in _closing(loader):
+            started = self._take_started()
+            for step in _closing(self._stream() if started is None else started):
                 self.consumed += 1
                 yield step
+
+    def _stream(self) -> Iterator[StepBatch]:
+        """Steps from the position on; workers are already at it."""
+        # Workers that may not outlive an epoch get a stream that ends with it, and new ones take over.
+        one_epoch = self.num_workers > 0 and not self.persistent_workers
+        sampler = _StepSampler(self.order, self.consumed, one_epoch)
+        return iter(_dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor))
 
     def describe(self) -> dict[str, Any]:
         """What a position is only valid for."""
@@ -220,6 +247,7 @@ class StepLoader:
                 + "; ".join(changed)
                 + ". Put the old settings back, or start a new run in another checkpoint_dir."
             )
+        self.stop()
         self.consumed = int(state["consumed"])
 
 
@@ -288,4 +316,5 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         sampler = _ListSampler(self.batches)
-        yield from _closing(_dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor))
+        loader = _dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor)
+        yield from _closing(iter(loader))

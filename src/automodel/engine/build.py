@@ -64,9 +64,14 @@ class Run:
 def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bool, started: float) -> Run:
     """Loads the weights and puts the parts together. `progress_of(total, start)` makes the progress display."""
     planned = prepared.plan
+    loader = make_step_loader(prepared)
+    if not resume:
+        loader.start()  # its workers make the first batches while the weights are loaded and tried out
     prepared, model, step = make_fitting_step(prepared)
     cfg, plan = prepared.cfg, prepared.plan
-    loader = make_step_loader(prepared)
+    if plan != planned:
+        loader.stop()
+        loader = make_step_loader(prepared)
     evaluator = None
     if prepared.validation is not None:
         evaluator = make_evaluator(prepared, prepared.validation, model, step)

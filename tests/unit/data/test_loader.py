@@ -6,6 +6,8 @@ import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -167,6 +169,39 @@ def test_a_signal_to_the_whole_group_does_not_break_the_stream(store_of):
     assert steps[-1].epoch == 2
     stream.close()
     assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_that_start_early_make_the_same_steps(store_of, workers):
+    store = store_of("text-classification", count=23)
+    expected = take(make_loader(store), 7)
+    loader = make_loader(store, num_workers=workers)
+    loader.start()
+    assert len(multiprocessing.active_children()) == workers
+    assert all(itertools.starmap(same, zip(take(loader, 4), expected, strict=False)))
+    loader.start()  # again, for the rest
+    assert all(itertools.starmap(same, zip(take(loader, 3), expected[4:], strict=True)))
+    assert not multiprocessing.active_children()
+
+
+def test_workers_that_started_early_are_ended_by_another_position(store_of):
+    store = store_of("text-classification", count=23)
+    loader = make_loader(store, num_workers=2)
+    loader.start()
+    loader.load_state_dict({"consumed": 3, "describes": loader.describe()})
+    assert not multiprocessing.active_children()
+    assert seen(take(loader, 2)) == seen(take(make_loader(store), 5)[3:])
+
+
+def test_a_process_that_fails_before_the_first_step_still_ends():
+    code = (
+        "import numpy as np\n"
+        "from automodel.data.loader import StepLoader\n"
+        "loader = StepLoader(list, lengths=np.ones(8), micro_batch_size=2, num_workers=1)\n"
+        "loader.start()\n"
+        "raise SystemExit(5)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 5
 
 
 def test_workers_that_may_not_persist_are_replaced_each_epoch(store_of):
