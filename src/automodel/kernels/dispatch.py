@@ -3,8 +3,8 @@
 Every operation of this room has two forms that compute the same function: `x_reference` in torch, and Triton kernels
 in `x_triton.py`. Triton is a gigabyte that the CPU installation does not have, and takes time to import, so a
 `x_triton` module is imported only after `runs_triton` said yes. With `TRITON_INTERPRET=1` Triton's interpreter runs
-the same kernels on CPU tensors, which is how they are tested without a GPU. And where launches are only written down, to
-be compiled ahead (`ahead_worker.py`), CPU tensors stand in for those of a GPU.
+the same kernels on CPU tensors, which is how they are tested without a GPU. And where launches are only written down,
+to be compiled ahead (`ahead_worker.py`), CPU tensors stand in for those of a GPU.
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ class FlatParameters:
                 parameter, dtype = place.parameter, place.parameter.dtype
                 view = buffers[dtype][starts[dtype] : starts[dtype] + parameter.numel()].view(parameter.shape)
                 starts[dtype] += place.blocks * BLOCK
-                gradients[id(parameter)] = parameter.gradient_place = view
+                gradients[id(parameter)] = view
+                parameter.gradient_place = view  # ty: ignore[missing-attribute]
         by_identity = {id(place.parameter): place for place in self.places}
         parts = []
         for part in late:

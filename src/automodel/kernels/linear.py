@@ -74,8 +74,8 @@ class _JoinedLinear(torch.autograd.Function):
 
 def _fixed_place(weights: Sequence[Tensor]) -> Tensor | None:
     """Where the optimizer wants the gradients of these layers, if it wants them somewhere and side by side."""
-    places = [getattr(w, "gradient_place", None) for w in weights]
-    return None if any(p is None for p in places) else joined_view(places)
+    places: list[Tensor] = [w.__dict__["gradient_place"] for w in weights if "gradient_place" in w.__dict__]
+    return joined_view(places) if len(places) == len(weights) else None
 
 
 def joined_view(parameters: Sequence[Tensor]) -> Tensor | None:
