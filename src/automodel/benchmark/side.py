@@ -50,11 +50,13 @@ def run_side(request: Request, started: float) -> dict[str, Any]:
     settings = json.loads((request.job / "job.json").read_text(encoding="utf-8"))
     recorder = Recorder(settings["device"], settings["warmup_steps"], started)
     if request.side.ours:
+        from automodel.engine.gpu_context import open_gpu_context
         from automodel.models.lean_imports import import_transformers
         from automodel.plan.check import load_run_config
         from automodel.plan.kernels_ahead import compile_kernels_ahead
 
         # As `automodel finetune` does, before anything heavy is imported.
+        open_gpu_context()
         compile_kernels_ahead(load_run_config([request.job / "run.yaml"], request.side.overrides, request.trust))
         import_transformers()
         from automodel.benchmark.own_side import train_with_automodel

@@ -45,8 +45,10 @@ def evaluate(
     settings = collect_overrides(context.args)
     if output is not None and (output.suffix != ".json" or not output.parent.is_dir() or output.is_dir()):
         raise UserError(f"--output: '{output}' must be a .json file in a folder that exists.")
+    from automodel.engine.gpu_context import open_gpu_context
     from automodel.models.lean_imports import import_transformers
 
+    open_gpu_context()
     import_transformers()
     from automodel.engine.assess import assess
 

@@ -54,8 +54,10 @@ def llm(
 
     cfg = load_run_config(config, collect_overrides(context.args), trust or [])
     if not dry_run:
+        from automodel.engine.gpu_context import open_gpu_context
         from automodel.plan.kernels_ahead import compile_kernels_ahead
 
+        open_gpu_context()
         compile_kernels_ahead(cfg)
     from automodel.models.lean_imports import import_transformers
 

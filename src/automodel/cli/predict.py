@@ -57,13 +57,15 @@ def predict(
         raise UserError(f"--{'text' if text_column else 'pair'}-column names a column of --input, which is not given.")
     if input_file is not None and pair:
         raise UserError("--pair belongs to texts on the command line; for a file, name the column: --pair-column.")
+    from automodel.engine.gpu_context import open_gpu_context
+    from automodel.models.lean_imports import import_transformers
+
+    open_gpu_context()
+    import_transformers()
     from automodel.engine import tables
 
     if output is not None:
         tables.check_output(output, input_file)
-    from automodel.models.lean_imports import import_transformers
-
-    import_transformers()
     from automodel.engine.predict import Predictor
 
     with _Progress() as progress:

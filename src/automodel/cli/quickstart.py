@@ -166,11 +166,13 @@ def _most(held_out: int) -> int:
 
 def finetune_file(recipe: Path, overwrite: bool, console: Any) -> Any:
     """What `automodel finetune llm -c recipe` does."""
+    from automodel.engine.gpu_context import open_gpu_context
     from automodel.models.lean_imports import import_transformers
     from automodel.plan.check import load_run_config
     from automodel.plan.kernels_ahead import compile_kernels_ahead
 
     cfg = load_run_config([recipe])
+    open_gpu_context()
     compile_kernels_ahead(cfg)
     import_transformers()
     from automodel.engine.run import finetune
