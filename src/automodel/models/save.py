@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,9 +43,11 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
         tokenizer.save_pretrained(writing)
     names = [str(path.relative_to(writing)) for path in _files(writing)]
     (writing / _MANIFEST).write_text(json.dumps(names))
-    for path in _files(writing):
-        path.chmod(_ordinary_mode())  # safetensors makes its files readable to their owner alone
-        flush_to_disk(path)
+    files, mode = _files(writing), _ordinary_mode()
+    for path in files:
+        path.chmod(mode)  # safetensors makes its files readable to their owner alone
+    with ThreadPoolExecutor(8) as threads:  # the disk takes as long for all of them as for the largest
+        list(threads.map(flush_to_disk, files))
     writing.rename(target / _COMPLETE)
     flush_to_disk(target)
     _move_in(target)

@@ -110,6 +110,7 @@ class StandInImports:
         """Stand-ins by module and name."""
         self._holders: dict[str, dict[int, dict[str, Any]]] = {}
         """For each module, the namespaces that hold stand-ins for its names."""
+        self._looked_at, self._arriving = 0, False
 
     def install(self) -> None:
         builtins.__import__ = self  # ty: ignore[invalid-assignment]
@@ -139,7 +140,7 @@ class StandInImports:
             return self._sympy  # asked whether a number is a formula
         imported = self.plain(name, globals, locals, fromlist, level)
         self._watch(importer, imported)
-        if self._made:
+        if self._arriving or len(sys.modules) != self._looked_at:
             self._replace_what_arrived()
         return imported
 
@@ -161,7 +162,10 @@ class StandInImports:
         return types.SimpleNamespace(**{name: made[name] for name in names})
 
     def _replace_what_arrived(self) -> None:
-        for name in [name for name in self._made if is_imported(name)]:
+        here = [name for name in self._made if name in sys.modules]
+        self._looked_at = len(sys.modules)
+        self._arriving = not all(is_imported(name) for name in here)  # its file is still being run: look again
+        for name in [name for name in here if is_imported(name)]:
             stand_ins = {id(stand_in): stand_in for stand_in in self._made.pop(name).values()}
             for namespace in self._holders.pop(name, {}).values():
                 for key, value in list(namespace.items()):
