@@ -43,7 +43,7 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
         tokenizer.save_pretrained(writing)
     names = [str(path.relative_to(writing)) for path in _files(writing)]
     (writing / _MANIFEST).write_text(json.dumps(names))
-    files, mode = _files(writing), _ordinary_mode()
+    files, mode = _files(writing), _ordinary_mode(writing)
     for path in files:
         path.chmod(mode)  # safetensors makes its files readable to their owner alone
     with ThreadPoolExecutor(8) as threads:  # the disk takes as long for all of them as for the largest
@@ -85,11 +85,13 @@ def _replaced_weights(target: Path, new: set[str]) -> list[Path]:
     return [target / name for name in sorted(old - new) if os.sep not in name and (target / name).is_file()]
 
 
-def _ordinary_mode() -> int:
-    """The mode an ordinary new file would get here."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+def _ordinary_mode(folder: Path) -> int:
+    """The mode an ordinary new file gets here. Tried out: asking for the mask means changing it, under other threads."""
+    probe = folder / ".mode"
+    probe.touch()
+    mode = probe.stat().st_mode & 0o777
+    probe.unlink()
+    return mode
 
 
 def _files(folder: Path) -> list[Path]:
