@@ -40,6 +40,8 @@ def test_the_schema_is_a_schema():
         "model: bert\ndataset: x\noptimizer: {betas: [0.9, 0.99]}\nloss_fn: {class_weights: [1, 2.5]}\n",
         "model: bert\ndataset: {mixture: [a.csv, {path: b.csv, weight: 0.3}]}\n",
         "model: bert\ndataset: {path: x, mixture: null}\n",
+        "model: bert\ndataset: x\noptim: lion_8bit\nwarmup_steps: 0.1\nlr_scheduler_kwargs: {num_cycles: 2}\n",
+        "model: bert\ndataset: x\ngradient_checkpointing: selective\nlr_scheduler: {lr_scheduler_kwargs: {lr_end: 0}}\n",
     ],
 )
 def test_accepts(text):
@@ -57,6 +59,8 @@ def test_accepts(text):
         "model: bert\ndataset: x\noptimizer: {lr: 0}\n",
         "model: bert\ndataset: x\nlr_scheduler: cosin\n",
         "model: bert\ndataset: x\ncheckpoint: {flavour: vanilla}\n",
+        "model: bert\ndataset: x\noptim: lyon\n",
+        "model: bert\ndataset: x\nlr_scheduler_kwargs: {num_cyles: 2}\n",
         "model: bert\ndataset: {mixture: a.csv}\n",
         "model: bert\ndataset: {mixture: [{path: a, weight: 0}]}\n",
         "model: bert\ndataset: {mixture: [{weight: 1}]}\n",
