@@ -86,7 +86,7 @@ def _replaced_weights(target: Path, new: set[str]) -> list[Path]:
 
 
 def _ordinary_mode(folder: Path) -> int:
-    """The mode an ordinary new file gets here. Tried out: asking for the mask means changing it, under other threads."""
+    """The mode an ordinary new file gets here. Tried out: asking for the mask would change it under other threads."""
     probe = folder / ".mode"
     probe.touch()
     mode = probe.stat().st_mode & 0o777
