@@ -96,7 +96,7 @@ def make_plan(
     pooled = decide_pooled(task, path, model, checkpointing, capture or mode is not None, fused, lines)
     late = decide_late_update(fused and checkpointing == "none", accumulation, lines)
     lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
-    decide_attention(cfg, path, hardware, lines)
+    decide_attention(cfg, path, hardware, fused, lines)
     workers = _workers(cfg, hardware, lines)
     pin = cfg.dataloader.pin_memory if cfg.dataloader.pin_memory is not None else hardware.device == "cuda"
     if pin and hardware.device == "cpu":

@@ -144,11 +144,12 @@ def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: lis
     return True
 
 
-def decide_attention(cfg: RunConfig, path: str, hardware: Hardware, lines: list[Decision]) -> None:
+def decide_attention(cfg: RunConfig, path: str, hardware: Hardware, fused: bool, lines: list[Decision]) -> None:
     """Says what became of the reference's attention and kernel keywords; none of them changes a result."""
     asked = cfg.model.attn_implementation
     if path == "packed":
         used = "variable-length flash attention" if hardware.device == "cuda" else "SDPA, document by document"
+        used = "packed attention kernels" if fused else used
     else:
         used = asked if asked in ("sdpa", "eager") else "sdpa"
     if cfg.model.use_sdpa_patching is False and asked is None:
