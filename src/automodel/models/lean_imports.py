@@ -98,9 +98,22 @@ def rules() -> Rules:
                 "flatten_tensor_state_dict",
                 "unflatten_tensor_state_dict",
             },
+            # Annotations of what processes pictures and films, mostly; they import torchvision.
             "transformers.image_transforms": {"center_to_corners_format", "corners_to_center_format"},
+            "transformers.image_utils": {
+                "ChannelDimension",
+                "ImageInput",
+                "PILImageResampling",
+                "is_vision_available",
+                "make_flat_list_of_images",
+            },
+            "transformers.video_utils": {"VideoInput", "VideoMetadataType", "make_batched_videos"},
         },
-        answers={**sizes, "extract_model_from_parallel": _inside_of_a_bare_model},
+        answers={
+            **sizes,
+            "extract_model_from_parallel": _inside_of_a_bare_model,
+            "is_vision_available": lambda: sys.modules["transformers.utils"].is_vision_available(),  # the same function
+        },
         packages=("transformers.", "accelerate.", "torchvision.", "torch.distributed.tensor."),
         # These make tensors without memory, as models are before their weights come.
         files={"torch", "torch._meta_registrations", "torch._prims", "torch._prims_common", "torch._refs"},

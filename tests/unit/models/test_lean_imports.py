@@ -119,6 +119,10 @@ if hasattr(candidate_generator, "roc_curve"):  # newer versions import it where 
 from sklearn.metrics import roc_curve
 assert getattr(candidate_generator, "roc_curve", roc_curve) is roc_curve
 assert detection.linear_sum_assignment([[1.0, 0.0], [0.0, 1.0]])[1].tolist() == [1, 0]
+import numpy
+picture = numpy.zeros((3, 16, 16), dtype=numpy.uint8)
+processor = transformers.ViTImageProcessor(size=dict(height=8, width=8))
+assert processor(images=picture, return_tensors="pt")["pixel_values"].shape == (1, 3, 8, 8)
 from transformers import Trainer, TrainingArguments
 rows = [dict(input_ids=torch.arange(4, 12), labels=torch.arange(4, 12)) for _ in range(4)]
 arguments = TrainingArguments("{tmp_path}", max_steps=2, report_to=[], use_cpu=True, disable_tqdm=True)
