@@ -268,7 +268,7 @@ def test_a_second_interrupt_ends_at_once_and_the_run_stays_resumable(folder):
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors, errors
-    assert re.search(r"in the middle of a step; --resume continues after step \d+|Stopped by SIGINT", output), output
+    assert re.search(r"in the middle of the work; --resume continues after step \d+|Stopped by SIGINT", output), output
     steps = sorted((folder / "out" / "run" / "steps").glob("step-*"))
     assert steps, "at least one complete checkpoint"
     result = tiny.automodel(

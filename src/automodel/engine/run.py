@@ -96,21 +96,24 @@ def _carry_out(
     if not resume:
         start_fresh(folder)  # only now: whatever could be wrong with the new run has not cost the old one
     _write_start(run)
-    with run.progress, run.checkpoints or nullcontext():
-        for line in _opening_lines(run):
-            run.progress.info(line)
-        try:
-            outcome = only_evaluate(run) if trained else train(run, observer)
-        except DivergedError:
-            run.trackers.finish({"status": "diverged", "steps": run.state.step})
-            write_report(folder.run)
-            raise
-        except KeyboardInterrupt:  # the second one: the first asks politely
-            kept = run.checkpoints.complete() if run.checkpoints else []
-            where = f"--resume continues after step {kept[-1].step}" if kept else "no checkpoint was saved yet"
-            run.progress.warn(f"Stopped at once, in the middle of a step; {where}.")
-            raise
-        return _finish(run, outcome)
+    try:
+        with run.progress, run.checkpoints or nullcontext():
+            for line in _opening_lines(run):
+                run.progress.info(line)
+            try:
+                outcome = only_evaluate(run) if trained else train(run, observer)
+            except DivergedError:
+                run.trackers.finish({"status": "diverged", "steps": run.state.step})
+                write_report(folder.run)
+                raise
+            return _finish(run, outcome)
+    except (
+        KeyboardInterrupt
+    ):  # the second one: the first asks politely. It may come in a step or while the end is written
+        kept = run.checkpoints.complete() if run.checkpoints else []
+        where = f"--resume continues after step {kept[-1].step}" if kept else "no checkpoint was saved yet"
+        run.progress.warn(f"Stopped at once, in the middle of the work; {where}.")
+        raise
 
 
 def _opening_lines(run: Run) -> list[str]:
