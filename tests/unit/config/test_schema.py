@@ -41,7 +41,7 @@ def test_the_schema_is_a_schema():
         "model: bert\ndataset: {mixture: [a.csv, {path: b.csv, weight: 0.3}]}\n",
         "model: bert\ndataset: {path: x, mixture: null}\n",
         "model: bert\ndataset: x\noptim: lion_8bit\nwarmup_steps: 0.1\nlr_scheduler_kwargs: {num_cycles: 2}\n",
-        "model: bert\ndataset: x\ngradient_checkpointing: selective\nlr_scheduler: {lr_scheduler_kwargs: {lr_end: 0}}\n",
+        "model: bert\ndataset: x\ngradient_checkpointing: full\nlr_scheduler: {lr_scheduler_kwargs: {lr_end: 0}}\n",
     ],
 )
 def test_accepts(text):
