@@ -74,8 +74,11 @@ def make_tokenizer(decoder: bool = False):
     return tokenizer
 
 
-def make_model_folder(folder: Path, kind: str = "bert", seed: int = 0, dropout: float = 0.0, **extra) -> Path:
-    """A folder with random tiny weights of a base model (encoder) or a causal LM, and its tokenizer."""
+def make_model_folder(
+    folder: Path, kind: str = "bert", seed: int = 0, dropout: float = 0.0, classifier: bool = False, **extra
+) -> Path:
+    """A folder with random tiny weights of a base model (encoder) or a causal LM, and its tokenizer. `classifier`: a
+    BERT that has its head already. `extra`: keys of the config; for BERT they may be sizes too."""
     import torch
     import transformers as t
 
@@ -84,12 +87,12 @@ def make_model_folder(folder: Path, kind: str = "bert", seed: int = 0, dropout: 
     tokenizer = make_tokenizer(decoder)
     size = {"vocab_size": len(tokenizer), "pad_token_id": 0}
     if kind == "bert":
-        config = t.BertConfig(
-            hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-            max_position_embeddings=128, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-            **size, **extra,
-        )  # fmt: skip
-        model = t.BertForMaskedLM(config)
+        usual = {
+            "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+            "max_position_embeddings": 128, "hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout,
+        }  # fmt: skip
+        config = t.BertConfig(**usual | size | extra)
+        model = t.BertForSequenceClassification(config) if classifier else t.BertForMaskedLM(config)
     elif kind == "distilbert":
         config = t.DistilBertConfig(
             dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=128, dropout=dropout,

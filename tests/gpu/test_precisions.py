@@ -37,18 +37,9 @@ ALLOWED_AFTER_SKIPS = 0.15
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model of width 128 (the fused blocks want more than the other tests' 32), data, and a config."""
-    import transformers as t
-
     root = tmp_path_factory.mktemp("precisions")
-    tokenizer = tiny.make_tokenizer()
-    torch.manual_seed(0)
-    config = t.BertConfig(
-        vocab_size=len(tokenizer), hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256,
-        max_position_embeddings=128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
-        num_labels=2,
-    )  # fmt: skip
-    t.BertForSequenceClassification(config).save_pretrained(root / "model")
-    tokenizer.save_pretrained(root / "model")
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256}
+    tiny.make_model_folder(root / "model", classifier=True, num_labels=2, **sizes)
     tiny.write_jsonl(root / "train.jsonl", tiny.reviews(160))
     tiny.write_jsonl(root / "test.jsonl", tiny.reviews(32, seed=1))
     (root / "run.yaml").write_text(

@@ -29,18 +29,9 @@ GPU, EAGER, CPU = "gpu", "gpu-eager", "cpu"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    import transformers as t
-
     root = tmp_path_factory.mktemp("across")
-    tokenizer = tiny.make_tokenizer()
-    torch.manual_seed(0)
-    config = t.BertConfig(
-        vocab_size=len(tokenizer), hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128,
-        max_position_embeddings=128, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
-        num_labels=2,
-    )  # fmt: skip
-    t.BertForSequenceClassification(config).save_pretrained(root / "model")
-    tokenizer.save_pretrained(root / "model")
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    tiny.make_model_folder(root / "model", classifier=True, num_labels=2, **sizes)
     tiny.write_jsonl(root / "train.jsonl", tiny.reviews(64))
     (root / "run.yaml").write_text(
         f"model: {root / 'model'}\ntask: text-classification\ndataset: {{path: {root / 'train.jsonl'}}}\n"

@@ -22,6 +22,7 @@ Documents of length 0 are allowed. Every token must lie in a document, and no do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -162,15 +163,21 @@ def _forward(
     return out_TN, lse_HT, words_HT
 
 
-def _flash(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention) -> Tensor:
-    """torch's kernels, for heads too wide for the tiles here. Their dropout draws from torch's own generator."""
-    sizes = [how.heads, how.key_heads, how.key_heads]
-    q, k, v = qkv_TW.unflatten(1, (-1, how.head_dim)).split(sizes, dim=1)
-    out = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu_seqlens, cu_seqlens, longest, longest, how.dropout, how.causal, False, scale=how.scale,
-        window_size_left=how.window, window_size_right=0 if how.causal else how.window,
+def varlen_flash(
+    q_THD: Tensor,
+    k_TKD: Tensor,
+    v_TKD: Tensor,
+    cu_seqlens: Sequence[Tensor],
+    longest: Sequence[int],
+    how: Attention,
+) -> Tensor:
+    """torch's own kernel over documents, (T, H, D). Boundaries and bounds of queries, then of keys; causal between
+    unequal lengths means aligned to the ends. Its dropout draws from torch's own generator."""
+    right = 0 if how.causal else how.window
+    return torch.ops.aten._flash_attention_forward(
+        q_THD, k_TKD, v_TKD, *cu_seqlens, *longest, how.dropout, how.causal, False,
+        scale=how.scale, window_size_left=how.window, window_size_right=right,
     )[0]  # fmt: skip
-    return out.flatten(1)
 
 
 def attention(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, seed: Tensor | None = None) -> Tensor:
@@ -181,5 +188,6 @@ def attention(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, 
     if not runs_triton(qkv_TW):
         return attention_reference(qkv_TW, cu_seqlens, how, seed)
     if how.head_dim > WIDEST_HEAD:
-        return _flash(qkv_TW, cu_seqlens, longest, how)
+        heads = qkv_TW.unflatten(1, (-1, how.head_dim)).split([how.heads, how.key_heads, how.key_heads], dim=1)
+        return varlen_flash(*heads, (cu_seqlens, cu_seqlens), (longest, longest), how).flatten(1)
     return _Attention.apply(qkv_TW, cu_seqlens, longest, how, seed if how.dropout > 0.0 else None)

@@ -169,6 +169,90 @@ def load_query_side(
     return q, dout, lse, delta, words
 
 
+@triton.jit
+def gradients_of_keys(
+    QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a tile of keys of one key head, from all queries that see them."""
+    WIDTH: tl.constexpr = (H + 2 * K) * D
+    MASKED: tl.constexpr = CAUSAL or WINDOW >= 0
+    dims = tl.arange(0, BLOCK_D)
+    stream = QKV + begin.to(tl.int64) * WIDTH
+    gradient = DQKV + begin.to(tl.int64) * WIDTH
+    keys = first + tl.arange(0, BLOCK_N)
+    inside = (keys < length)[:, None] & (dims < D)[None, :]
+    at = keys[:, None] * WIDTH + (H + head) * D + dims[None, :]
+    k = tl.load(stream + at, mask=inside, other=0.0)
+    v = tl.load(stream + at + K * D, mask=inside, other=0.0)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    low, high = queries_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+    for member in range(H // K):
+        query_head = head * (H // K) + member
+        for m in range(low, high, BLOCK_M):
+            rows = m + tl.arange(0, BLOCK_M)
+            real = rows < length
+            q, dout, lse, delta, words = load_query_side(
+                QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, query_head, n_tokens, WIDTH, H, D, BLOCK_D
+            )
+            # Everything with the keys down and the queries across.
+            p = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG2_E) - lse[None, :])
+            if MASKED:
+                p = tl.where(sees(rows[None, :], keys[:, None], length, CAUSAL, WINDOW), p, 0.0)
+            dp = tl.dot(v, tl.trans(dout))
+            if WORDS is not None:
+                keep = kept(key_words(begin + keys)[:, None] + words[None, :], threshold)
+                dv = tl.dot(tl.where(keep, p * kept_scale, 0.0).to(dout.dtype), dout, dv)
+                dp = tl.where(keep, dp * kept_scale, 0.0)
+            else:
+                dv = tl.dot(p.to(dout.dtype), dout, dv)
+            ds = p * (dp - delta[None, :])
+            dk = tl.dot(ds.to(q.dtype), q, dk)
+    tl.store(gradient + at, (dk * scale).to(DQKV.dtype.element_ty), mask=inside)
+    tl.store(gradient + at + K * D, dv.to(DQKV.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gradient_of_queries(
+    QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dq of a tile of queries, from all keys they see."""
+    WIDTH: tl.constexpr = (H + 2 * K) * D
+    MASKED: tl.constexpr = CAUSAL or WINDOW >= 0
+    dims = tl.arange(0, BLOCK_D)
+    stream = QKV + begin.to(tl.int64) * WIDTH
+    gradient = DQKV + begin.to(tl.int64) * WIDTH
+    rows = first + tl.arange(0, BLOCK_M)
+    real = rows < length
+    key_head = head // (H // K)
+    q, dout, lse, delta, words = load_query_side(
+        QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens, WIDTH, H, D, BLOCK_D
+    )
+    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    low, high = keys_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
+    for n in range(low, high, BLOCK_N):
+        keys = n + tl.arange(0, BLOCK_N)
+        inside = (keys < length)[:, None] & (dims < D)[None, :]
+        at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
+        k = tl.load(stream + at, mask=inside, other=0.0)
+        v = tl.load(stream + at + K * D, mask=inside, other=0.0)
+        p = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * LOG2_E) - lse[:, None])
+        if MASKED:
+            p = tl.where(sees(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), p, 0.0)
+        dp = tl.dot(dout, tl.trans(v))
+        if WORDS is not None:
+            keep = kept(words[:, None] + key_words(begin + keys)[None, :], threshold)
+            dp = tl.where(keep, dp * kept_scale, 0.0)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq)
+    at = rows[:, None] * WIDTH + head * D + dims[None, :]
+    tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])
+
+
 @triton.jit(do_not_specialize=["n_tokens", "blocks", "threshold"])
 def attention_backward_kernel(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, n_tokens, blocks, scale, threshold, kept_scale,
@@ -178,75 +262,22 @@ def attention_backward_kernel(
     """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
     but the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
     nothing to dq, and their own gradients are not stored; queries past the end have weight zero."""
-    WIDTH: tl.constexpr = (H + 2 * K) * D
-    MASKED: tl.constexpr = CAUSAL or WINDOW >= 0
     part = tl.program_id(0)
     head = tl.program_id(1)
     document = tl.program_id(2)
     begin = tl.load(CU + document)
     length = tl.load(CU + document + 1) - begin
-    dims = tl.arange(0, BLOCK_D)
-    stream = QKV + begin.to(tl.int64) * WIDTH
-    gradient = DQKV + begin.to(tl.int64) * WIDTH
     if part < blocks:
         first = part * BLOCK_N
         if (first < length) & (head < K):
-            keys = first + tl.arange(0, BLOCK_N)
-            inside = (keys < length)[:, None] & (dims < D)[None, :]
-            at = keys[:, None] * WIDTH + (H + head) * D + dims[None, :]
-            k = tl.load(stream + at, mask=inside, other=0.0)
-            v = tl.load(stream + at + K * D, mask=inside, other=0.0)
-            dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-            dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-            low, high = queries_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
-            for member in range(H // K):
-                query_head = head * (H // K) + member
-                for m in range(low, high, BLOCK_M):
-                    rows = m + tl.arange(0, BLOCK_M)
-                    real = rows < length
-                    q, dout, lse, delta, words = load_query_side(
-                        QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, query_head, n_tokens, WIDTH, H, D, BLOCK_D
-                    )
-                    # Everything with the keys down and the queries across.
-                    p = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG2_E) - lse[None, :])
-                    if MASKED:
-                        p = tl.where(sees(rows[None, :], keys[:, None], length, CAUSAL, WINDOW), p, 0.0)
-                    dp = tl.dot(v, tl.trans(dout))
-                    if WORDS is not None:
-                        keep = kept(key_words(begin + keys)[:, None] + words[None, :], threshold)
-                        dv = tl.dot(tl.where(keep, p * kept_scale, 0.0).to(dout.dtype), dout, dv)
-                        dp = tl.where(keep, dp * kept_scale, 0.0)
-                    else:
-                        dv = tl.dot(p.to(dout.dtype), dout, dv)
-                    ds = p * (dp - delta[None, :])
-                    dk = tl.dot(ds.to(q.dtype), q, dk)
-            tl.store(gradient + at, (dk * scale).to(DQKV.dtype.element_ty), mask=inside)
-            tl.store(gradient + at + K * D, dv.to(DQKV.dtype.element_ty), mask=inside)
+            gradients_of_keys(
+                QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+                H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
     else:
         first = (part - blocks) * BLOCK_M
         if first < length:
-            rows = first + tl.arange(0, BLOCK_M)
-            real = rows < length
-            key_head = head // (H // K)
-            q, dout, lse, delta, words = load_query_side(
-                QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens, WIDTH, H, D, BLOCK_D
-            )
-            dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-            low, high = keys_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
-            for n in range(low, high, BLOCK_N):
-                keys = n + tl.arange(0, BLOCK_N)
-                inside = (keys < length)[:, None] & (dims < D)[None, :]
-                at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
-                k = tl.load(stream + at, mask=inside, other=0.0)
-                v = tl.load(stream + at + K * D, mask=inside, other=0.0)
-                p = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * LOG2_E) - lse[:, None])
-                if MASKED:
-                    p = tl.where(sees(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), p, 0.0)
-                dp = tl.dot(dout, tl.trans(v))
-                if WORDS is not None:
-                    keep = kept(words[:, None] + key_words(begin + keys)[None, :], threshold)
-                    dp = tl.where(keep, dp * kept_scale, 0.0)
-                ds = p * (dp - delta[:, None])
-                dq = tl.dot(ds.to(k.dtype), k, dq)
-            at = rows[:, None] * WIDTH + head * D + dims[None, :]
-            tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])
+            gradient_of_queries(
+                QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+                H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
+            )  # fmt: skip

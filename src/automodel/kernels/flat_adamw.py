@@ -105,8 +105,8 @@ class FlatAdamW(torch.optim.Optimizer):
         for place in flat.places:
             if place.lazy:
                 copy = None if flat.copy is None or place.full_precision else place.view(flat.copy)
-                rows = LazyRows(*(place.view(b) for b in (flat.weight, flat.exp_avg, flat.exp_avg_sq)), copy)
-                rows.bind(state.settings[place.group], state.step)
+                own = (place.view(b) for b in (flat.weight, flat.exp_avg, flat.exp_avg_sq))
+                rows = LazyRows(*own, copy, state.settings[place.group], state.step)
                 state.lazy, state.lazy_group = rows, place.group
                 place.parameter.lazy_rows = rows  # ty: ignore[missing-attribute]
 

@@ -54,26 +54,29 @@ class RowGradients:
 class LazyRows:
     """The table's places in the optimizer's buffers, and what the rows have to know."""
 
-    def __init__(self, weight_VN: Tensor, exp_avg_VN: Tensor, exp_avg_sq_VN: Tensor, copy_VN: Tensor | None):
+    def __init__(
+        self,
+        weight_VN: Tensor,
+        exp_avg_VN: Tensor,
+        exp_avg_sq_VN: Tensor,
+        copy_VN: Tensor | None,
+        settings: Tensor,
+        step: Tensor,
+    ):
+        """settings: (8,) fp32, this group's row of `AdamWState.settings`. step: (1,) int64, steps taken."""
         self.weight_VN, self.exp_avg_VN, self.exp_avg_sq_VN, self.copy_VN = (
             weight_VN,
             exp_avg_VN,
             exp_avg_sq_VN,
             copy_VN,
         )
+        self.settings, self.step = settings, step
         device = weight_VN.device
         self.last_V = torch.zeros(weight_VN.shape[0], dtype=torch.int64, device=device)
         """Steps each row has taken part in."""
         self.history = torch.zeros((RING, len(HISTORY)), dtype=torch.float32, device=device)
         """Row s % RING: this group's settings in step s."""
         self.gradients: RowGradients | None = None
-        self.settings: Tensor | None = None
-        """(8,) fp32: this group's row of `AdamWState.settings`."""
-        self.step: Tensor | None = None
-        """(1,) int64: steps taken."""
-
-    def bind(self, settings: Tensor, step: Tensor) -> None:
-        self.settings, self.step = settings, step
 
     def catch_up(self, ids_T: Tensor, runs_2T: Tensor) -> None:
         """The rows of this batch take the steps they missed."""
@@ -155,8 +158,6 @@ def _real_runs(found: RowGradients) -> Tensor:
 
 @torch.no_grad()
 def idle_steps_reference(lazy: LazyRows, rows) -> None:
-    assert lazy.settings is not None
-    assert lazy.step is not None
     _, _, one_minus_beta1, beta2, _, _, eps, _ = lazy.settings.tolist()
     now = int(lazy.step)
     for row in rows:
@@ -173,8 +174,6 @@ def idle_steps_reference(lazy: LazyRows, rows) -> None:
 
 @torch.no_grad()
 def update_rows_reference(lazy: LazyRows, found: RowGradients) -> None:
-    assert lazy.settings is not None
-    assert lazy.step is not None
     shrink, step_size, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, clip = lazy.settings.tolist()
     if clip == -1.0:
         return

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from automodel.kernels.attention import WIDEST_HEAD, Attention
+from automodel.kernels.attention import WIDEST_HEAD, Attention, varlen_flash
 from automodel.kernels.dispatch import runs_triton
 from automodel.models.packed_attention import packed_attention_reference
 
@@ -77,7 +77,7 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, ho
     """(T, H·D): each token over its document up to itself."""
     boundaries, longest = documents.boundaries, documents.longest
     if q_THD.is_cuda:
-        return _flash(q_THD, k_TKD, v_TKD, boundaries, boundaries, longest, longest, how)
+        return varlen_flash(q_THD, k_TKD, v_TKD, (boundaries, boundaries), (longest, longest), how).flatten(1)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q_THD, k_TKD, v_TKD))
     window = None if how.window < 0 else how.window + 1
     out = packed_attention_reference(q, k, v, boundaries.tolist(), True, window, how.scale, how.dropout)
@@ -91,7 +91,10 @@ def attend_last(
     if not q_BHD.is_cuda:
         return attend_last_reference(q_BHD, k_TKD, v_TKD, pieces.boundaries.tolist(), how)
     one_each = torch.arange(q_BHD.shape[0] + 1, device=q_BHD.device, dtype=pieces.boundaries.dtype)
-    return _flash(q_BHD, k_TKD, v_TKD, one_each, pieces.boundaries, 1, documents.longest, how)
+    # Causal, although one query at the end sees everything: with the window to the right left open, torch would fold
+    # the heads of a group into rows for a single query, in a form its backward does not expect.
+    longest = (1, documents.longest)
+    return varlen_flash(q_BHD, k_TKD, v_TKD, (one_each, pieces.boundaries), longest, how).flatten(1)
 
 
 def attend_last_reference(q_BHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, boundaries: list[int], how: Attention) -> Tensor:
@@ -107,13 +110,3 @@ def attend_last_reference(q_BHD: Tensor, k_TKD: Tensor, v_TKD: Tensor, boundarie
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=how.dropout, scale=how.scale, enable_gqa=True)
         outputs.append(out[0].transpose(0, 1).flatten(1))
     return torch.cat(outputs)
-
-
-def _flash(q, k, v, cu_q: Tensor, cu_k: Tensor, longest_q: int, longest_k: int, how: Attention) -> Tensor:
-    """Causal between unequal lengths means aligned to the ends. The window to the right is given as 0 and not left
-    open: for a single query torch would fold the heads of a group into rows, in a form its backward does not expect."""
-    out = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu_q, cu_k, longest_q, longest_k, how.dropout, True, False,
-        scale=how.scale, window_size_left=how.window, window_size_right=0,
-    )[0]  # fmt: skip
-    return out.flatten(1)

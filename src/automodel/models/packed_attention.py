@@ -30,6 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from automodel.kernels.attention import Attention, varlen_flash
+
 PACKED_ATTENTION = "automodel_packed"
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
@@ -155,22 +157,10 @@ def _packed_attention_cuda(
     kernel = varlen_kernel(query, window, max_seqlen)
     q_1THD, k_1TKD, v_1TKD = (x.transpose(1, 2) for x in (query, key, value))
     if kernel == "flash":
-        left = -1 if window is None else window - 1
-        return torch.ops.aten._flash_attention_forward(
-            q_1THD[0],
-            k_1TKD[0],
-            v_1TKD[0],
-            cu_seqlens,
-            cu_seqlens,
-            max_seqlen,
-            max_seqlen,
-            dropout,
-            causal,
-            False,
-            scale=scale,
-            window_size_left=left,
-            window_size_right=0 if causal else left,
-        )[0].unsqueeze(0)
+        reach = -1 if window is None else window - 1
+        how = Attention(query.shape[1], key.shape[1], query.shape[3], scale, causal, reach, dropout)
+        heads = q_1THD[0], k_1TKD[0], v_1TKD[0]
+        return varlen_flash(*heads, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), how).unsqueeze(0)
     if kernel == "efficient":
         groups = query.shape[1] // key.shape[1]
         if groups > 1:

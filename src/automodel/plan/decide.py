@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
@@ -44,34 +44,13 @@ def make_plan(
     data: DataFacts,
     compiling: CompileFacts = NOTHING_KNOWN,
 ) -> Plan:
-    lines: list[Decision] = [
-        Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
-        Decision("device", hardware.device, _device_reason(hardware)),
-        Decision("model", model.name, f"{model.model_type}, {_counted(model.parameters)} parameters"),
-        Decision(
-            "data",
-            f"{data.rows:,} examples",
-            f"{data.tokens:,} tokens, mean {data.tokens / max(1, data.rows):.0f}, longest {data.longest}, "
-            f"cut at {data.max_length}",
-        ),
-    ]
-    if data.columns:
-        lines.append(Decision("columns", data.columns, data.labels or "what is read and what is learned"))
-    if data.mixture is not None:
-        lines.append(Decision("mixture", f"{data.mixture.total:,} examples an epoch", data.mixture.in_words()))
-    lines += [Decision("note", "data", note) for note in data.notes]
+    lines = _what(cfg, task, hardware, model, data)
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
-    micro, accumulation = decide_batch(cfg, lines)
-    examples = micro * accumulation
-    mean_tokens = micro * data.tokens / max(1, data.rows)
-    bins = decide_bins(cfg, data, accumulation, lines)
-    if bins is None:
-        steps_per_epoch, total, epochs = _steps(cfg, _equal_epochs(cfg, data.rows, examples), lines)
-    else:
-        steps_per_epoch, total, epochs = _steps(cfg, bins.steps_in, lines)
-        micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation)
-        mean_tokens = bins.size * bins.packing(0).fill(bins.lengths, bins.size)
+    batches = _batches(cfg, data, lines)
+    micro, accumulation, total, mean_tokens = (
+        batches.micro, batches.accumulation, batches.total_steps, batches.mean_tokens,
+    )  # fmt: skip
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
     size = cfg.packed_sequence.packed_sequence_size
     load = load_of(task, path, data, batch=micro, batches=total * accumulation, bucket=bucket, size=size)
@@ -82,7 +61,7 @@ def make_plan(
     )
     kind, checkpointing = fitting.kind, fitting.checkpointing
     lines += how_it_learns(cfg, total, kind)
-    validate, save = _intervals(cfg, data, steps_per_epoch, total, lines)
+    validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room
     capture = decide_capture(
         cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None
@@ -97,11 +76,7 @@ def make_plan(
     late = decide_late_update(fused and checkpointing == "none", accumulation, lines)
     lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
     decide_attention(cfg, path, hardware, fused, lines)
-    workers = _workers(cfg, hardware, lines)
-    pin = cfg.dataloader.pin_memory if cfg.dataloader.pin_memory is not None else hardware.device == "cuda"
-    if pin and hardware.device == "cpu":
-        pin = False
-        lines.append(Decision("pin_memory", False, "there is no GPU to copy to"))
+    workers, pin = _workers(cfg, hardware, lines), _pins(cfg, hardware, lines)
     lines += sinks(cfg)
     lines += without_effect(cfg, path, hardware)
     return Plan(
@@ -113,10 +88,10 @@ def make_plan(
         max_length=data.max_length,
         micro_batch_size=micro,
         grad_acc_steps=accumulation,
-        global_batch_size=examples,
-        steps_per_epoch=steps_per_epoch,
+        global_batch_size=batches.examples,
+        steps_per_epoch=batches.steps_per_epoch,
         total_steps=total,
-        num_epochs=epochs,
+        num_epochs=batches.epochs,
         val_every_steps=validate,
         ckpt_every_steps=save,
         capture=capture,
@@ -136,6 +111,66 @@ def make_plan(
         checkpointing=checkpointing,
         memory_gib=round(fitting.estimate.total / GIB, 3),
     )
+
+
+def _what(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts) -> list[Decision]:
+    """What is trained, on what, where."""
+    lines = [
+        Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
+        Decision("device", hardware.device, _device_reason(hardware)),
+        Decision("model", model.name, f"{model.model_type}, {_counted(model.parameters)} parameters"),
+        Decision(
+            "data",
+            f"{data.rows:,} examples",
+            f"{data.tokens:,} tokens, mean {data.tokens / max(1, data.rows):.0f}, longest {data.longest}, "
+            f"cut at {data.max_length}",
+        ),
+    ]
+    if data.columns:
+        lines.append(Decision("columns", data.columns, data.labels or "what is read and what is learned"))
+    if data.mixture is not None:
+        lines.append(Decision("mixture", f"{data.mixture.total:,} examples an epoch", data.mixture.in_words()))
+    lines += [Decision("note", "data", note) for note in data.notes]
+    return lines
+
+
+class _Batches(NamedTuple):
+    """How the data is cut into steps."""
+
+    micro: int
+    """Documents of a micro-batch, at most."""
+    accumulation: int
+    examples: int
+    """Documents of a step; their mean, where bins are filled up to a size."""
+    mean_tokens: float
+    """Of a micro-batch."""
+    steps_per_epoch: int
+    total_steps: int
+    epochs: float
+
+
+def _batches(cfg: RunConfig, data: DataFacts, lines: list[Decision]) -> _Batches:
+    micro, accumulation = decide_batch(cfg, lines)
+    examples = micro * accumulation
+    mean_tokens = micro * data.tokens / max(1, data.rows)
+    bins = decide_bins(cfg, data, accumulation, lines)
+    if bins is None:
+        steps_per_epoch, total, epochs = _steps(cfg, _equal_epochs(cfg, data.rows, examples), lines)
+    else:
+        steps_per_epoch, total, epochs = _steps(cfg, bins.steps_in, lines)
+        micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation)
+        mean_tokens = bins.size * bins.packing(0).fill(bins.lengths, bins.size)
+    return _Batches(micro, accumulation, examples, mean_tokens, steps_per_epoch, total, epochs)
+
+
+def _pins(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> bool:
+    """Whether batches wait in page-locked memory."""
+    wish = cfg.dataloader.pin_memory
+    if hardware.device == "cpu":
+        if wish:
+            lines.append(Decision("pin_memory", False, "there is no GPU to copy to"))
+        return False
+    return wish is not False
 
 
 def _counted(number: int) -> str:

@@ -145,6 +145,29 @@ def lazy_rows_cases():
         yield kernel.__name__, kernel, kinds | sizes, warps
 
 
+def attention_cases():
+    from automodel.kernels import attention
+    from automodel.kernels import attention_triton as kernels
+    from automodel.kernels import pooled_attention_triton as pooled
+    from automodel.kernels.pooled_attention import KEYS, WARPS
+
+    kinds = types("*bf16", "QKV OUT DOUT DQKV Q KV DQ DKV") | types("*fp32", "LSE DELTA") | types("*i32", "WORDS CU")
+    kinds |= types("*i64", "SEED") | types("fp32", "scale kept_scale")
+    kinds |= types("i32", "n_tokens n_queries blocks site threshold")
+    for dim in (32, 64):
+        sizes = constant(H=12, K=12, D=dim, BLOCK_D=dim, CAUSAL=False, WINDOW=-1, ROWS=attention.DELTA_ROWS, BLOCK=KEYS)
+        pairs = (
+            (kernels.attention_forward_kernel, attention.FORWARD[dim]),
+            (kernels.attention_backward_kernel, attention.BACKWARD[dim]),
+        )
+        for kernel, tiles in pairs:
+            blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys)
+            yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes | blocks, tiles.warps
+        yield f"attention_delta_kernel D={dim}", kernels.attention_delta_kernel, kinds | sizes, 4
+        for kernel in (pooled.pooled_forward_kernel, pooled.pooled_backward_kernel):
+            yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes, WARPS
+
+
 def column_sum_cases():
     from automodel.kernels.column_sum import BLOCK_COLUMNS, BLOCK_ROWS
     from automodel.kernels.column_sum_triton import column_sum_kernel
@@ -233,6 +256,7 @@ def every_case():
     yield from column_sum_cases()
     yield from adamw_cases()
     yield from lazy_rows_cases()
+    yield from attention_cases()
 
 
 def main() -> None:

