@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from automodel.kernels.adamw8 import EightBitMoments, launch_update
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
 from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart
 from automodel.kernels.lazy_rows import RING, LazyRows
@@ -78,6 +79,8 @@ class AdamWState:
     """A table that is updated row by row."""
     lazy_group: int = 0
     """The group it belongs to."""
+    eight: EightBitMoments | None = None
+    """The moments, where most of them are kept in 8 bits; then the flat buffers have none."""
 
     @classmethod
     def zeros(cls, flat: FlatParameters, groups: int) -> AdamWState:
@@ -166,7 +169,12 @@ def adamw_reference(
         mine = settings[place.group]
         if mine[-1] != -1.0:
             weight = place.view(flat.weight)
-            update_reference(weight, gradient, place.view(flat.exp_avg), place.view(flat.exp_avg_sq), mine)
+            if state.eight is None:
+                update_reference(weight, gradient, place.view(flat.exp_avg), place.view(flat.exp_avg_sq), mine)
+            else:
+                moments = state.eight.read(place)
+                update_reference(weight, gradient, *moments, mine)
+                state.eight.write(place, *moments)
             if flat.copy is not None:
                 place.view(flat.copy).copy_(weight)
         if zero_gradients:
@@ -205,7 +213,10 @@ def _launch(
         GROUPS=power_of_two_above(groups), BLOCK=1024, SKIP=skip_nonfinite, LAZY_GROUP=state.lazy_group, RING=RING,
         num_warps=8,
     )  # fmt: skip
-    _update(flat, state, addresses, chosen, zero_gradients)
+    if state.eight is None:
+        _update(flat, state, addresses, chosen, zero_gradients)
+    else:
+        launch_update(flat, state, addresses, zero_gradients, _gradient_kinds(flat))
     if lazy is not None:
         lazy.update()
 

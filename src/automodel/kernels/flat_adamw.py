@@ -30,7 +30,8 @@ from typing import Any
 import torch
 
 from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update
-from automodel.kernels.flat_parameters import FlatParameters
+from automodel.kernels.adamw8 import SIGNED_ZERO, EightBitMoments
+from automodel.kernels.flat_parameters import FlatParameters, Place
 from automodel.kernels.lazy_rows import LazyRows
 
 CAPTURES_AT_ONCE = 64
@@ -64,20 +65,25 @@ class FlatAdamW(torch.optim.Optimizer):
         skip_nonfinite: bool = False,
         lazy: torch.nn.Parameter | None = None,
         late: Sequence[Sequence[torch.nn.Parameter]] = (),
+        eight_bit: Sequence[torch.nn.Parameter] = (),
     ):
         """max_norm: clip the global norm, None for no clipping (and no norm). copy_dtype: the dtype the model computes
         in, while the weights here stay fp32. lr_factors: one factor per step. initial_loss_scale: dynamic loss scaling;
         multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing.
         lazy: an embedding table whose rows are updated when they are read (`lazy_rows.py`); `settle` before reading it
-        any other way. late: parts of the parameters that `step` leaves alone until `update_late` (`late_update.py`)."""
+        any other way. late: parts of the parameters that `step` leaves alone until `update_late` (`late_update.py`).
+        eight_bit: parameters whose moments are kept in 8 bits (`adamw8.py`); those of all others are then fp32."""
         if (lazy is not None or late) and flat_gradients:
             raise ValueError(
                 "updates can be put off only where a step is one batch: lazy or late exclude flat_gradients"
             )
+        if (lazy is not None or late) and eight_bit:
+            raise ValueError("8-bit moments are updated in every step, all at once: eight_bit excludes lazy and late")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **_TORCH_GROUP_DEFAULTS}
         super().__init__(params, defaults)
-        self.flat = FlatParameters(self.param_groups, copy_dtype, lazy, late)
+        self.flat = FlatParameters(self.param_groups, copy_dtype, lazy, late, with_moments=not eight_bit)
         self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
+        self.device_state.eight = EightBitMoments(self.flat, eight_bit) if eight_bit else None
         self._add_lazy_rows()
         self.skip_nonfinite = skip_nonfinite or initial_loss_scale is not None
         # Whether a gradient is finite shows in the norm, so skipping needs one even without clipping.
@@ -286,15 +292,15 @@ class FlatAdamW(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """`{"state": {index: {step, exp_avg, exp_avg_sq[, weight]}}, "param_groups": …, "extra": …}`.
 
-        torch.optim.AdamW loads it; `weight` is the fp32 weight, present where the model holds a 16-bit copy.
+        torch.optim.AdamW loads it, unless moments are in 8 bits (`adamw8.EIGHT_BIT_KEYS`); `weight` is the fp32 weight,
+        present where the model holds a 16-bit copy.
         """
         self.settle()
         step = self.device_state.step.to(torch.float32).reshape(()).cpu()
         state: dict[int, dict[str, torch.Tensor]] = {}
         for index, place in enumerate(self.flat.places):
             entry = {"step": step.clone()}
-            entry["exp_avg"] = place.view(self.flat.exp_avg).clone()
-            entry["exp_avg_sq"] = place.view(self.flat.exp_avg_sq).clone()
+            entry |= {key: tensor.clone() for key, tensor in self._moments(place).items()}
             if self.flat.copy is not None and not place.full_precision:
                 entry["weight"] = place.view(self.flat.weight).clone()
             state[index] = entry
@@ -304,6 +310,11 @@ class FlatAdamW(torch.optim.Optimizer):
             groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
             first += len(indices)
         return {"state": state, "param_groups": groups, "extra": self._extra_state()}
+
+    def _moments(self, place: Place) -> dict[str, torch.Tensor]:
+        if self.device_state.eight is not None:
+            return self.device_state.eight.tensors(place)
+        return {"exp_avg": place.view(self.flat.exp_avg), "exp_avg_sq": place.view(self.flat.exp_avg_sq)}
 
     def _extra_state(self) -> dict[str, Any]:
         scale = self.device_state.loss_scale
@@ -324,9 +335,10 @@ class FlatAdamW(torch.optim.Optimizer):
         for mine, loaded in zip(self.param_groups, groups):
             mine.update({key: value for key, value in loaded.items() if key != "params"})
         for place, entry in zip(self.flat.places, saved):
-            for name, buffer in (("exp_avg", self.flat.exp_avg), ("exp_avg_sq", self.flat.exp_avg_sq)):
-                view = place.view(buffer)
-                view.copy_(entry[name]) if entry else view.zero_()
+            for name, view in self._moments(place).items():
+                if entry and name not in entry:
+                    raise ValueError(f"saved moments are {', '.join(entry)}, but this optimizer keeps {name}")
+                view.copy_(entry[name]) if entry else view.fill_(SIGNED_ZERO if name == "exp_avg_code" else 0)
             if entry and "weight" in entry:
                 place.view(self.flat.weight).copy_(entry["weight"])
                 place.parameter.copy_(entry["weight"])

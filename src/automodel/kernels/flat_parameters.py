@@ -81,7 +81,9 @@ class FlatParameters:
         copy_dtype: torch.dtype | None = None,
         lazy: torch.nn.Parameter | None = None,
         late: Sequence[Sequence[torch.nn.Parameter]] = (),
+        with_moments: bool = True,
     ):
+        """with_moments: false where somebody else keeps them (`adamw8.py`)."""
         late_ones = {id(p) for part in late for p in part}
         self.places = list(_places(groups, mixed=copy_dtype is not None, lazy=lazy, late=late_ones))
         if not self.places:
@@ -94,8 +96,9 @@ class FlatParameters:
         self.n_blocks = sum(place.blocks for place in self.places if not place.lazy)
         """Blocks that every update walks over."""
         self.weight = self._buffer(self.dtype)
-        self.exp_avg = self._buffer(self.dtype)
-        self.exp_avg_sq = self._buffer(self.dtype)
+        self.exp_avg, self.exp_avg_sq = (
+            self._buffer(self.dtype) if with_moments else self.weight.new_empty(0) for _ in range(2)
+        )
         self.copy = None if copy_dtype is None else self._buffer(copy_dtype)
         self.blocks = self._block_table().to(self.device)
         self._move_in()

@@ -86,6 +86,7 @@ def add_norm_cases():
         for kernel, launch in launches:
             shape = launch(width)
             sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, LINEAR_BIAS=None, DSUM=None)
+            sizes |= constant(X_ROWS=None, RESIDUAL_ROWS=None, DROP_LAST=False)
             yield f"{kernel.__name__} D={width}", kernel, kinds | sizes | slots, shape.warps
 
 
@@ -125,9 +126,28 @@ def adamw_cases():
         yield f"update_kernel {name}", adamw_triton.update_kernel, kinds | sizes | flags, adamw.UPDATE_WARPS
         walking = flags | constant(ZERO=False, WALKS=True)
         yield f"update_kernel {name} late", adamw_triton.update_kernel, kinds | sizes | walking, adamw.UPDATE_WARPS
+    yield from adamw8_cases(kinds | sizes)
     prepare = kinds | types("*fp32", "ROW_PARTIAL HISTORY") | types("i32", "n_row_partials")
     prepare |= constant(LOSS_SCALE=None, GROUPS=2, BLOCK=1024, SKIP=True, LAZY_GROUP=0, RING=RING)
     yield "prepare_kernel", adamw_triton.prepare_kernel, prepare, 8
+
+
+def adamw8_cases(kinds: dict):
+    """Codes of masters and of bf16 weights, with gradients in bf16 and, beside fp32 sums, zeroed; and fp32 moments."""
+    import triton.language as tl
+
+    from automodel.kernels import adamw8
+    from automodel.kernels.adamw8_triton import update8_kernel
+
+    codes = kinds | types("*u8", "EXP_AVG EXP_AVG_SQ") | types("*fp32", "SCALE SCALE_SQ") | types("*i32", "MINE")
+    fixed = constant(STRIP=adamw8.STRIP, EIGHT=True, NARROW=tl.bfloat16, WIDE=False, ZERO=False)
+    pure = types("*bf16", "WEIGHT") | constant(COPY=None)
+    wide = types("*fp32", "EXP_AVG EXP_AVG_SQ") | constant(SCALE=None, SCALE_SQ=None, EIGHT=False)
+    yield "update8_kernel masters", update8_kernel, codes | fixed, adamw8.WARPS
+    yield "update8_kernel pure", update8_kernel, codes | fixed | pure, adamw8.WARPS
+    sums = constant(NARROW=None, WIDE=True, ZERO=True)
+    yield "update8_kernel sums", update8_kernel, codes | fixed | sums, adamw8.WARPS
+    yield "update8_kernel 32 bits", update8_kernel, codes | fixed | pure | wide, adamw8.WARPS
 
 
 def lazy_rows_cases():
