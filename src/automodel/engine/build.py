@@ -25,9 +25,10 @@ from automodel.engine.compiled import compile_model, try_compiled
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
-from automodel.engine.prepare import Prepared
+from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.state import Best, TrainState
 from automodel.engine.step import TrainStep
+from automodel.engine.used_rows import UsedRows
 from automodel.kernels import ahead
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates, late_parameters
@@ -149,16 +150,22 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
+    optimizer = build_optimizer(model, cfg.optimizer, optimizer_class, plan.optimizer)
+    rows = None
+    if plan.word_rows:
+        read = words_read(prepared.train, model.get_input_embeddings(), prepared.tokenizer)
+        rows = UsedRows(model, read, optimizer)
     return TrainStep(
         model,
         forward,
         prepared.loss,
-        build_optimizer(model, cfg.optimizer, optimizer_class, plan.optimizer),
+        optimizer,
         Schedule(cfg.lr_scheduler, plan.total_steps),
         peak_lr=cfg.optimizer.lr,
         max_norm=cfg.training_optimizations.gradient_clipping,
         precision=plan.precision,
         device=plan.device,
+        rows=rows,
     )
 
 

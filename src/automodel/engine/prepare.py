@@ -15,13 +15,14 @@ import numpy as np
 from automodel.config.errors import NotYetError, UserError
 from automodel.data.prepare import PreparedData
 from automodel.engine.read_data import read_data
+from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.families import PackingSupport, packing_support
 from automodel.models.head_form import head_form
-from automodel.models.load import count_parameters, load_hf_config
+from automodel.models.load import load_hf_config, without_memory
 from automodel.plan.check import not_yet
 from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
@@ -66,6 +67,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
     best_metric, best_mode = _best(cfg, task, train.problem_type)
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
     hardware = read_hardware()
+    skeleton = without_memory(hf_config, task)
+    words = plain_word_table(skeleton) if hardware.device == "cpu" and task != "seq2seq" else None
     planned = partial(
         make_plan,
         task=task,
@@ -73,7 +76,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
         model=ModelFacts(
             name=cfg.model.pretrained_model_name_or_path,
             model_type=hf_config.model_type,
-            parameters=count_parameters(hf_config, task),
+            parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
             can_pack=packing.packed,
             packing_reason=packing.reason,
             can_fuse=can_fuse(hf_config),
@@ -83,6 +86,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
             head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
             shape=shape_of(hf_config),
+            word_rows=words.num_embeddings if words is not None else 0,
             dropout=layer_dropout(hf_config.to_dict()),
         ),
         data=DataFacts(
@@ -95,6 +99,7 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             columns=train.description,
             labels=labels_in_words(train),
             lengths=train.store.lengths,
+            word_rows=len(words_read(train, words, tokenizer)) if words is not None else 0,
             mixture=train.mixture,
         ),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
@@ -103,6 +108,13 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
         cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware,
         planned(cfg), tuple(trust), planned,
     )  # fmt: skip
+
+
+def words_read(data: PreparedData, table: Any, tokenizer: Any) -> np.ndarray:
+    """The rows of the word table that a step may read; none where they were not counted. What pads is among them: some
+    models fill up sequences by themselves."""
+    ids = ids_that_occur(data.store, table.num_embeddings, [table.padding_idx, tokenizer.pad_token_id])
+    return np.empty(0, dtype=np.int64) if ids is None else ids
 
 
 def labels_in_words(data: PreparedData) -> str:

@@ -18,6 +18,7 @@ from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
 from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folder, start_fresh
+from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared, prepare_run
@@ -74,7 +75,7 @@ def finetune(
     tf32 = prepared.plan.device == "cuda" and (
         prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
     )
-    with fp32_products(tf32):
+    with fp32_products(tf32), kept_heap(prepared.plan.device):
         return _carry_out(prepared, folder, console, resume, started, observer or Observer())
 
 

@@ -27,6 +27,7 @@ from automodel.engine.optimizer_state import (
     load_into_torch,
     record_of_torch,
 )
+from automodel.engine.used_rows import AllRows
 from automodel.losses.task_loss import TaskLoss
 from automodel.losses.unprojected import Outputs
 from automodel.optim.build import load_state_tensors, set_lr, state_tensors
@@ -137,6 +138,7 @@ class TrainStep:
         max_norm: float | None,
         precision: str,
         device: str,
+        rows: AllRows | None = None,
     ):
         self.model, self.forward, self.loss = model, forward, loss
         self.optimizer, self.schedule = optimizer, schedule
@@ -145,6 +147,7 @@ class TrainStep:
         # fp16 gradients underflow without a scale; every other precision has fp32's exponent range.
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
         self.skipped = 0
+        self.rows = rows or AllRows()
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.schedule.lr_at(index, self.peak_lr)
@@ -157,6 +160,7 @@ class TrainStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.skipped += self.scaler.get_scale() < scale
+        self.rows.stepped()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(torch.stack(losses).sum(), norm.detach(), lr, batch.num_tokens, batch.num_documents)
 
@@ -181,11 +185,12 @@ class TrainStep:
         return autocast(self.precision, self.device)
 
     def weights(self) -> Named:
-        return model_tensors(self.model)
+        return self.rows.whole_weights(model_tensors(self.model))
 
     def state(self) -> tuple[Named, dict[str, Any]]:
         if is_plain_adamw(self.optimizer):
-            return record_of_torch(self.optimizer, self.model, self.scaler, self.skipped).to_disk()
+            record = record_of_torch(self.optimizer, self.model, self.scaler, self.skipped)
+            return self.rows.whole_record(record).to_disk()
         tensors, values = state_tensors(self.optimizer, self.model)
         return tensors, {
             "version": VERSION,
@@ -201,14 +206,14 @@ class TrainStep:
 
     @torch.no_grad()
     def load_weights(self, tensors: Named, origin: str) -> None:
-        own = self.weights()
-        check_fit(own, tensors, origin)
-        for name, tensor in own.items():
+        check_fit(self.weights(), tensors, origin)
+        tensors = self.rows.cut_weights(tensors)
+        for name, tensor in model_tensors(self.model).items():
             tensor.copy_(tensors[name])
 
     def load_state(self, tensors: Named, values: Mapping[str, Any]) -> None:
         if is_plain_adamw(self.optimizer):
-            record = AdamWRecord.from_disk(tensors, values)
+            record = self.rows.cut_record(AdamWRecord.from_disk(tensors, values))
             load_into_torch(record, self.optimizer, self.model, self.scaler)
             self.skipped = record.skipped
             return
@@ -226,4 +231,5 @@ class TrainStep:
         return self.skipped
 
     def finish(self) -> None:
-        """The weights are in the model already."""
+        self.rows.restore()
+        self.rows = AllRows()

@@ -38,6 +38,7 @@ __all__ = [
     "model_limits",
     "read_hf_config",
     "tasks_of",
+    "without_memory",
 ]
 
 logger = logging.getLogger(__name__)
@@ -309,6 +310,11 @@ def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: 
 
 def count_parameters(hf_config: PreTrainedConfig, task: str) -> int:
     """Parameters of the model (tied ones once), counted without allocating any."""
+    return sum(parameter.numel() for parameter in without_memory(hf_config, task).parameters())
+
+
+def without_memory(hf_config: PreTrainedConfig, task: str) -> PreTrainedModel:
+    """The model on torch's `meta` device: modules, names and shapes, but no numbers."""
     from transformers.initialization import no_init_weights
 
     from automodel.models.auto import class_for_task
@@ -317,7 +323,7 @@ def count_parameters(hf_config: PreTrainedConfig, task: str) -> int:
     with torch.device("meta"), quiet_transformers(), no_init_weights():
         model = class_for_task(task).from_config(hf_config)
     model.tie_weights()  # part of the initialisation that was left out
-    return sum(parameter.numel() for parameter in model.parameters())
+    return model
 
 
 @dataclass(frozen=True)

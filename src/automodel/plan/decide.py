@@ -31,6 +31,7 @@ from automodel.plan.speed import (
     decide_late_update,
     decide_lazy_embeddings,
     decide_pooled,
+    decide_word_rows,
 )
 
 DEFAULT_EPOCHS = 3
@@ -75,6 +76,8 @@ def make_plan(
     pooled = decide_pooled(task, path, model, checkpointing, capture or mode is not None, fused, lines)
     late = decide_late_update(fused and checkpointing == "none", accumulation, lines)
     lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
+    plain = mode is None and checkpointing == "none"
+    word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
     decide_attention(cfg, path, hardware, fused, lines)
     workers, pin = _workers(cfg, hardware, lines), _pins(cfg, hardware, lines)
     lines += sinks(cfg)
@@ -108,6 +111,7 @@ def make_plan(
         fused_loss=fused_loss,
         packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
         optimizer=kind,
+        word_rows=word_rows,
         checkpointing=checkpointing,
         memory_gib=round(fitting.estimate.total / GIB, 3),
     )

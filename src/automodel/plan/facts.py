@@ -35,6 +35,8 @@ class ModelFacts:
     """Words of a language model's head, where that is a plain product that the loss can make itself."""
     shape: ModelShape | None = None
     """Its sizes, where the config has the usual ones."""
+    word_rows: int = 0
+    """Rows of its word table, where that is a plain one that nothing else reads; 0: it is not, or nobody asked."""
     dropout: str | None = None
     """The key of its config that lets layers drop something at random."""
 
@@ -57,5 +59,7 @@ class DataFacts:
     """The classes in words, where there are any."""
     lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
     """Tokens of each sample; needed to pack by size."""
+    word_rows: int = 0
+    """Rows of the word table that its tokens name; 0: not counted."""
     mixture: Mixture | None = None
     """Where an epoch is not every sample once."""

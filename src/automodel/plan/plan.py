@@ -77,6 +77,8 @@ class Plan:
     """Tokens of a micro-batch where they are packed by size; 0: micro-batches count examples."""
     optimizer: Kind | None = None
     """The optimizer and the form of its state; none: the class that `_target_` names."""
+    word_rows: int = 0
+    """Rows of the word table that are trained, where it is only those that occur in the training data; 0: all."""
     checkpointing: Literal["none", "selective", "full"] = "none"
     """Which layers compute their activations again in the backward pass."""
     memory_gib: float = 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from automodel.optim.kinds import ADAMW, Kind
 from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
-from automodel.plan.facts import ModelFacts
+from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.plan import Decision
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
 CAPTURE_S = 0.05  # recording one shape: about 0.05 s for 6 layers, 0.09 s for 12, when each was rehearsed first
+MOST_WORDS = 0.9  # of a word table; where more rows are read, there is little to save on the others
 SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
 
 
@@ -69,15 +70,13 @@ def decide_capture(
 ) -> bool:
     """Whether the whole step becomes a CUDA graph; every obstacle is named. `kind`: the optimizer, if it has a name
     here. `dropout`: whether layers drop something at random."""
-    optimizer = cfg.optimizer
-    adamw = kind == ADAMW if optimizer.target is None else optimizer.target == "torch.optim.AdamW"
     if hardware.device != "cuda":
         return False
     if cfg.training_optimizations.capture is False:
         reason = "training_optimizations.capture is false"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
-    elif not adamw or optimizer.extra:
+    elif not _plain_adamw(cfg, kind):
         reason = "only AdamW is recorded; this optimizer runs step by step"
     elif checkpointing != "none" and dropout:
         reason = "gradient checkpointing of layers with dropout saves random states on the host"
@@ -86,6 +85,13 @@ def decide_capture(
         return True
     lines.append(Decision("step", "eager", reason))
     return False
+
+
+def _plain_adamw(cfg: RunConfig, kind: Kind | None) -> bool:
+    """AdamW with the keys of the section and no others."""
+    optimizer = cfg.optimizer
+    adamw = kind == ADAMW if optimizer.target is None else optimizer.target == "torch.optim.AdamW"
+    return adamw and not optimizer.extra
 
 
 def decide_fused(
@@ -142,6 +148,30 @@ def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: lis
     reason = "AdamW for the rows a batch reads; the others catch up, exactly, before they are read"
     lines.append(Decision("embeddings", "row by row", reason))
     return True
+
+
+def decide_word_rows(
+    cfg: RunConfig,
+    task: str,
+    hardware: Hardware,
+    model: ModelFacts,
+    data: DataFacts,
+    lines: list[Decision],
+    *,
+    kind: Kind | None,
+    plain: bool,
+) -> int:
+    """Rows that no example reads have no gradient, and AdamW gives them nothing but weight decay, which can wait until
+    they are read. Exact. `plain`: neither compiled nor checkpointed. Returns the rows that are trained; 0: all."""
+    possible = hardware.device == "cpu" and plain and task != "seq2seq"  # whose decoder reads what it has to write
+    adamw = _plain_adamw(cfg, kind) and (kind is None or kind.bits == 32)
+    if not possible or not adamw or not 0 < data.word_rows <= MOST_WORDS * model.word_rows:
+        return 0
+    stay = "stay as they are"
+    owed = "have no gradient and take their weight decay when they are read" if cfg.optimizer.weight_decay else stay
+    reason = f"exact: the others never occur in the training data, so they {owed}"
+    lines.append(Decision("word table", f"{data.word_rows:,} of {model.word_rows:,} rows", reason))
+    return data.word_rows
 
 
 def decide_attention(cfg: RunConfig, path: str, hardware: Hardware, fused: bool, lines: list[Decision]) -> None:
