@@ -2,7 +2,9 @@
 
 The plain step keeps it in `torch.optim.AdamW`, the captured one in flat buffers on the device (`FlatAdamW`). On the
 disk both are the two moments of every parameter by its name, the number of steps taken, and the loss scale where there
-is one. So a run that was started on a GPU goes on on a CPU, and the other way round. Other optimizers exist only in the
+is one. So a run that was started on a GPU goes on on a CPU, and the other way round. With 8-bit moments, a captured
+step writes codes and scales as they are (`kernels/adamw8.py`); they go back exactly, and nowhere else: a run with
+another optimizer refuses them by name, as it refuses its own form in their place. Other optimizers exist only in the
 plain step; their state is kept as torch has it, and only the same optimizer takes it back.
 
 Versions: 2 is this form. Version 1 had no number and two forms, torch's (with a step count for every parameter) and the
@@ -20,13 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from automodel.config.errors import UserError
+from automodel.kernels.adamw8 import EIGHT_BIT_KEYS
 from automodel.kernels.flat_adamw import FlatAdamW
 
 Named = dict[str, Tensor]
 
 VERSION = 2
-ADAMW = "adamw"
+ADAMW, ADAMW_8BIT = "adamw", "adamw-8bit"
+IN_WORDS = {ADAMW: "AdamW with 32-bit moments", ADAMW_8BIT: "our AdamW with 8-bit moments"}
 MOMENTS = ("exp_avg", "exp_avg_sq")
+SCALES = tuple(f"{key}/" for key in EIGHT_BIT_KEYS if key.endswith("_scale"))  # one for each strip of a parameter
 RESUME_ELSEWHERE = "Resume with the version of automodel that wrote it, or start again with --overwrite."
 
 
@@ -46,11 +51,13 @@ class AdamWRecord:
     """fp16: the scale, and good steps since it last changed."""
     dropout_seed: int | None = None
     """The captured step's own counter; the plain step draws from torch's generators."""
+    form: str = ADAMW
+    """`ADAMW_8BIT`: most moments are codes and scales (`adamw8.EIGHT_BIT_KEYS`)."""
 
     def to_disk(self) -> tuple[Named, dict[str, Any]]:
         values = {
             "version": VERSION,
-            "form": ADAMW,
+            "form": self.form,
             "steps": self.steps,
             "own_steps": self.own_steps,
             "skipped": self.skipped,
@@ -70,7 +77,7 @@ class AdamWRecord:
             )
         if version == 1:
             return _first_version(tensors, values)
-        if values["form"] != ADAMW:
+        if values["form"] not in IN_WORDS:
             raise _not_adamw(values["form"])
         scale = values["loss_scale"]
         return cls(
@@ -80,12 +87,18 @@ class AdamWRecord:
             values["skipped"],
             (scale[0], scale[1]) if scale else None,
             values["dropout_seed"],
+            values["form"],
         )
 
+    def check_form(self, own: str) -> None:
+        """Refuses moments of another form than this run's optimizer keeps."""
+        if self.form != own:
+            raise _not_adamw(IN_WORDS[self.form], IN_WORDS[own])
 
-def _not_adamw(form: str) -> UserError:
+
+def _not_adamw(form: str, own: str = "AdamW") -> UserError:
     return UserError(
-        f"The checkpoint holds the state of {form}, but this run's optimizer is AdamW. Resume with the config the run "
+        f"The checkpoint holds the state of {form}, but this run's optimizer is {own}. Resume with the config the run "
         "was started with (run/config.yaml)."
     )
 
@@ -138,6 +151,7 @@ def load_into_torch(
     record: AdamWRecord, optimizer: torch.optim.Optimizer, model: nn.Module, scaler: torch.amp.GradScaler
 ) -> None:
     """Puts a record back, exactly where it came from `torch.optim.AdamW` of the same precision."""
+    record.check_form(ADAMW)
     parameters = _checked(record, model)
     optimizer.state.clear()
     for group in optimizer.param_groups:
@@ -167,8 +181,7 @@ def record_of_flat(optimizer: FlatAdamW, model: nn.Module, dropout_seed: int) ->
     moments: Named = {}
     for place in flat.places:
         name = names[id(place.parameter)]
-        moments[f"exp_avg/{name}"] = place.view(flat.exp_avg)
-        moments[f"exp_avg_sq/{name}"] = place.view(flat.exp_avg_sq)
+        moments |= {f"{key}/{name}": tensor for key, tensor in optimizer.moments_of(place).items()}
     scale = None if device.loss_scale is None else device.loss_scale.tolist()
     return AdamWRecord(
         moments,
@@ -176,20 +189,32 @@ def record_of_flat(optimizer: FlatAdamW, model: nn.Module, dropout_seed: int) ->
         skipped=int(device.skipped),
         loss_scale=(scale[0], scale[1]) if scale else None,
         dropout_seed=dropout_seed,
+        form=_form_of(optimizer),
     )
+
+
+def _form_of(optimizer: FlatAdamW) -> str:
+    return ADAMW if optimizer.device_state.eight is None else ADAMW_8BIT
 
 
 @torch.no_grad()
 def load_into_flat(record: AdamWRecord, optimizer: FlatAdamW, model: nn.Module) -> None:
     """Puts a record into the flat buffers. All parameters share one count there: one that took part in fewer steps has
     its bias correction from the common count."""
+    record.check_form(_form_of(optimizer))
     names = _checked(record, model)
     optimizer.settle()
     flat, device = optimizer.flat, optimizer.device_state
     for place in flat.places:
-        for key, buffer in zip(MOMENTS, (flat.exp_avg, flat.exp_avg_sq)):
-            saved = record.moments.get(f"{key}/{names[place.parameter]}")
-            view = place.view(buffer)
+        name = names[place.parameter]
+        kept = {key: f"{key}/{name}" for key in optimizer.moments_of(place)}
+        if record.form == ADAMW_8BIT and not all(path in record.moments for path in kept.values()):
+            raise UserError(
+                f"The checkpoint's optimizer has no {', '.join(kept)} for '{name}': it kept other parameters in 8 bits "
+                f"than this run does. {RESUME_ELSEWHERE}"
+            )
+        for key, view in optimizer.moments_of(place).items():
+            saved = record.moments.get(kept[key])
             view.zero_() if saved is None else view.copy_(saved)
     device.step.fill_(record.steps)
     if device.lazy is not None:
@@ -208,7 +233,7 @@ def _checked(record: AdamWRecord, model: nn.Module) -> dict[Tensor, str]:
         name = path.split("/", 1)[1]
         if name not in parameters:
             problem = "which this model does not have"
-        elif parameters[name].shape != tensor.shape:
+        elif parameters[name].shape != tensor.shape and not path.startswith(SCALES):
             problem = f"of shape {tuple(tensor.shape)}, but the model's is {tuple(parameters[name].shape)}"
         else:
             continue
@@ -217,7 +242,7 @@ def _checked(record: AdamWRecord, model: nn.Module) -> dict[Tensor, str]:
             "Resume with the config the run was started with (run/config.yaml)."
         )
     moments = Counter(path.split("/", 1)[1] for path in record.moments)
-    halves = [name for name, count in moments.items() if count != len(MOMENTS)]
+    halves = [name for name, count in moments.items() if count % len(MOMENTS)]
     if halves:
         raise UserError(f"The checkpoint's optimizer has only one of two moments for '{halves[0]}'. {RESUME_ELSEWHERE}")
     return {parameter: name for name, parameter in parameters.items()}

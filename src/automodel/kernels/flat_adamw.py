@@ -300,7 +300,7 @@ class FlatAdamW(torch.optim.Optimizer):
         state: dict[int, dict[str, torch.Tensor]] = {}
         for index, place in enumerate(self.flat.places):
             entry = {"step": step.clone()}
-            entry |= {key: tensor.clone() for key, tensor in self._moments(place).items()}
+            entry |= {key: tensor.clone() for key, tensor in self.moments_of(place).items()}
             if self.flat.copy is not None and not place.full_precision:
                 entry["weight"] = place.view(self.flat.weight).clone()
             state[index] = entry
@@ -311,7 +311,8 @@ class FlatAdamW(torch.optim.Optimizer):
             first += len(indices)
         return {"state": state, "param_groups": groups, "extra": self._extra_state()}
 
-    def _moments(self, place: Place) -> dict[str, torch.Tensor]:
+    def moments_of(self, place: Place) -> dict[str, torch.Tensor]:
+        """Views of what is kept of one parameter: two moments, or codes and scales (`adamw8.EIGHT_BIT_KEYS`)."""
         if self.device_state.eight is not None:
             return self.device_state.eight.tensors(place)
         return {"exp_avg": place.view(self.flat.exp_avg), "exp_avg_sq": place.view(self.flat.exp_avg_sq)}
@@ -335,7 +336,7 @@ class FlatAdamW(torch.optim.Optimizer):
         for mine, loaded in zip(self.param_groups, groups):
             mine.update({key: value for key, value in loaded.items() if key != "params"})
         for place, entry in zip(self.flat.places, saved):
-            for name, view in self._moments(place).items():
+            for name, view in self.moments_of(place).items():
                 if entry and name not in entry:
                     raise ValueError(f"saved moments are {', '.join(entry)}, but this optimizer keeps {name}")
                 view.copy_(entry[name]) if entry else view.fill_(SIGNED_ZERO if name == "exp_avg_code" else 0)

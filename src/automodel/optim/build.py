@@ -5,7 +5,8 @@ optimizer's behaviour. State travels by parameter *name*, so a checkpoint does n
 
 What torch has is torch's. Adafactor is transformers', as in HF Trainer: torch's scales every step by the size of the
 weights, so the same learning rate means something else there. Lion is our own (`lion.py`), Muon is torch's beside AdamW
-(`muon.py`), 8-bit and paged state comes from bitsandbytes (`quantized.py`).
+(`muon.py`), 8-bit and paged state comes from bitsandbytes (`quantized.py`); captured steps have AdamW of their own,
+also with 8-bit moments (`kernels/flat_adamw.py`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Kind:
 
     algorithm: Algorithm
     bits: int = 32
-    """Of each number of the state; 8 is bitsandbytes' block-wise form."""
+    """Of each number of the state; 8 is the block-wise form of Dettmers et al."""
     paged: bool = False
     """Whether the state may be moved to host memory by the driver where the GPU is full."""
 
@@ -45,6 +45,9 @@ class Kind:
 
 
 ADAMW = Kind("adamw")
+ADAMW_8BIT = Kind("adamw", bits=8)
+CAPTURED = (ADAMW, ADAMW_8BIT)
+"""What has a form of our own that CUDA graphs can record (`kernels/flat_adamw.py`, `kernels/adamw8.py`)."""
 
 KINDS: dict[str, Kind] = {
     "adamw": ADAMW,
@@ -52,9 +55,9 @@ KINDS: dict[str, Kind] = {
     "adamw_torch_fused": ADAMW,
     "adamw_hf": ADAMW,
     "adamw_apex_fused": ADAMW,
-    "adamw_8bit": Kind("adamw", bits=8),
-    "adamw_bnb_8bit": Kind("adamw", bits=8),
-    "adamw_torch_8bit": Kind("adamw", bits=8),
+    "adamw_8bit": ADAMW_8BIT,
+    "adamw_bnb_8bit": ADAMW_8BIT,
+    "adamw_torch_8bit": ADAMW_8BIT,
     "paged_adamw": Kind("adamw", paged=True),
     "paged_adamw_32bit": Kind("adamw", paged=True),
     "paged_adamw_8bit": Kind("adamw", bits=8, paged=True),

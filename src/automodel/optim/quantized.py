@@ -1,9 +1,13 @@
-"""AdamW and Lion with 8-bit or paged state, from bitsandbytes.
+"""AdamW and Lion with 8-bit or paged state: from bitsandbytes, and, in captured steps, our own 8-bit AdamW.
 
 8-bit: both moments in blocks of 256 numbers with one scale each: 2 bytes a parameter where fp32 moments take 8. Word
-tables keep 32-bit state, as in HF Trainer: few of their rows have a gradient in a step, so one scale does not suit a
-block. bitsandbytes notes such exceptions in one place for the whole process, by the number of a parameter; each
-optimizer gets a place of its own here, so that two runs of one process do not mix them up.
+tables keep 32-bit state, as in HF Trainer: few of their rows have a gradient in a step, and what is left of a first
+moment may be divided by next to nothing. Ours makes one exception: a table that is the head as well has a gradient in
+every row, and is a fifth of a small model (`eight_bit_parameters`). Biases and norms, whatever has less than 4,096
+elements, are 32-bit in both.
+
+bitsandbytes notes such exceptions in one place for the whole process, by the number of a parameter; each optimizer gets
+a place of its own here, so that two runs of one process do not mix them up.
 
 Paged: the state lies in memory that the driver moves between GPU and host as it is needed. Such a tensor cannot be
 replaced by a loaded one: what a checkpoint holds is copied into it.
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from automodel.config.errors import UserError
+from automodel.kernels.adamw8 import SMALLEST
 from automodel.optim.kinds import INSTALL, Kind
 
 CLASSES = {
@@ -45,6 +50,14 @@ def build_quantized(model: nn.Module, kind: Kind, groups: list[dict[str, Any]], 
     exceptions.override_config([p for p in tables if p.requires_grad], "optim_bits", 32)
     exceptions.register_parameters(optimizer.param_groups)
     return optimizer
+
+
+def eight_bit_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters whose moments our own AdamW keeps in 8 bits (`kernels/adamw8.py`)."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    tied = getattr(head, "weight", None)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is not tied}
+    return [p for p in model.parameters() if p.requires_grad and p.numel() >= SMALLEST and id(p) not in tables]
 
 
 def is_quantized(optimizer: torch.optim.Optimizer) -> bool:

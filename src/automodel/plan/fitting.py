@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
-from automodel.optim.kinds import INSTALL, KINDS, Kind, has_bitsandbytes
+from automodel.optim.kinds import CAPTURED, INSTALL, KINDS, Kind, has_bitsandbytes
 from automodel.plan.asked import asked_checkpointing
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
@@ -99,6 +99,8 @@ def decide_fitting(
                 device=hardware.device,
                 stored_logits=stored_logits,
             )
+            if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
+                raise _no_library(cfg.optimizer.name, kind)
             tried.append(Fitting(kind, mode, estimate(model.shape, model.parameters, setting)))
             if tried[-1].estimate.fits(hardware.memory_gib):
                 return _told(cfg, hardware, load, tried, lines)
@@ -116,11 +118,14 @@ def _kinds(cfg: RunConfig, hardware: Hardware) -> list[Kind | None]:
             f"optimizer.name: {name} keeps its state in 8 bits to save GPU memory, and there is no GPU here. "
             f"Use {kind.algorithm}."
         )
-    if kind.bits == 8 and not has_bitsandbytes():
-        raise UserError(f"optimizer.name: {name} comes from bitsandbytes, which is not installed: {INSTALL}.")
     if kind.paged and kind.bits == 32:
         return [Kind(kind.algorithm)] if hardware.device == "cpu" else [Kind(kind.algorithm), kind]
     return [kind]
+
+
+def _no_library(name: str, kind: Kind) -> UserError:
+    own = ", unless steps are captured (see training_optimizations.capture)" if kind in CAPTURED else ""
+    return UserError(f"optimizer.name: {name} comes from bitsandbytes{own}, which is not installed: {INSTALL}.")
 
 
 def _told(cfg: RunConfig, hardware: Hardware, load: Load, tried: list[Fitting], lines: list[Decision]) -> Fitting:

@@ -262,3 +262,54 @@ def test_what_cannot_be_read_is_named(tensors, values, message):
 def test_a_record_of_another_model_is_refused(kind, moments, message):
     with pytest.raises(UserError, match=message):
         kind(Net()).load(AdamWRecord(moments, 1))
+
+
+# 8-bit moments.
+
+
+def in_eight_bits(net: Net, *narrow: str) -> FlatAdamW:
+    parameters = dict(net.named_parameters())
+    chosen = [parameters[name] for name in narrow or ("words.weight", "inner.weight")]
+    return FlatAdamW(groups(net), lr=LR, max_norm=CLIP, eight_bit=chosen)
+
+
+def train_flat(net: Net, optimizer: FlatAdamW, steps) -> list[float]:
+    losses = []
+    for step in steps:
+        loss = net(step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_8_bit_moments_continue_exactly_through_the_disk():
+    net, twin = Net(), Net(1)
+    optimizer, other = in_eight_bits(net), in_eight_bits(twin)
+    train_flat(net, optimizer, range(4))
+    tensors, values = record_of_flat(optimizer, net, 7).to_disk()
+    assert values["form"] == "adamw-8bit"
+    assert tensors["exp_avg_code/words.weight"].dtype == torch.uint8
+    assert tensors["exp_avg_sq_scale/words.weight"].shape == (1,)
+    tensors, values = {k: t.clone() for k, t in tensors.items()}, json.loads(json.dumps(values))
+    twin.load_state_dict(net.state_dict())
+    record = AdamWRecord.from_disk(tensors, values)
+    load_into_flat(record, other, twin)
+    assert record.dropout_seed == 7
+    assert train_flat(net, optimizer, range(4, 8)) == train_flat(twin, other, range(4, 8))
+
+
+def test_8_and_32_bits_refuse_each_other_by_name():
+    net = Net()
+    eight, plain = in_eight_bits(net), Net(1)
+    wide = FlatAdamW(groups(plain), lr=LR)
+    coded, full = record_of_flat(eight, net, 0), record_of_flat(wide, plain, 0)
+    with pytest.raises(UserError, match=r"state of our AdamW with 8-bit moments, but this run's .* 32-bit moments"):
+        load_into_flat(coded, wide, plain)
+    with pytest.raises(UserError, match=r"state of AdamW with 32-bit moments, but this run's .* 8-bit moments"):
+        load_into_flat(full, eight, net)
+    with pytest.raises(UserError, match="state of our AdamW with 8-bit moments"):
+        load_into_torch(coded, torch.optim.AdamW(plain.parameters()), plain, torch.amp.GradScaler("cpu", enabled=False))
+    with pytest.raises(UserError, match="kept other parameters in 8 bits"):
+        load_into_flat(coded, in_eight_bits(plain := Net(1), "out.weight"), plain)

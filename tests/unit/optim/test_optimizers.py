@@ -14,7 +14,7 @@ from automodel.optim.config import OptimizerConfig
 from automodel.optim.kinds import KINDS, Kind
 from automodel.optim.lion import Lion
 from automodel.optim.muon import hidden_matrices
-from automodel.optim.quantized import CLASSES
+from automodel.optim.quantized import CLASSES, eight_bit_parameters
 from automodel.plan.check import load_run_config
 
 ON_THE_CPU = {
@@ -238,6 +238,17 @@ def test_bitsandbytes_continues_exactly(name):
     other = build_optimizer(twin, cfg)
     load_state_tensors(other, twin, {k: t.clone() for k, t in tensors.items()}, dict(values))
     assert train(net, optimizer, 3, first=4) == train(twin, other, 3, first=4)
+
+
+def test_what_our_8_bit_adamw_keeps_in_32_bits():
+    """Word tables, unless they are the head as well; biases and norms."""
+    net = model()
+    narrow = {id(p) for p in eight_bit_parameters(net)}
+    assert id(net.embed.weight) not in narrow
+    assert id(net.layers[0][1].weight) in narrow
+    assert all(p.ndim == 2 for p in net.parameters() if id(p) in narrow)
+    net.get_output_embeddings = lambda: net.embed
+    assert id(net.embed.weight) in {id(p) for p in eight_bit_parameters(net)}
 
 
 def test_bitsandbytes_32_bit_forms_are_ours():

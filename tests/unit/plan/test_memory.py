@@ -352,7 +352,15 @@ def test_8_bits_need_a_gpu_and_the_library(monkeypatch):
     monkeypatch.setattr(fitting, "has_bitsandbytes", lambda: False)
     with pytest.raises(UserError, match="lion_8bit comes from bitsandbytes, which is not installed"):
         plan_for(optimizer="lion_8bit")
+    with pytest.raises(UserError, match="adamw_8bit comes from bitsandbytes, unless steps are captured"):
+        plan_for(model=BERT, optimizer="adamw_8bit", gradient_checkpointing=True)
+    own = plan_for(optimizer="adamw_8bit")
+    assert own.capture
+    assert own.optimizer == Kind("adamw", bits=8)
+    assert not own.late_update
+    assert "8-bit moments of our own" in line(own, "step").reason
     monkeypatch.setattr(fitting, "has_bitsandbytes", lambda: True)
+    assert not plan_for(model=BERT, optimizer="adamw_8bit", gradient_checkpointing=True).capture
     plan = plan_for(optimizer="paged_adamw_8bit")
     assert plan.optimizer == Kind("adamw", bits=8, paged=True)
     assert "only AdamW is recorded" in line(plan, "step").reason
