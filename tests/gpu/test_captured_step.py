@@ -223,24 +223,33 @@ def test_state_round_trip_continues_exactly():
 @pytest.mark.parametrize("kind", ["distilbert", "modernbert"])
 def test_embedding_rows_that_wait_end_where_all_rows_end(kind):
     """Same batches, same kernels; only the word table is updated when its rows are read. 40 steps, settled once in the
-    middle, as an evaluation does."""
+    middle, as an evaluation does.
+
+    The norm adds up in another order, so the last bits differ, and bf16 training lets them grow. How far is shown by a
+    third run, like the first but for a nudge of one part in 10⁷ at its start: waiting must not do more than that."""
     store = make_store()
-    finals, losses = [], []
-    for lazy in (False, True):
-        step, _ = captured(make_model(kind, 0.1), 1, lazy=lazy)
+    found = {}
+    for name in ("all", "nudged", "waiting"):
+        step, _ = captured(make_model(kind, 0.0), 1, lazy=name == "waiting")
+        if name == "nudged":
+            step.load_weights({n: t * (1 + 1e-7) for n, t in step.weights().items()}, "test")
         batches = list(steps_of(store, 2, 1, 40, sort_tokens=True))
-        found = run(step, batches[:25])
-        assert not lazy or int(step.optimizer.lazy_rows.last_V.min()) < 25, "no row waited: the test shows nothing"
+        losses = run(step, batches[:25])
+        lazy = step.optimizer.lazy_rows
+        assert lazy is None or int(lazy.last_V.min()) < 25, "no row waited: the test shows nothing"
         with step.compute():
             pass
-        losses.append(found + [step(25 + i, b).loss.item() for i, b in enumerate(batches[25:])])
+        losses += [step(25 + i, b).loss.item() for i, b in enumerate(batches[25:])]
         tensors, _ = step.state()
-        finals.append({**tensors, **step.weights()})
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3, abs=1e-4)
-    table = [n for n in finals[0] if "word_embeddings" in n or "tok_embeddings" in n]
-    assert len(table) == 3, table
-    for name in table:
-        torch.testing.assert_close(finals[1][name], finals[0][name], rtol=1e-3, atol=2e-6)
+        found[name] = (np.array(losses), {n: t.clone() for n, t in {**tensors, **step.weights()}.items()})
+    (truth, table), (nudged, drifted), (waiting, ours) = (found[n] for n in ("all", "nudged", "waiting"))
+    assert np.abs(waiting[:4] - truth[:4]).max() < 1e-3
+    assert np.abs(waiting - truth).max() < 4 * np.abs(nudged - truth).max() + 1e-3
+    names = [n for n in table if "word_embeddings" in n or "tok_embeddings" in n]
+    assert len(names) == 3, names
+    for name in names:
+        own, by_nudge = ((t[name] - table[name]).float().square().mean().sqrt() for t in (ours, drifted))
+        assert own < 4 * by_nudge + 1e-7, name
 
 
 @pytest.mark.parametrize("kind", ["distilbert", "roberta", "modernbert"])

@@ -4,9 +4,10 @@
     y = (h − mean(h)) / sqrt(var(h) + eps) · weight + norm_bias
 
 Post-norm encoders (BERT, DistilBERT, RoBERTa, ELECTRA) do this twice a layer and keep y; pre-norm ones (ModernBERT)
-keep h too (`return_sum`). In eager torch it is three kernels and a stored mask forward, and five kernels backward; all
-of them move bytes and compute next to nothing. Here it is one launch forward, and two backward: the gradients of the
-rows with one row of partial sums per program, then the sums of those.
+keep h too (`return_sum`). Embeddings drop out after the norm instead (`drop_last`). In eager torch it is three kernels
+and a stored mask forward, and five kernels backward; all of them move bytes and compute next to nothing. Here it is one
+launch forward, and two backward: the gradients of the rows with one row of partial sums per program, then the sums of
+those.
 
     dh          = rstd · (w·dy − mean(w·dy) − normed · mean(w·dy · normed)) + dh from the second output
     dresidual   = dh                          dx = kept ? dh / (1 − p) : 0
@@ -47,17 +48,23 @@ def add_norm_reference(
     linear_bias: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     keep: torch.Tensor | None = None,
+    drop_last: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, h) in plain torch; `keep` is the dropout mask, of x's shape."""
+
+    def drop(t: torch.Tensor) -> torch.Tensor:
+        return torch.where(keep, t / (1.0 - dropout_p), torch.zeros((), dtype=t.dtype, device=t.device))
+
     h = x if linear_bias is None else x + linear_bias
-    if keep is not None:
-        h = torch.where(keep, h / (1.0 - dropout_p), torch.zeros((), dtype=h.dtype, device=h.device))
+    if keep is not None and not drop_last:
+        h = drop(h)
     if residual is not None:
         h = residual + h
     # The weights may be wider than the activations; torch's kernels want one dtype.
     wide = torch.promote_types(h.dtype, weight.dtype)
     bias = None if norm_bias is None else norm_bias.to(wide)
-    return F.layer_norm(h.to(wide), weight.shape, weight.to(wide), bias, eps).to(h.dtype), h
+    y = F.layer_norm(h.to(wide), weight.shape, weight.to(wide), bias, eps).to(h.dtype)
+    return (drop(y) if keep is not None and drop_last else y), h
 
 
 class Launch(NamedTuple):
@@ -83,31 +90,86 @@ def backward_launch(width: int) -> Launch:
     return forward_launch(width)
 
 
-def _forward(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, keep_sum):
-    """Launch the forward kernel; h is x itself for a plain LayerNorm, and None when nobody needs it."""
+class Norm(NamedTuple):
+    """Numbers of one norm and its dropout."""
+
+    eps: float
+    dropout_p: float = 0.0
+    seed: torch.Tensor | None = None
+    """None where nothing is dropped."""
+    site: int = 0
+    drop_last: bool = False
+
+    @property
+    def dropout(self) -> tuple[int, float]:
+        return drop_threshold(self.dropout_p), 1.0 / (1.0 - self.dropout_p)
+
+    @property
+    def drops_last(self) -> bool:
+        return self.drop_last and self.seed is not None
+
+
+class Normed(NamedTuple):
+    """What a forward pass gives."""
+
+    y_TD: torch.Tensor
+    h_TD: torch.Tensor | None
+    """x itself for a plain LayerNorm, None where nobody needs it."""
+    mean_T: torch.Tensor
+    rstd_T: torch.Tensor
+
+
+def launch_forward(
+    x, residual, weight, norm_bias, linear_bias, norm: Norm, keep_sum, x_rows_T=None, residual_rows_T=None
+):
+    """The forward kernel over all rows of x, or over those rows of the tables x and residual that the lists name."""
     from automodel.kernels.add_norm_triton import add_norm_forward_kernel
 
-    T, D = x_TD.shape
-    dtype = x_TD.dtype if residual_TD is None else torch.promote_types(x_TD.dtype, residual_TD.dtype)
-    y_TD = torch.empty((T, D), dtype=dtype, device=x_TD.device)
-    changed = residual_TD is not None or linear_bias is not None or seed is not None
+    T, D = (len(x) if x_rows_T is None else len(x_rows_T)), x.shape[1]
+    dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
+    y_TD = torch.empty((T, D), dtype=dtype, device=x.device)
+    dropped_first = norm.seed is not None and not norm.drop_last
+    changed = residual is not None or linear_bias is not None or dropped_first or x_rows_T is not None
     sum_TD = torch.empty_like(y_TD) if changed and keep_sum else None
-    mean_T, rstd_T = torch.empty((2, T), dtype=torch.float32, device=x_TD.device)
+    mean_T, rstd_T = torch.empty((2, T), dtype=torch.float32, device=x.device)
     shape = forward_launch(D)
     add_norm_forward_kernel[(-(-T // shape.rows),)](
-        x_TD, residual_TD, linear_bias, weight, norm_bias, seed, y_TD, sum_TD, mean_T, rstd_T,
-        T, site, drop_threshold(dropout_p), 1.0 / (1.0 - dropout_p), eps,
-        D=D, BLOCK_D=shape.block, ROWS=shape.rows, num_warps=shape.warps,
+        x, x_rows_T, residual, residual_rows_T, linear_bias, weight, norm_bias, norm.seed, y_TD, sum_TD, mean_T, rstd_T,
+        T, norm.site, *norm.dropout, norm.eps,
+        D=D, BLOCK_D=shape.block, ROWS=shape.rows, DROP_LAST=norm.drops_last, num_warps=shape.warps,
     )  # fmt: skip
-    return y_TD, (sum_TD if changed else x_TD), mean_T, rstd_T
+    return Normed(y_TD, sum_TD if changed else x, mean_T, rstd_T)
+
+
+def launch_backward(dy, dsum, normed: Normed, weight, norm: Norm, slots: Slots, x_dtype, residual_dtype):
+    """(dx, dresidual or None, partial sums of the parameters' gradients)."""
+    from automodel.kernels.add_norm_triton import add_norm_backward_kernel
+
+    h = normed.h_TD
+    assert h is not None
+    (T, D), shape = h.shape, backward_launch(h.shape[1])
+    n_tiles = -(-T // shape.rows)
+    programs = min(n_tiles, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(h.device))
+    # Two tensors even where the numbers are the same: `joined_linear` adds into the residual's gradient in place.
+    dx = torch.empty((T, D), dtype=x_dtype, device=h.device)
+    dresidual = None if residual_dtype is None else torch.empty((T, D), dtype=residual_dtype, device=h.device)
+    partial = torch.empty((programs, slots.count, D), dtype=torch.float32, device=h.device) if slots.count else None
+    add_norm_backward_kernel[(programs,)](
+        dy, dsum, h, weight, normed.mean_T, normed.rstd_T, norm.seed, dx, dresidual, partial,
+        T, n_tiles, norm.site, *norm.dropout,
+        D=D, BLOCK_D=shape.block, ROWS=shape.rows, NORM_BIAS_SLOT=slots.norm_bias, LINEAR_BIAS_SLOT=slots.linear_bias,
+        SLOTS=slots.count, DROP_LAST=norm.drops_last, num_warps=shape.warps,
+    )  # fmt: skip
+    return dx, dresidual, partial
 
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, residual, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum, side):
-        y, h, mean, rstd = _forward(x, residual, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, True)
+    def forward(ctx: Any, x, residual, weight, norm_bias, linear_bias, seed, norm: Norm, return_sum, side):
+        normed = launch_forward(x, residual, weight, norm_bias, linear_bias, norm._replace(seed=seed), True)
+        y, h, mean, rstd = normed
         ctx.save_for_backward(h, mean, rstd, weight, seed)
-        ctx.site, ctx.dropout_p, ctx.side = site, dropout_p, side
+        ctx.norm, ctx.side = norm._replace(seed=None), side
         ctx.parameters = [p for p in (weight, norm_bias, linear_bias) if p is not None]
         ctx.x_dtype = x.dtype
         ctx.residual_dtype = None if residual is None else residual.dtype
@@ -119,37 +181,26 @@ class _AddNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor | None, dsum: torch.Tensor | None = None):
         h, mean, rstd, weight, seed = ctx.saved_tensors
-        from automodel.kernels.add_norm_triton import add_norm_backward_kernel
-
         dy = torch.zeros_like(h) if dy is None else dy.contiguous()
         dsum = None if dsum is None else dsum.contiguous()
-        (T, D), shape = h.shape, backward_launch(h.shape[1])
-        n_tiles = -(-T // shape.rows)
-        programs = min(n_tiles, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(h.device))
-        # Two tensors even where the numbers are the same: `joined_linear` adds into the residual's gradient in place.
-        one = ctx.residual_dtype is None
-        dx = torch.empty((T, D), dtype=ctx.x_dtype, device=h.device)
-        dresidual = None if one else torch.empty((T, D), dtype=ctx.residual_dtype, device=h.device)
-        slots = _slots(ctx.needs_input_grad, ctx.bias_dtypes)
-        partial = torch.empty((programs, slots.count, D), dtype=torch.float32, device=h.device) if slots.count else None
-        add_norm_backward_kernel[(programs,)](
-            dy, dsum, h, weight, mean, rstd, seed, dx, dresidual, partial,
-            T, n_tiles, ctx.site, drop_threshold(ctx.dropout_p), 1.0 / (1.0 - ctx.dropout_p),
-            D=D, BLOCK_D=shape.block, ROWS=shape.rows, NORM_BIAS_SLOT=slots.norm_bias,
-            LINEAR_BIAS_SLOT=slots.linear_bias, SLOTS=slots.count, num_warps=shape.warps,
-        )  # fmt: skip
-        gradients = (None, None, None)
-        if ctx.side is not None and all(ctx.needs_input_grad[2:5]) and SideStream.can_take(ctx.parameters):
-            assert partial is not None
-            ctx.side.give(
-                ctx.parameters, lambda: _parameter_gradients(partial, slots, weight.dtype, ctx.bias_dtypes), partial
-            )
-        else:
-            gradients = _parameter_gradients(partial, slots, weight.dtype, ctx.bias_dtypes)
-        return dx, dresidual, *gradients, None, None, None, None, None, None
+        slots = slots_of(ctx.needs_input_grad[2:5], ctx.bias_dtypes)
+        normed, norm = Normed(dy, h, mean, rstd), ctx.norm._replace(seed=seed)
+        dx, dresidual, partial = launch_backward(dy, dsum, normed, weight, norm, slots, ctx.x_dtype, ctx.residual_dtype)
+        gradients = give_gradients(ctx, partial, slots, weight.dtype, all(ctx.needs_input_grad[2:5]))
+        return dx, dresidual, *gradients, None, None, None, None
 
 
-class _Slots(NamedTuple):
+def give_gradients(ctx: Any, partial, slots: Slots, weight_dtype, all_wanted: bool):
+    """(dweight, dnorm_bias, dlinear_bias), or three times None after `ctx.side` has taken them."""
+    if ctx.side is not None and all_wanted and SideStream.can_take(ctx.parameters):
+        ctx.side.give(
+            ctx.parameters, lambda: _parameter_gradients(partial, slots, weight_dtype, ctx.bias_dtypes), partial
+        )
+        return None, None, None
+    return _parameter_gradients(partial, slots, weight_dtype, ctx.bias_dtypes)
+
+
+class Slots(NamedTuple):
     """Where each parameter's partial sums stand; the weight is always slot 0, and 0 means absent for the others."""
 
     norm_bias: int
@@ -157,15 +208,16 @@ class _Slots(NamedTuple):
     count: int
 
 
-def _slots(needs_grad: tuple[bool, ...], bias_dtypes: tuple[torch.dtype | None, ...]) -> _Slots:
-    if not any(needs_grad[2:5]):
-        return _Slots(0, 0, 0)
+def slots_of(needs_grad: tuple[bool, ...], bias_dtypes: tuple[torch.dtype | None, ...]) -> Slots:
+    """needs_grad: of weight, norm_bias and linear_bias."""
+    if not any(needs_grad):
+        return Slots(0, 0, 0)
     norm_bias = 1 if bias_dtypes[0] is not None else 0
     linear_bias = 1 + norm_bias if bias_dtypes[1] is not None else 0
-    return _Slots(norm_bias, linear_bias, 1 + (norm_bias > 0) + (linear_bias > 0))
+    return Slots(norm_bias, linear_bias, 1 + (norm_bias > 0) + (linear_bias > 0))
 
 
-def _parameter_gradients(partial, slots: _Slots, weight_dtype, bias_dtypes):
+def _parameter_gradients(partial, slots: Slots, weight_dtype, bias_dtypes):
     """(dweight, dnorm_bias, dlinear_bias) from the partial sums, in one launch for all three."""
     if partial is None:
         return None, None, None
@@ -193,6 +245,7 @@ def add_norm(
     dropout_p: float = 0.0,
     seed: torch.Tensor | None = None,
     site: int = 0,
+    drop_last: bool = False,
     return_sum: bool = False,
     side: SideStream | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -201,6 +254,7 @@ def add_norm(
     x, residual: (…, D) in bf16, fp16 or fp32; y and h have their promoted dtype. weight, norm_bias, linear_bias: (D,).
     seed: one int64 on x's device, needed when dropout_p > 0. Forward and backward read it where it lies, so advance it
     between a backward and the next forward and not in between. site: a different number for each place in the model.
+    drop_last: dropout of y, and not of x.
     side: where the gradients of weight and both biases (all of them then present and leaves) are summed up.
     Under torch.compile the mask comes from torch's own generator, which Inductor knows how to fuse, and not from seed.
     """
@@ -211,16 +265,18 @@ def add_norm(
     if not runs_triton(x) or D > WIDEST:
         keep = None if seed is None else _reference_mask(x, seed, site, dropout_p)
         y, h = add_norm_reference(
-            x, residual, weight, norm_bias, eps=eps, linear_bias=linear_bias, dropout_p=dropout_p, keep=keep
-        )
+            x, residual, weight, norm_bias, eps=eps, linear_bias=linear_bias, dropout_p=dropout_p, keep=keep,
+            drop_last=drop_last,
+        )  # fmt: skip
         return (y, h) if return_sum else y
     x_TD = x.reshape(-1, D).contiguous()
     residual_TD = None if residual is None else residual.reshape(-1, D).contiguous()
     learned = (x, residual, weight, norm_bias, linear_bias)
+    norm = Norm(eps, dropout_p, None, site, drop_last)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in learned):
-        out = _AddNorm.apply(
-            x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum, side
-        )
+        out = _AddNorm.apply(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, norm, return_sum, side)
         return (out[0].view(shape), out[1].view(shape)) if return_sum else out.view(shape)
-    y, h, _, _ = _forward(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, site, dropout_p, eps, return_sum)
-    return (y.view(shape), h.view(shape)) if return_sum else y.view(shape)
+    found = launch_forward(
+        x_TD, residual_TD, weight, norm_bias, linear_bias, norm._replace(seed=seed), keep_sum=return_sum
+    )
+    return (found.y_TD.view(shape), found.h_TD.view(shape)) if return_sum else found.y_TD.view(shape)

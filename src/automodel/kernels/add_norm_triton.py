@@ -29,12 +29,22 @@ def dropout_keep(SEED, site, group, lane, cols, threshold, ROWS: tl.constexpr):
     return (words >> WORD_SHIFT).to(tl.int32) >= threshold
 
 
+@triton.jit
+def rows_at(ROWS_OF_TABLE, rows, n_rows, cols, D: tl.constexpr):
+    """Offsets of the rows themselves, or of those that the list names for them."""
+    if ROWS_OF_TABLE is not None:
+        rows = tl.load(ROWS_OF_TABLE + rows, mask=rows < n_rows, other=0)
+    return rows.to(tl.int64)[:, None] * D + cols[None, :]
+
+
 @triton.jit(do_not_specialize=["n_rows", "site", "threshold"])
 def add_norm_forward_kernel(
-    X, RESIDUAL, LINEAR_BIAS, WEIGHT, NORM_BIAS, SEED, Y, SUM, MEAN, RSTD,
+    X, X_ROWS, RESIDUAL, RESIDUAL_ROWS, LINEAR_BIAS, WEIGHT, NORM_BIAS, SEED, Y, SUM, MEAN, RSTD,
     n_rows, site, threshold, scale, eps,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, DROP_LAST: tl.constexpr,
 ):  # fmt: skip
+    """X_ROWS and RESIDUAL_ROWS: where X and RESIDUAL are tables, which of their rows to read. DROP_LAST: dropout after
+    the norm, not before the sum."""
     tile = tl.program_id(0)
     rows = tile * ROWS + tl.arange(0, ROWS)
     cols = tl.arange(0, BLOCK_D)
@@ -42,14 +52,14 @@ def add_norm_forward_kernel(
     inside = (rows < n_rows)[:, None] & in_row[None, :]
     at = rows.to(tl.int64)[:, None] * D + cols[None, :]
 
-    h = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(X + rows_at(X_ROWS, rows, n_rows, cols, D), mask=inside, other=0.0).to(tl.float32)
     if LINEAR_BIAS is not None:
         h += tl.load(LINEAR_BIAS + cols, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    if SEED is not None:
+    if SEED is not None and not DROP_LAST:
         keep = dropout_keep(SEED, site, tile * ROWS // 4, tile * ROWS % 4, cols, threshold, ROWS)
         h = tl.where(keep, h * scale, 0.0)
     if RESIDUAL is not None:
-        h += tl.load(RESIDUAL + at, mask=inside, other=0.0).to(tl.float32)
+        h += tl.load(RESIDUAL + rows_at(RESIDUAL_ROWS, rows, n_rows, cols, D), mask=inside, other=0.0).to(tl.float32)
     if SUM is not None:
         # The backward pass sees the stored, rounded sum: take the statistics of that one.
         rounded = h.to(SUM.dtype.element_ty)
@@ -64,6 +74,9 @@ def add_norm_forward_kernel(
     y = centered * rstd[:, None] * tl.load(WEIGHT + cols, mask=in_row, other=0.0).to(tl.float32)[None, :]
     if NORM_BIAS is not None:
         y += tl.load(NORM_BIAS + cols, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    if DROP_LAST:
+        keep = dropout_keep(SEED, site, tile * ROWS // 4, tile * ROWS % 4, cols, threshold, ROWS)
+        y = tl.where(keep, y * scale, 0.0)
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=inside)
 
 
@@ -72,7 +85,7 @@ def add_norm_backward_kernel(
     DY, DSUM, SUM, WEIGHT, MEAN, RSTD, SEED, DX, DRESIDUAL, PARTIAL,
     n_rows, n_tiles, site, threshold, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-    NORM_BIAS_SLOT: tl.constexpr, LINEAR_BIAS_SLOT: tl.constexpr, SLOTS: tl.constexpr,
+    NORM_BIAS_SLOT: tl.constexpr, LINEAR_BIAS_SLOT: tl.constexpr, SLOTS: tl.constexpr, DROP_LAST: tl.constexpr,
 ):  # fmt: skip
     """Each program walks over tiles and keeps the sums of the parameter gradients in registers: no atomics.
 
@@ -91,6 +104,9 @@ def add_norm_backward_kernel(
         inside = (rows < n_rows)[:, None] & in_row[None, :]
         at = rows.to(tl.int64)[:, None] * D + cols[None, :]
         dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+        if DROP_LAST:
+            keep = dropout_keep(SEED, site, tile * ROWS // 4, tile * ROWS % 4, cols, threshold, ROWS)
+            dy = tl.where(keep, dy * scale, 0.0)
         h = tl.load(SUM + at, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(MEAN + rows, mask=rows < n_rows, other=0.0)[:, None]
         rstd = tl.load(RSTD + rows, mask=rows < n_rows, other=0.0)[:, None]
@@ -105,7 +121,7 @@ def add_norm_backward_kernel(
         if DRESIDUAL is not None:
             tl.store(DRESIDUAL + at, dh.to(DRESIDUAL.dtype.element_ty), mask=inside)
         dx = dh
-        if SEED is not None:
+        if SEED is not None and not DROP_LAST:
             keep = dropout_keep(SEED, site, tile * ROWS // 4, tile * ROWS % 4, cols, threshold, ROWS)
             dx = tl.where(keep, dh * scale, 0.0)
         if DX is not None:

@@ -7,14 +7,14 @@ import itertools
 import torch
 from torch import Tensor
 
-from automodel.kernels.add_norm import add_norm
+from automodel.kernels.add_norm import Norm, add_norm
 from automodel.kernels.ahead_bench import DOCUMENTS, TOKENS, Bench, documents, learn, recipe
 from automodel.kernels.ahead_facts import Shape
 from automodel.kernels.attention import FORWARD, Attention, attention
 from automodel.kernels.bias_gelu import bias_gelu, geglu
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import power_of_two_above
-from automodel.kernels.embedding import position_embedding
+from automodel.kernels.embed_norm import Stream, embed_norm
 from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.rope import rope_, rope_table
 
@@ -58,15 +58,23 @@ def attention_of(shape: Shape, window: int, learns: bool) -> Attention:
     blocks=("post-norm",),
 )  # fmt: skip
 def embedding_sum(bench: Bench) -> None:
-    """Words, positions and types, normed. Without text pairs types are a bias, else they are in the sum before."""
+    """Words, positions and types, normed and dropped out: at once, and, for text pairs, in parts."""
     shape = bench.facts.shape
-    width = shape.embedding_width
-    table = torch.zeros((TOKENS, width), dtype=bench.dtype, requires_grad=True)
-    learn(position_embedding(torch.zeros(TOKENS, dtype=torch.int64), table, documents()))
-    for typed in {shape.token_types, shape.token_types and not shape.pairs_have_types}:
-        bias = bench.vector(width) if typed else None
-        for learns in bench.modes:
-            add(bench, TOKENS, width, learns=learns, linear_bias=bias, norm_bias=True)
+    width, dropout = shape.embedding_width, shape.embedding_dropout
+    words, places = (torch.zeros((TOKENS, width), dtype=bench.dtype, requires_grad=learns) for learns in (False, True))
+    ids, runs = torch.zeros(TOKENS, dtype=torch.int64), torch.zeros((2, TOKENS), dtype=torch.int32)
+    for learns in bench.modes:
+        norm = Norm(1e-5, dropout if learns else 0.0, bench.seed if learns and dropout else None)
+        types = bench.vector(width) if shape.token_types else None
+        with torch.set_grad_enabled(learns):
+            out = embed_norm(
+                Stream(ids, ids, documents(), runs), words, places, bench.vector(width), bench.vector(width), types,
+                norm=norm,
+            )  # fmt: skip
+            if learns:
+                learn(out)
+        if shape.pairs_have_types:
+            add(bench, TOKENS, width, learns=learns, norm_bias=True, dropout=dropout, drop_last=True)
 
 
 def add(
@@ -79,6 +87,7 @@ def add(
     linear_bias: Tensor | None = None,
     norm_bias: bool = False,
     dropout: float = 0.0,
+    drop_last: bool = False,
     return_sum: bool = False,
 ) -> None:
     """One residual, dropout and norm."""
@@ -91,6 +100,7 @@ def add(
             linear_bias=linear_bias,
             dropout_p=dropout if learns else 0.0,
             seed=bench.seed,
+            drop_last=drop_last,
             return_sum=return_sum,
         )
         if learns:

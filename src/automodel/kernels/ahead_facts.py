@@ -37,6 +37,7 @@ class Shape:
     """Whether it embeds the kind of each token."""
     pairs_have_types: bool = False
     """Whether text pairs come with token types."""
+    embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     """On the attention weights."""
     window: int = -1
@@ -209,6 +210,7 @@ def _bert(config: Mapping[str, Any]) -> Shape:
         heads=config["num_attention_heads"],
         token_types=True,
         pairs_have_types=config["model_type"] in ("bert", "electra"),
+        embedding_dropout=dropout,
         attention_dropout=config["attention_probs_dropout_prob"],
         out_dropout=dropout,
         down_dropout=dropout,
@@ -224,6 +226,7 @@ def _distilbert(config: Mapping[str, Any]) -> Shape:
         embedding_width=config["dim"],
         inner=config["hidden_dim"],
         heads=config["n_heads"],
+        embedding_dropout=config["dropout"],
         attention_dropout=config["attention_dropout"],
         down_dropout=config["dropout"],
         pools=True,

@@ -27,7 +27,7 @@ from automodel.kernels.side_stream import SideStream
 
 LONG_RUN = 8  # tokens that occur more often are added up by several programs
 BLOCK = 128  # columns of one program
-DOCUMENTS = 16  # documents looked at at once
+DOCUMENTS = 8  # documents looked at at once
 
 
 def embedding_reference(ids_T: Tensor, weight_VN: Tensor, padding_id: int | None = None) -> Tensor:
@@ -54,10 +54,10 @@ class _WordEmbedding(torch.autograd.Function):
         ids_T, runs_2T = ctx.saved_tensors
         there_VN = ctx.weight.grad if ctx.weight.is_leaf else None
         if there_VN is not None and there_VN.is_contiguous():
-            _add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, there_VN, ctx.padding_id, by_run=False, add=True)
+            add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, there_VN, ctx.padding_id, by_run=False, add=True)
             return None, None, None, None
         dweight_VN = torch.zeros(ctx.weight.shape, dtype=drows_TN.dtype, device=drows_TN.device)
-        _add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, dweight_VN, ctx.padding_id, by_run=False)
+        add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, dweight_VN, ctx.padding_id, by_run=False)
         return None, dweight_VN, None, None
 
 
@@ -76,12 +76,12 @@ class _LazyWordEmbedding(torch.autograd.Function):
     def backward(ctx: Any, drows_TN: Tensor):
         ids_T, runs_2T = ctx.saved_tensors
         rows_TN = torch.empty_like(drows_TN, memory_format=torch.contiguous_format)
-        _add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, rows_TN, ctx.padding_id, by_run=True)
+        add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, rows_TN, ctx.padding_id, by_run=True)
         ctx.lazy.gradients = RowGradients(rows_TN, ids_T, runs_2T, ctx.padding_id)
         return None, None, None, None, None
 
 
-def _add_up_runs(
+def add_up_runs(
     drows_TN: Tensor, runs_2T: Tensor, ids_T: Tensor, out: Tensor, padding_id: int, *, by_run: bool, add: bool = False
 ) -> None:
     """Sums of the gradients of equal tokens, into the row of the token or, `by_run`, of the place its run starts at;
@@ -125,21 +125,21 @@ class _PositionEmbedding(torch.autograd.Function):
         dweight_VN = None
         if ctx.side is not None and SideStream.can_take([ctx.weight]):
             ctx.side.give(
-                [ctx.weight], lambda: [_sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)], drows_TN
+                [ctx.weight], lambda: [sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)], drows_TN
             )
         else:
-            dweight_VN = _sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)
+            dweight_VN = sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)
         return None, dweight_VN, None, None, None
 
 
-def _sum_by_position(drows_TN: Tensor, cu_seqlens_D: Tensor, shape: torch.Size, offset: int) -> Tensor:
+def sum_by_position(drows_TN: Tensor, cu_seqlens_D: Tensor, shape: torch.Size, offset: int) -> Tensor:
     from automodel.kernels.embedding_triton import position_backward_kernel
 
     dweight_VN = torch.empty(shape, dtype=drows_TN.dtype, device=drows_TN.device)
-    (V, N), block = shape, _block(shape[1])
-    position_backward_kernel[(V, -(-N // block))](
+    V, N = shape
+    position_backward_kernel[(V,)](
         drows_TN, cu_seqlens_D, dweight_VN, len(cu_seqlens_D) - 1, offset,
-        N=N, BLOCK_N=block, DOCUMENTS=DOCUMENTS, num_warps=4,
+        N=N, BLOCK_N=power_of_two_above(N), AT_ONCE=DOCUMENTS, num_warps=4,
     )  # fmt: skip
     return dweight_VN
 

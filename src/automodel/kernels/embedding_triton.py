@@ -53,20 +53,21 @@ def word_backward_kernel(
 
 @triton.jit(do_not_specialize=["n_documents", "offset"])
 def position_backward_kernel(
-    DROWS, CU_SEQLENS, DWEIGHT, n_documents, offset, N: tl.constexpr, BLOCK_N: tl.constexpr, DOCUMENTS: tl.constexpr
+    DROWS, CU_SEQLENS, DWEIGHT, n_documents, offset, N: tl.constexpr, BLOCK_N: tl.constexpr, AT_ONCE: tl.constexpr
 ):
-    """Program (r, c): row r of the table is position r - offset of every document long enough."""
+    """Program r: row r of the table is position r - offset of every document long enough. A thread keeps its columns
+    to itself; rows of several documents are on their way at a time."""
     row = tl.program_id(0)
     position = row - offset
-    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cols = tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for first in range(0, n_documents, DOCUMENTS):
-        documents = first + tl.arange(0, DOCUMENTS)
-        real = documents < n_documents
-        begins = tl.load(CU_SEQLENS + documents, mask=real, other=0)
-        ends = tl.load(CU_SEQLENS + documents + 1, mask=real, other=0)
-        has = real & (position >= 0) & (begins + position < ends)
-        inside = has[:, None] & (cols < N)[None, :]
-        places = begins + position
-        total += tl.sum(tl.load(DROWS + places[:, None] * N + cols[None, :], mask=inside, other=0.0).to(tl.float32), 0)
+    for first in range(0, n_documents, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            document = first + i
+            real = document < n_documents
+            begin = tl.load(CU_SEQLENS + document, mask=real, other=0)
+            end = tl.load(CU_SEQLENS + document + 1, mask=real, other=0)
+            has = real & (position >= 0) & (begin + position < end)
+            place = (begin + position).to(tl.int64) * N
+            total += tl.load(DROWS + place + cols, mask=has & (cols < N), other=0.0).to(tl.float32)
     tl.store(DWEIGHT + row * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)

@@ -101,8 +101,10 @@ def stock_attention(model: PreTrainedModel) -> Generator[None]:
 
 def _stream(family: Family, model: Any, batch: PackedBatch) -> dict[str, Any]:
     """The packed batch as keyword arguments of a transformers model."""
+    offset = family.position_offset(model.config)
+    positions_T = batch.position_ids_T + offset if offset else batch.position_ids_T  # a kernel less, mostly
     inputs: dict[str, Any] = {
-        "position_ids": batch.position_ids_T.unsqueeze(0) + family.position_offset(model.config),
+        "position_ids": positions_T.unsqueeze(0),
         "cu_seq_lens_q": batch.cu_seqlens_D,
         "cu_seq_lens_k": batch.cu_seqlens_D,
         "max_length_q": batch.max_seqlen,
@@ -168,7 +170,8 @@ def _swapped_forward(model: Any, task: str) -> Forward:
         if not pooled_only:
             return stock_head(batch)
         outputs = backbone(**_stream(family, model, batch), pooled_positions=batch.read_positions_R)
-        return family.classify(model, outputs.last_hidden_state[0]).float()
+        # The backward of an index would write a zeroed copy.
+        return family.classify(model, outputs.last_hidden_state.squeeze(0)).float()
 
     return forward
 

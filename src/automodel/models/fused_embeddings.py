@@ -1,5 +1,5 @@
 """The embeddings of BERT-like encoders over a packed stream: tables whose gradients need no sorting on the device
-(`kernels/embedding.py`), and sum and norm in one kernel.
+(`kernels/embedding.py`), and rows, sum, norm and dropout in one kernel (`kernels/embed_norm.py`).
 
     y = dropout(LayerNorm(word[id] + position[p] + type[s]))
 
@@ -15,45 +15,69 @@ import torch
 from torch import Tensor
 
 from automodel.data.batch import PackedBatch
-from automodel.kernels.add_norm import add_norm
+from automodel.kernels.add_norm import Norm, add_norm
+from automodel.kernels.embed_norm import Stream, can_embed_norm, embed_norm
 from automodel.kernels.embedding import position_embedding, word_embedding
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.side_stream import SideStream
 
 
 class FusedEmbeddings:
-    """Takes the place of an embedding module's `forward`. `bind` says which packed batch is being read."""
+    """Takes the place of an embedding module's `forward`. `bind` says which packed batch is being read. `seed` is the
+    device tensor that every dropout of the step reads."""
 
-    def __init__(self, module: Any, position_offset: int, side: SideStream | None = None):
-        self.module, self.offset, self.side = module, position_offset, side
+    def __init__(self, module: Any, position_offset: int, seed: Tensor, site: int, side: SideStream | None = None):
+        self.module, self.offset, self.seed, self.site, self.side = module, position_offset, seed, site, side
         self.batch: PackedBatch | None = None
 
     def bind(self, batch: PackedBatch) -> None:
         self.batch = batch
 
-    def __call__(
-        self,
-        input_ids: Tensor | None = None,
-        *args: Any,
-        position_ids: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        batch, module = self.batch, self.module
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        batch = self.batch
         assert batch is not None, "bind the packed batch before the model runs"
-        words, places = module.word_embeddings, module.position_embeddings
+        runs_2T = batch.token_runs_2T
+        plain = batch.token_type_ids_T is None and (runs_2T is not None or not torch.is_grad_enabled())
+        together = plain and can_embed_norm(self.module.word_embeddings.weight)
+        return (self._together(batch, runs_2T) if together else self._in_parts(batch)).unsqueeze(0)
+
+    @property
+    def _dropout(self) -> float:
+        return self.module.dropout.p if self.module.training else 0.0
+
+    @property
+    def _types(self) -> Any:
+        return getattr(self.module, "token_type_embeddings", None)
+
+    def _together(self, batch: PackedBatch, runs_2T: Tensor | None) -> Tensor:
+        words, places, norm = self.module.word_embeddings, self.module.position_embeddings, self.module.LayerNorm
+        return embed_norm(
+            Stream(batch.input_ids_T, batch.position_ids_T, batch.cu_seqlens_D, runs_2T),
+            words.weight,
+            places.weight,
+            norm.weight,
+            norm.bias,
+            None if self._types is None else self._types.weight[0],
+            norm=Norm(norm.eps, self._dropout, self.seed if self._dropout else None, self.site),
+            offset=self.offset,
+            padding_id=words.padding_idx,
+            lazy=lazy_rows_of(words.weight),
+            side=self.side,
+        )
+
+    def _in_parts(self, batch: PackedBatch) -> Tensor:
+        """Text pairs, whose tokens have a type each, or a batch whose tokens are in no order."""
+        words, places, norm = self.module.word_embeddings, self.module.position_embeddings, self.module.LayerNorm
         x_TN = word_embedding(
             batch.input_ids_T, words.weight, batch.token_runs_2T, words.padding_idx, lazy_rows_of(words.weight)
         )
-        types = getattr(module, "token_type_embeddings", None)
         type_bias = None
-        type_ids_T = batch.token_type_ids_T
-        if types is not None and type_ids_T is None:
-            type_bias = types.weight[0]
-        elif types is not None and type_ids_T is not None:
+        if self._types is not None and batch.token_type_ids_T is None:
+            type_bias = self._types.weight[0]
+        elif self._types is not None and batch.token_type_ids_T is not None:
             # A product with one-hot rows: its gradient is a product too, where a scatter would meet in two rows.
-            kinds = torch.arange(types.num_embeddings, device=x_TN.device)
-            x_TN = x_TN + (type_ids_T[:, None] == kinds).to(x_TN.dtype) @ types.weight
+            kinds = torch.arange(self._types.num_embeddings, device=x_TN.device)
+            x_TN = x_TN + (batch.token_type_ids_T[:, None] == kinds).to(x_TN.dtype) @ self._types.weight
         positions = position_embedding(
             batch.position_ids_T + self.offset,
             places.weight,
@@ -62,7 +86,17 @@ class FusedEmbeddings:
             places.padding_idx,
             self.side,
         )
-        norm = module.LayerNorm
-        out = add_norm(x_TN, positions, norm.weight, norm.bias, eps=norm.eps, linear_bias=type_bias)
+        out = add_norm(
+            x_TN,
+            positions,
+            norm.weight,
+            norm.bias,
+            eps=norm.eps,
+            linear_bias=type_bias,
+            dropout_p=self._dropout,
+            seed=self.seed,
+            site=self.site,
+            drop_last=True,
+        )
         assert isinstance(out, Tensor)
-        return torch.nn.functional.dropout(out, module.dropout.p, module.training).unsqueeze(0)
+        return out

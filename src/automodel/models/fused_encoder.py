@@ -247,7 +247,8 @@ def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None, longe
         assert qkv_weight is not None
         layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, pools=index == len(layers) - 1, side=side)
     embeddings = ENCODERS[model.config.model_type].embeddings(model)
-    embeddings.forward = FusedEmbeddings(embeddings, family_of(model.config).position_offset(model.config), side)
+    offset = family_of(model.config).position_offset(model.config)
+    embeddings.forward = FusedEmbeddings(embeddings, offset, seed, 2 * len(layers), side)
     return len(layers)
 
 

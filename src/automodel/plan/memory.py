@@ -254,7 +254,9 @@ def activation_bytes(shape: ModelShape, setting: Setting) -> float:
     checkpointed = {"none": 0, "selective": -(-shape.layers // 2), "full": shape.layers}[setting.checkpointing]
     again = layer if checkpointed else 0.0
     kept = (shape.layers - checkpointed) * layer + checkpointed * stream + again
-    ends = _norm_bytes(shape, setting) / max(1, shape.norms) + stream  # embeddings and the final norm
+    # Embeddings and the final norm; a fused one keeps the sum of the two tensors it is handed, and what it gives.
+    fused_end = setting.fused and shape.rms
+    ends = stream if fused_end else _norm_bytes(shape, setting) / max(1, shape.norms) + stream
     return setting.tokens * (kept + ends)
 
 

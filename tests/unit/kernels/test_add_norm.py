@@ -145,3 +145,16 @@ def test_no_rows_at_all(path):
 def test_dropout_without_a_seed_is_refused():
     with pytest.raises(ValueError, match="needs `seed`"):
         add_norm(torch.ones(2, 8), None, torch.ones(8), dropout_p=0.1)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_dropout_after_the_norm(path, residual):
+    tensors = inputs(7, 96, residual=residual, linear_bias=True)
+    seed = torch.tensor([SEED])
+    out = add_norm(**tensors, dropout_p=0.3, seed=seed, site=5, drop_last=True)
+    keep = keep_mask(seed, 5, 7, 96, 0.3)
+    expected, _ = add_norm_reference(**tensors, dropout_p=0.3, keep=keep, drop_last=True)
+    torch.testing.assert_close(out, expected, **TOLERANCE)
+    assert 0.1 < (out == 0).float().mean() < 0.5
+    for ours, reference in zip(gradients((out,), tensors), gradients((expected,), tensors)):
+        torch.testing.assert_close(ours, reference, **TOLERANCE)
