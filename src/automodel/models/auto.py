@@ -1,17 +1,16 @@
-"""`AutoModelFor…`: Hugging Face's auto classes with the reference's extra keywords.
+"""`AutoModelFor…`: Hugging Face's auto classes, with a faster forward and the reference's extra keywords.
 
 Each class here is a subclass of the Hugging Face class of the same name, takes every keyword that class takes, and
-returns the plain model class (`BertForSequenceClassification`, …), so `save_pretrained`, `generate` and everything else
-work unchanged. Nothing is patched: what is fast about a run comes from the engine, which packs batches and switches
-attention on the instance it trains.
+returns a model that is the plain one (`isinstance`, parameters, `save_pretrained`, `generate`) with a `forward` that
+takes padding out and runs fused blocks where it can (`drop_in.py`). Nothing is patched: the next model that
+transformers loads is stock. The engine asks `class_for_task` instead and gets plain models, which it speeds up itself.
 
 The extra keywords are honoured or refused, never swallowed:
 
 - `attn_implementation`: as in transformers; a flash-attention that this machine lacks is mapped to torch's SDPA, which
-  computes the same function, and a log line says so.
+  computes the same function, and a log line says so. `eager` asks for plain attention, and so for the stock forward.
 - `use_sdpa_patching`: true (the default) leaves the fastest exact attention, false asks for plain `eager` attention.
-- `use_liger_kernel`: true asks for fused kernels where they win. None is shipped in this release, and a log line says
-  that the model runs on torch's own kernels.
+- `use_liger_kernel`: fused blocks where they run, unless false.
 - `torch_dtype`: a dtype, its name (`bfloat16`, `torch.bfloat16`, `bf16`) or `auto`; the older spelling of `dtype`.
 """
 
@@ -65,7 +64,7 @@ class _Keywords:
         **kwargs: Any,
     ) -> Any:
         """Loads a pretrained model; every keyword of transformers' `from_pretrained` works."""
-        _translate(kwargs, use_liger_kernel, use_sdpa_patching, attn_implementation, torch_dtype)
+        _translate(kwargs, use_sdpa_patching, attn_implementation, torch_dtype)
         return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)  # ty: ignore[missing-attribute]
 
     @classmethod
@@ -82,24 +81,55 @@ class _Keywords:
         """Builds a randomly initialised model from a config, or from the name of one."""
         if isinstance(config, str):
             config = AutoConfig.from_pretrained(config, trust_remote_code=kwargs.get("trust_remote_code"))
-        _translate(kwargs, use_liger_kernel, use_sdpa_patching, attn_implementation, torch_dtype)
+        _translate(kwargs, use_sdpa_patching, attn_implementation, torch_dtype)
         return super().from_config(config, **kwargs)  # ty: ignore[missing-attribute]
 
 
-class AutoModelForCausalLM(_Keywords, transformers.AutoModelForCausalLM):
-    """`transformers.AutoModelForCausalLM` with the reference's keywords."""
+class _DropIn(_Keywords):
+    """Those keywords, and the fast forward for what comes out."""
+
+    _task: str
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Loads a pretrained model; every keyword of transformers' `from_pretrained` works."""
+        made = super().from_pretrained(*args, **kwargs)
+        if isinstance(made, tuple):  # output_loading_info
+            return cls._fast(made[0], kwargs), *made[1:]
+        return cls._fast(made, kwargs)
+
+    @classmethod
+    def from_config(cls, *args: Any, **kwargs: Any) -> Any:
+        """Builds a randomly initialised model from a config, or from the name of one."""
+        return cls._fast(super().from_config(*args, **kwargs), kwargs)
+
+    @classmethod
+    def _fast(cls, model: Any, kwargs: dict[str, Any]) -> Any:
+        from automodel.models.drop_in import speed_up
+
+        return speed_up(model, cls._task, kernels=kwargs.get("use_liger_kernel") is not False)
 
 
-class AutoModelForSequenceClassification(_Keywords, transformers.AutoModelForSequenceClassification):
-    """`transformers.AutoModelForSequenceClassification` with the reference's keywords."""
+class AutoModelForCausalLM(_DropIn, transformers.AutoModelForCausalLM):
+    """`transformers.AutoModelForCausalLM`, faster, with the reference's keywords."""
+
+    _task = "causal-lm"
 
 
-class AutoModelForTokenClassification(_Keywords, transformers.AutoModelForTokenClassification):
-    """`transformers.AutoModelForTokenClassification` with the reference's keywords."""
+class AutoModelForSequenceClassification(_DropIn, transformers.AutoModelForSequenceClassification):
+    """`transformers.AutoModelForSequenceClassification`, faster, with the reference's keywords."""
+
+    _task = "text-classification"
+
+
+class AutoModelForTokenClassification(_DropIn, transformers.AutoModelForTokenClassification):
+    """`transformers.AutoModelForTokenClassification`, faster, with the reference's keywords."""
+
+    _task = "token-classification"
 
 
 class AutoModelForSeq2SeqLM(_Keywords, transformers.AutoModelForSeq2SeqLM):
-    """`transformers.AutoModelForSeq2SeqLM` with the reference's keywords."""
+    """`transformers.AutoModelForSeq2SeqLM` with the reference's keywords; source and target cannot be packed."""
 
 
 NeMoAutoModelForCausalLM = AutoModelForCausalLM
@@ -107,16 +137,29 @@ NeMoAutoModelForSequenceClassification = AutoModelForSequenceClassification
 NeMoAutoModelForTokenClassification = AutoModelForTokenClassification
 NeMoAutoModelForSeq2SeqLM = AutoModelForSeq2SeqLM
 
+
+class _PlainSequenceClassification(_Keywords, transformers.AutoModelForSequenceClassification):
+    """As the engine wants it."""
+
+
+class _PlainTokenClassification(_Keywords, transformers.AutoModelForTokenClassification):
+    """As the engine wants it."""
+
+
+class _PlainCausalLM(_Keywords, transformers.AutoModelForCausalLM):
+    """As the engine wants it."""
+
+
 _CLASS_FOR_TASK: dict[str, Any] = {
-    "text-classification": AutoModelForSequenceClassification,
-    "token-classification": AutoModelForTokenClassification,
-    "causal-lm": AutoModelForCausalLM,
+    "text-classification": _PlainSequenceClassification,
+    "token-classification": _PlainTokenClassification,
+    "causal-lm": _PlainCausalLM,
     "seq2seq": AutoModelForSeq2SeqLM,
 }
 
 
 def class_for_task(task: str) -> Any:
-    """The auto class that builds models for a task."""
+    """The auto class that builds stock models for a task, with the reference's keywords."""
     return _CLASS_FOR_TASK[task]
 
 
@@ -132,7 +175,6 @@ def dtype_named(name: torch.dtype | str) -> torch.dtype | str:
 
 def _translate(
     kwargs: dict[str, Any],
-    use_liger_kernel: bool | None,
     use_sdpa_patching: bool | None,
     attn_implementation: str | dict | None,
     torch_dtype: torch.dtype | str | None,
@@ -146,10 +188,6 @@ def _translate(
     attention = attention_to_use(attn_implementation, use_sdpa_patching)
     if attention is not None:
         kwargs["attn_implementation"] = attention
-    if use_liger_kernel:
-        logger.warning(
-            "use_liger_kernel=True: this release ships no fused kernel that wins over torch's own; nothing was swapped"
-        )
 
 
 def attention_to_use(attn_implementation: str | dict | None, use_sdpa_patching: bool | None) -> str | dict | None:

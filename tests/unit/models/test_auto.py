@@ -39,7 +39,9 @@ def test_the_model_is_the_plain_class_and_hf_keywords_work(folder):
     model, info = automodel.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=3, hidden_dropout_prob=0.25, output_loading_info=True, local_files_only=True
     )
-    assert type(model) is transformers.BertForSequenceClassification
+    assert isinstance(model, transformers.BertForSequenceClassification)
+    assert isinstance(model, transformers.PreTrainedModel)
+    assert str(type(model)) == str(transformers.BertForSequenceClassification)
     assert model.config.hidden_dropout_prob == 0.25
     assert not info["missing_keys"]
 
@@ -85,12 +87,11 @@ def test_a_missing_flash_attention_is_mapped_and_said(folder, caplog, name):
     assert f"{name} is mapped to sdpa" in caplog.text
 
 
-def test_liger_is_answered_honestly(folder, caplog):
-    automodel.AutoModelForSequenceClassification.from_pretrained(folder, use_liger_kernel=True)
-    assert "use_liger_kernel=True: this release ships no fused kernel" in caplog.text
-    caplog.clear()
-    automodel.AutoModelForSequenceClassification.from_pretrained(folder, use_liger_kernel=False)
-    assert not caplog.text
+def test_the_engine_gets_stock_models():
+    from automodel.models.auto import class_for_task
+
+    model = class_for_task("causal-lm").from_config(tiny_models.tiny_config("llama"))
+    assert type(model) is transformers.LlamaForCausalLM
 
 
 def test_from_config_takes_a_config_or_a_folder(folder):

@@ -1,0 +1,318 @@
+"""A Hugging Face model that computes faster and is otherwise the model it was: `speed_up(model, task)`.
+
+    from automodel import AutoModelForCausalLM          # instead of `from transformers import …`
+
+The model keeps its class (by name, and by `isinstance`), parameters, state dict, `generate`, `save_pretrained` and
+everything else. Only `forward` is new. It looks at a call, and where it can compute the same numbers faster, it does:
+
+- padding is taken out (`unpad.py`), attention runs document by document, and logits are padded back;
+- blocks are fused where kernels run: half precision on a GPU (`packed_call.py`, `fuse.py`);
+- the loss of a language model in training makes its logits a few rows at a time, and the output makes all of them only
+  if somebody looks (`lazy_logits.py`).
+
+Every other call is the stock forward, exactly: with a key/value cache, embeddings for ids, attentions or hidden states
+wanted, families that cannot be packed, several replicas, torch.compile, eager attention, hooks inside the model, labels
+on padding. `path_taken(model)` tells what the last call did, and why it was stock.
+
+Legend: B rows, S columns, T real tokens, R rows that carry a label, V words.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import (
+    SequenceClassifierOutput,
+    SequenceClassifierOutputWithPast,
+    TokenClassifierOutput,
+)
+
+from automodel.data.batch import IGNORE, PackedBatch
+from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
+from automodel.losses.unprojected import Unprojected
+from automodel.models.families import family_of, packing_support
+from automodel.models.forward import make_forward, make_loss_forward
+from automodel.models.lazy_logits import LazyCausalLMOutput, Promise
+from automodel.models.packed_call import (
+    Blocks,
+    PackedCode,
+    has_hooks,
+    kernels_run,
+    make_blocks,
+    recomputed_layers,
+    recomputes_by_saved_tensors,
+)
+from automodel.models.unpad import Inputs, Rectangular, Unpadded, aligned_labels, unpad
+
+logger = logging.getLogger(__name__)
+
+_STATE = "_automodel_calls"
+_CARRIED = ("input_ids", "attention_mask", "position_ids", "token_type_ids", "labels")
+_UNDERSTOOD = (*_CARRIED, "use_cache", "num_items_in_batch")
+_STOCK_VALUES: dict[str, tuple[Any, ...]] = {
+    "return_dict": (None, True),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+    "logits_to_keep": (0,),
+}
+"""Arguments that are understood as long as they ask for nothing."""
+_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+
+
+class Calls:
+    """What calls of one model share. A copy of the model begins without."""
+
+    def __init__(self, task: str, kernels: bool):
+        self.task, self.kernels = task, kernels
+        self.path, self.reason = "stock", "it was not called yet"
+        self.said: set[str] = set()
+        self.blocks: Blocks | None = None
+        self.no_blocks_at: tuple[Any, ...] | None = None
+        self.forwards: dict[Any, Callable[..., Any]] = {}
+
+    def __deepcopy__(self, memo: Any) -> Calls:
+        return Calls(self.task, self.kernels)
+
+    def __reduce__(self) -> Any:
+        return Calls, (self.task, self.kernels)
+
+    def took(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        if reason not in self.said:
+            self.said.add(reason)
+            logger.info("%s forward: %s", path, reason)
+
+
+def speed_up(model: Any, task: str, *, kernels: bool = True) -> Any:
+    """Gives a transformers model the fast `forward`, in place. `kernels=False` keeps stock blocks."""
+    if packing_support(model.config, task).packed and not hasattr(model, _STATE):
+        model.__class__ = _fast_class(type(model))
+        setattr(model, _STATE, Calls(task, kernels))
+    return model
+
+
+def path_taken(model: Any) -> tuple[str, str]:
+    """(`fused`, `packed` or `stock`; why) of the last call."""
+    calls = getattr(model, _STATE, None)
+    return ("stock", "the family cannot be packed") if calls is None else (calls.path, calls.reason)
+
+
+@functools.cache
+def _fast_class(stock: Any) -> type:
+    """The class with another `forward`, under the same name."""
+    names = [name for name in inspect.signature(stock.forward).parameters if name != "self"]
+
+    @functools.wraps(stock.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args)) | kwargs
+        calls = self.__dict__.get(_STATE)
+        if calls is None or "cu_seq_lens_q" in given:  # the second: our own call, on its way to the stock code
+            return stock.forward(self, *args, **kwargs)
+        try:
+            _check(self, calls, given)
+            return _fast_forward(self, calls, given)
+        except Rectangular as reason:
+            calls.took("stock", str(reason))
+        return stock.forward(self, *args, **kwargs)
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        return _empty, (stock,), self.__dict__
+
+    own = {"forward": forward, "__reduce_ex__": reduced, "__doc__": stock.__doc__}
+    return type(stock.__name__, (stock,), {**own, "__module__": stock.__module__, "__qualname__": stock.__qualname__})
+
+
+def _empty(stock: type) -> Any:
+    """For pickle and copy, which cannot find a class that was made here by its name."""
+    return object.__new__(_fast_class(stock))
+
+
+def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
+    """Raises `Rectangular` for calls that only the stock forward answers."""
+    ids, config = given.get("input_ids"), model.config
+    for name, value in given.items():
+        if name not in _UNDERSTOOD and value is not None:
+            usual = _STOCK_VALUES.get(name)
+            if usual is None or isinstance(value, Tensor) or value not in usual:
+                raise Rectangular(f"{name} was given")
+    if not isinstance(ids, Tensor) or ids.dim() != 2:
+        raise Rectangular("input_ids are not a rectangle")
+    for name in ("attention_mask", "token_type_ids", "labels", "position_ids"):
+        value = given.get(name)
+        flat = name == "labels" and calls.task == "text-classification"
+        rows = (1, len(ids)) if name == "position_ids" else (len(ids),)
+        if value is None or flat:
+            continue
+        if (
+            not isinstance(value, Tensor)
+            or value.dim() != 2
+            or value.shape[0] not in rows
+            or value.shape[1] != ids.shape[1]
+        ):
+            raise Rectangular(f"{name} has another shape than input_ids")
+        if value.device != ids.device:
+            raise Rectangular(f"{name} lies on another device")
+    if given.get("token_type_ids") is not None and not family_of(config).token_types:
+        raise Rectangular("token_type_ids were given to a family without them")
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        raise Rectangular("the model is being compiled")
+    if model.__dict__.get("_is_replica") or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
+        raise Rectangular("the model is spread over devices")
+    if config._attn_implementation not in _ATTENTIONS:
+        raise Rectangular(f"attention is {config._attn_implementation}")
+    if hasattr(model, "_loss_function") and given.get("labels") is not None:
+        raise Rectangular("the model has a loss function of its own")
+    if config.output_hidden_states or config.output_attentions or not config.return_dict:
+        raise Rectangular("the config asks for other outputs")
+    _check_cache(model, calls, given)
+    if ids.device.type == "cpu" and (given.get("attention_mask") is None or bool(given["attention_mask"].all())):
+        raise Rectangular("on the CPU, a batch without padding gains nothing")
+    if has_hooks(model):
+        raise Rectangular("there are hooks inside the model")
+
+
+def _caches(model: Any, given: dict[str, Any]) -> bool:
+    use_cache = given.get("use_cache")
+    return bool(getattr(model.config, "use_cache", False) if use_cache is None else use_cache)
+
+
+def _check_cache(model: Any, calls: Calls, given: dict[str, Any]) -> None:
+    """A language model that is only asked for logits also gives its cache, and a loop that generates reads it."""
+    if given.get("use_cache"):
+        raise Rectangular("use_cache was given")
+    wants_cache = calls.task == "causal-lm" and _caches(model, given)
+    if wants_cache and not model.training and given.get("labels") is None:
+        raise Rectangular("the cache may be wanted; use_cache=False says it is not")
+
+
+def _fast_forward(model: Any, calls: Calls, given: dict[str, Any]) -> Any:
+    labels = given.get("labels")
+    inputs = Inputs(*(given.get(name) for name in _CARRIED), caches=_caches(model, given))  # ty: ignore[invalid-argument-type]
+    batch = unpad(inputs, calls.task, model.config)
+    rows_R = None
+    if labels is not None and calls.task == "causal-lm":
+        aligned_T = batch.take(aligned_labels(labels, calls.task))
+        rows_R = (aligned_T != IGNORE).nonzero().squeeze(1)
+        if not len(rows_R):
+            raise Rectangular("no token has a label")
+        batch = replace(batch, packed=replace(batch.packed, labels_R=aligned_T))
+    layers = recomputed_layers(model)
+    blocks = _blocks(model, calls, batch.packed.max_seqlen, layers)
+    seed = None
+    if blocks is not None and model.training:
+        seed = torch.randint(2**62, (1,), device=model.device)
+    code = PackedCode(model, blocks, batch.packed, seed, layers)
+    with code.call():
+        output = _ANSWERS[calls.task](model, calls, batch, given, rows_R, blocks is not None)
+    if blocks is not None:
+        calls.took("fused", "padding taken out, blocks fused")
+    else:
+        calls.took("packed", "padding taken out, stock blocks")
+    return output
+
+
+def _blocks(model: Any, calls: Calls, longest: int, layers: list[Any]) -> Blocks | None:
+    """Fused blocks, made once for weights that stay where they are."""
+    if not calls.kernels or not kernels_run(model) or not recomputes_by_saved_tensors(layers):
+        return None
+    trained = tuple(p.requires_grad for p in model.parameters())
+    if calls.blocks is not None and all(trained) and calls.blocks.fit(model, longest):
+        return calls.blocks
+    state = (trained, tuple(id(m) for m in model.modules()), tuple(p.data_ptr() for p in model.parameters()))
+    if calls.no_blocks_at == state:
+        return None
+    calls.forwards.clear()
+    calls.blocks = make_blocks(model, longest)
+    calls.no_blocks_at = state if calls.blocks is None else None
+    return calls.blocks
+
+
+def _forward(model: Any, calls: Calls, fused: bool, for_loss: bool = False) -> Callable[[PackedBatch], Any]:
+    """The engine's forward over packed batches (`forward.py`), made while the code it runs on is switched."""
+    key = (fused, for_loss, tuple(id(m) for m in model.children()))
+    if key not in calls.forwards:
+        make = make_loss_forward if for_loss else make_forward
+        calls.forwards[key] = make(model, calls.task, "packed", swapped=fused)
+    return calls.forwards[key]
+
+
+def _language(
+    model: Any, calls: Calls, batch: Unpadded, given: dict[str, Any], rows_R: Tensor | None, fused: bool
+) -> LazyCausalLMOutput:
+    if rows_R is None:
+        return _output(logits=batch.pad(_forward(model, calls, fused)(batch.packed)))
+    outputs = _forward(model, calls, fused, for_loss=True)(batch.packed)
+    count = given.get("num_items_in_batch")
+    count = torch.as_tensor(len(rows_R) if count is None else count, dtype=torch.float32, device=rows_R.device)
+    labels_R = batch.packed.labels_R.index_select(0, rows_R)
+    if isinstance(outputs, Tensor):
+        loss = torch.nn.functional.cross_entropy(outputs.float().index_select(0, rows_R), labels_R, reduction="sum")
+        return _output(loss=loss / count, logits=batch.pad(outputs))
+    hidden_RN = outputs.hidden_RN.index_select(0, rows_R)
+    form = CrossEntropy(outputs.logit_scale, outputs.softcap)
+    with torch.autocast(hidden_RN.device.type, enabled=False):  # dtypes are settled (`lm_head.py`)
+        loss = linear_cross_entropy(
+            hidden_RN, outputs.weight_VN, labels_R, scale=count.reciprocal(), bias=outputs.bias_V, form=form
+        )
+    made = _output(loss=loss)
+    made["logits"] = Promise(lambda: _logits(batch, outputs))
+    if not model.training:
+        made["logits"] = made.logits  # whoever evaluates looks at them, item by item
+    return made
+
+
+def _output(**values: Any) -> LazyCausalLMOutput:
+    return LazyCausalLMOutput(**values)  # transformers' annotations say FloatTensor, which bf16 is not
+
+
+def _logits(batch: Unpadded, outputs: Unprojected) -> Tensor:
+    with torch.autocast(outputs.hidden_RN.device.type, enabled=False):
+        return batch.pad(outputs.logits())
+
+
+def _dtype_of_logits(model: Any, device: str) -> torch.dtype:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+
+
+def _classes(
+    model: Any, calls: Calls, batch: Unpadded, given: dict[str, Any], rows_R: Tensor | None, fused: bool
+) -> SequenceClassifierOutput | SequenceClassifierOutputWithPast:
+    from transformers.loss.loss_utils import ForSequenceClassificationLoss
+
+    logits_BC = _forward(model, calls, fused)(batch.packed)
+    logits_BC = logits_BC.to(_dtype_of_logits(model, logits_BC.device.type))
+    loss: Any = None
+    if given.get("labels") is not None:
+        loss = ForSequenceClassificationLoss(given["labels"], logits_BC, model.config)
+    values: dict[str, Any] = {"loss": loss, "logits": logits_BC}
+    if family_of(model.config).decoder:
+        return SequenceClassifierOutputWithPast(**values)
+    return SequenceClassifierOutput(**values)
+
+
+def _tags(
+    model: Any, calls: Calls, batch: Unpadded, given: dict[str, Any], rows_R: Tensor | None, fused: bool
+) -> TokenClassifierOutput:
+    from transformers.loss.loss_utils import ForTokenClassification
+
+    logits_TC = _forward(model, calls, fused)(batch.packed)
+    logits_BSC = batch.pad(logits_TC.to(_dtype_of_logits(model, logits_TC.device.type)))
+    loss: Any = None
+    if given.get("labels") is not None:
+        loss = ForTokenClassification(logits_BSC, given["labels"], model.config)
+    values: dict[str, Any] = {"loss": loss, "logits": logits_BSC}
+    return TokenClassifierOutput(**values)
+
+
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "causal-lm": _language,
+    "text-classification": _classes,
+    "token-classification": _tags,
+}

@@ -1,0 +1,376 @@
+"""`automodel.AutoModelFor…` in somebody's own loop, against the same code with transformers' classes (CPU, fp32):
+logits where there are tokens, gradients of every parameter, losses, generated tokens, saved folders, whole loops."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import transformers
+from torch.optim import AdamW
+
+import automodel
+from automodel.models import drop_in
+from automodel.models.drop_in import path_taken
+from automodel.models.lazy_logits import Promise
+from tiny_models import VOCAB, tiny, tiny_config
+
+CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+LANGUAGE = ["llama", "qwen3", "mistral", "gemma3_text", "gpt2", "gemma2"]
+FUSABLE = {
+    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
+}  # fmt: skip
+CLASS = {
+    "causal-lm": "AutoModelForCausalLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+}
+GEMMA2 = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """(kind, task, overrides) to a saved model."""
+
+    def saved(kind, task, **overrides):
+        if kind == "gemma2":
+            settings = {**tiny_config("llama").to_dict(), **GEMMA2, **overrides}
+            keep = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                    "head_dim", "intermediate_size", "max_position_embeddings", "bos_token_id", "eos_token_id",
+                    *GEMMA2, *overrides)  # fmt: skip
+            config = transformers.AutoConfig.for_model("gemma2", **{k: settings[k] for k in keep})
+            torch.manual_seed(0)
+            transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / kind)
+        else:
+            tiny(kind, task, **overrides)[1].save_pretrained(tmp_path / kind)
+        return tmp_path / kind
+
+    return saved
+
+
+@pytest.fixture
+def fused_on_cpu(monkeypatch):
+    """As if kernels ran here: the fused blocks, on their torch references."""
+    monkeypatch.setattr(drop_in, "kernels_run", lambda model: True)
+
+
+def both(path, task, **keywords):
+    """(the stock model, ours)."""
+    return tuple(getattr(home, CLASS[task]).from_pretrained(path, **keywords) for home in (transformers, automodel))
+
+
+def batch(task="causal-lm", side="right", rows=(9, 4, 13), pad=0, seed=1):
+    """A padded rectangle with labels: of half the tokens, or one a row."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(rows)
+    ids, mask = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.int64)
+    for row, length in enumerate(rows):
+        here = slice(0, length) if side == "right" else slice(width - length, width)
+        ids[row, here] = torch.randint(5, VOCAB, (length,), generator=generator)
+        mask[row, here] = 1
+    if task == "text-classification":
+        return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([row % 3 for row in range(len(rows))])}
+    labels = torch.where(mask.bool(), ids if task == "causal-lm" else ids % 3, -100)
+    labels[:, ::2] = -100
+    if task == "causal-lm":
+        labels[torch.nn.functional.pad(mask, (1, 0))[:, :-1] == 0] = -100  # predicted from padding, if at all
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+
+def assert_same(stock, ours, inputs, path="packed"):
+    """Loss, logits where there are tokens, and gradients."""
+    results = []
+    for model in (stock, ours):
+        model.zero_grad(set_to_none=True)
+        output = model(**inputs)
+        output.loss.backward()
+        results.append(output)
+    assert path_taken(ours)[0] == path, path_taken(ours)
+    theirs, mine = results
+    torch.testing.assert_close(mine.loss, theirs.loss, **CLOSE)
+    assert mine.logits.shape == theirs.logits.shape
+    assert mine.logits.dtype == theirs.logits.dtype
+    kept = inputs["attention_mask"].bool() if mine.logits.dim() == 3 else ...
+    torch.testing.assert_close(mine.logits[kept], theirs.logits[kept], **CLOSE)
+    gradients = {name: p.grad for name, p in stock.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        if gradients[name] is None or parameter.grad is None:
+            for gradient in (gradients[name], parameter.grad):
+                assert gradient is None or not gradient.any(), name
+        else:
+            torch.testing.assert_close(parameter.grad, gradients[name], **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_language_models(folder, kind, side, training):
+    stock, ours = both(folder(kind, "causal-lm"), "causal-lm")
+    assert isinstance(ours, type(stock))
+    assert isinstance(ours, transformers.PreTrainedModel)
+    stock.train(training), ours.train(training)
+    assert_same(stock, ours, batch(side=side), "stock" if kind == "gemma2" else "packed")
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral", "gemma3_text"])
+def test_language_models_with_fused_blocks(folder, kind, side, training, fused_on_cpu):
+    stock, ours = both(folder(kind, "causal-lm", **FUSABLE), "causal-lm")
+    stock.train(training), ours.train(training)
+    for seed in (1, 2):
+        assert_same(stock, ours, batch(side=side, seed=seed), "fused")
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert", "llama", "gpt2"])
+def test_classifiers(folder, kind, task):
+    overrides = {"pad_token_id": 3} if kind in ("llama", "gpt2") else {}
+    path = folder(kind, task, num_labels=3, **overrides)
+    stock, ours = both(path, task)
+    assert_same(stock, ours, batch(task, pad=stock.config.pad_token_id))
+    if kind in ("llama", "gpt2"):
+        assert_same(stock, ours, batch(task, side="left", pad=3))
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_classifiers_with_fused_blocks(folder, kind, task, fused_on_cpu):
+    wide = {**FUSABLE, "pad_token_id": 3} if kind == "llama" else {"hidden_size": 64}
+    stock, ours = both(folder(kind, task, num_labels=3, **wide), task)
+    stock.train(), ours.train()
+    assert_same(stock, ours, batch(task, pad=stock.config.pad_token_id), "fused")
+
+
+def test_token_types_travel_along(folder):
+    stock, ours = both(folder("bert", "text-classification", num_labels=3), "text-classification")
+    inputs = batch("text-classification")
+    inputs["token_type_ids"] = (torch.arange(13) > 2).long().expand(3, 13) * inputs["attention_mask"]
+    assert_same(stock, ours, inputs)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([0.5, 1.5, -2.0]), torch.eye(3)])
+def test_other_problems_of_classification(folder, labels):
+    count = 1 if labels.dim() == 1 else 3
+    stock, ours = both(folder("bert", "text-classification", num_labels=count), "text-classification")
+    assert_same(stock, ours, {**batch("text-classification"), "labels": labels})
+    assert ours.config.problem_type == stock.config.problem_type
+
+
+@pytest.mark.parametrize("count", [7, torch.tensor(7)])
+def test_losses_of_accumulated_batches_are_divided_by_what_the_caller_counted(folder, count):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    assert_same(stock, ours, {**batch(), "num_items_in_batch": count})
+    ours.train()
+    labels = int((batch()["labels"] != -100).sum())
+    summed, mean = (ours(**batch(), num_items_in_batch=n).loss.item() for n in (count, None))
+    assert summed * 7 == pytest.approx(mean * labels, rel=1e-5)
+
+
+def test_positions_of_the_caller_are_used(folder):
+    stock, ours = both(folder("gpt2", "causal-lm"), "causal-lm")
+    inputs = batch(side="left")
+    inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    assert_same(stock, ours, inputs)
+
+
+def test_documents_in_one_row(folder, monkeypatch):
+    """Without a mask, positions that start anew separate documents, as in stock transformers without a cache."""
+    monkeypatch.setattr(drop_in, "_check", lambda *args: None)  # which sends unpadded batches on the CPU to stock
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    ids = batch(rows=(13,))["input_ids"]
+    positions = torch.cat([torch.arange(6), torch.arange(7)])[None]
+    given = {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    torch.testing.assert_close(ours(**given).logits, stock(**given).logits, **CLOSE)
+    assert path_taken(ours)[0] == "packed"
+    plain = ours(input_ids=ids, use_cache=False).logits
+    assert not torch.allclose(plain[:, 6:], stock(**given).logits[:, 6:], atol=1e-4)
+
+
+STOCK_CALLS = {
+    "a cache": {"use_cache": True},
+    "attentions": {"output_hidden_states": True},
+    "part of the logits": {"logits_to_keep": 2, "labels": None},
+    "a tuple": {"return_dict": False},
+    "labels on padding": {"labels": torch.ones(3, 13, dtype=torch.int64)},
+    "a mask with gaps": {"attention_mask": torch.tensor([1, 0, 1] * 4 + [1]).expand(3, 13), "labels": None},
+    "no label at all": {"labels": torch.full((3, 13), -100)},
+}
+
+
+@pytest.mark.parametrize("what", STOCK_CALLS)
+def test_everything_else_is_the_stock_forward_exactly(folder, what):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    given = {**batch(), **STOCK_CALLS[what]}
+    theirs, mine = stock(**given), ours(**given)
+    assert path_taken(ours)[0] == "stock"
+    assert type(mine) is type(theirs)
+    for a, b in zip(*(output if isinstance(output, tuple) else output.values() for output in (mine, theirs))):
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b) or (a.isnan() & b.isnan()).all()
+
+
+def test_embeddings_for_ids_hooks_and_eager_attention_are_stock(folder):
+    path = folder("llama", "causal-lm")
+    stock, ours = both(path, "causal-lm")
+    inputs = batch()
+    ids = inputs.pop("input_ids")
+    embedded = {"inputs_embeds": stock.get_input_embeddings()(ids), **inputs}
+    assert torch.equal(ours(**embedded).logits, stock(**embedded).logits)
+    seen = []
+    handle = ours.model.layers[0].register_forward_hook(lambda module, args, output: seen.append(output.shape))
+    ours(input_ids=ids, **inputs)
+    assert seen == [(3, 13, 32)]
+    assert path_taken(ours) == ("stock", "there are hooks inside the model")
+    handle.remove()
+    ours(input_ids=ids, **inputs)
+    assert path_taken(ours)[0] == "packed"
+    eager = automodel.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    eager(input_ids=ids, **inputs)
+    assert path_taken(eager) == ("stock", "attention is eager")
+
+
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_generates_the_same_tokens(folder, kind):
+    stock, ours = both(folder(kind, "causal-lm"), "causal-lm")
+    inputs = batch(side="left")
+    del inputs["labels"]
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    ours.train()(**batch()).loss.backward()  # a step in between changes nothing
+    ours.eval()
+    assert torch.equal(ours.generate(**inputs, **settings), stock.generate(**inputs, **settings))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_plain_loop_learns_the_same_and_saves_a_stock_model(folder, tmp_path, fused, monkeypatch):
+    if fused:
+        monkeypatch.setattr(drop_in, "kernels_run", lambda model: True)
+    path = folder("qwen3", "causal-lm", **FUSABLE)
+    losses = []
+    for model in both(path, "causal-lm"):
+        model.train()
+        optimizer, losses_here = AdamW(model.parameters(), lr=1e-3), []
+        for step in range(10):
+            loss = model(**batch(seed=step % 3)).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses_here.append(float(loss.detach()))
+        losses.append(losses_here)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[1][-1] < losses[1][0]
+    assert path_taken(model)[0] == ("fused" if fused else "packed")
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert type(again) is transformers.Qwen3ForCausalLM
+    assert again.config.architectures == ["Qwen3ForCausalLM"]
+    assert again.state_dict().keys() == transformers.AutoModelForCausalLM.from_pretrained(path).state_dict().keys()
+    ids = batch()["input_ids"]
+    assert torch.equal(again.eval()(ids).logits, model.eval()(ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradient_checkpointing_recomputes_what_was_computed(folder, kind, reentrant, fused, monkeypatch):
+    if fused:
+        monkeypatch.setattr(drop_in, "kernels_run", lambda model: True)
+    stock, ours = both(folder(kind, "causal-lm", **(FUSABLE if kind == "llama" else {})), "causal-lm")
+    stock.train(), ours.train()
+    ours.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        ours.enable_input_require_grads()
+    stock(**batch()).loss.backward()
+    loss = ours(**batch()).loss
+    assert path_taken(ours)[0] == ("fused" if fused and kind == "llama" and not reentrant else "packed")
+    ours.eval()  # whatever happens in between
+    ours(**batch(seed=5))
+    ours.generate(batch()["input_ids"][:1, :4], max_new_tokens=2, pad_token_id=0)
+    ours.train()
+    loss.backward()
+    for (name, expected), found in zip(stock.named_parameters(), ours.parameters()):
+        torch.testing.assert_close(found.grad, expected.grad, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_logits_of_a_training_step_are_made_when_somebody_looks(folder):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    ours.train()
+    output = ours(**batch())
+    assert isinstance(dict(output.items())["logits"], Promise)
+    rebuilt = type(output)(dict(output.items()))
+    theirs = stock(**batch())
+    kept = batch()["attention_mask"].bool()
+    for logits in (rebuilt.logits, output["logits"], output[1], output.to_tuple()[1]):
+        torch.testing.assert_close(logits[kept], theirs.logits[kept], **CLOSE)
+    assert output[0] is output.loss
+    output.logits.sum().backward()
+    assert ours.lm_head.weight.grad is not None
+    assert isinstance(dict(ours.eval()(**batch()).items())["logits"], torch.Tensor)
+
+
+def test_copies_and_pickles_go_on_by_themselves(folder):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    ours(**batch())
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        with torch.no_grad():
+            other.lm_head.weight.zero_()
+        assert not other(**batch()).logits.any()
+        assert path_taken(other)[0] == "packed"
+        assert_same(stock, ours, batch())
+
+
+def test_moving_a_model_makes_its_blocks_anew(folder, fused_on_cpu):
+    stock, ours = both(folder("llama", "causal-lm", **FUSABLE), "causal-lm")
+    assert_same(stock, ours, batch(), "fused")
+    stock, ours = stock.double().float(), ours.double().float()
+    with torch.no_grad():
+        stock.model.layers[0].self_attn.q_proj.weight.mul_(2)
+        ours.model.layers[0].self_attn.q_proj.weight.mul_(2)
+    assert_same(stock, ours, batch(), "fused")
+
+
+def test_a_frozen_model_keeps_stock_blocks(folder, fused_on_cpu):
+    stock, ours = both(folder("llama", "causal-lm", **FUSABLE), "causal-lm")
+    for model in (stock, ours):
+        model.model.embed_tokens.requires_grad_(False)
+    assert_same(stock, ours, batch(), "packed")
+    unwanted = automodel.AutoModelForCausalLM.from_pretrained(ours.config._name_or_path, use_liger_kernel=False)
+    unwanted(**batch())
+    assert path_taken(unwanted)[0] == "packed"
+
+
+def test_two_passes_before_one_backward(folder, fused_on_cpu):
+    stock, ours = both(folder("llama", "causal-lm", **FUSABLE), "causal-lm")
+    for model in (stock, ours):
+        model.train()
+        (model(**batch(seed=1)).loss + 2 * model(**batch(seed=2)).loss).backward()
+    for (name, expected), found in zip(stock.named_parameters(), ours.parameters()):
+        torch.testing.assert_close(found.grad, expected.grad, **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_autocast_keeps_its_dtypes(folder):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    results = []
+    for model in (stock, ours):
+        model.train()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(**batch())
+        output.loss.backward()
+        results.append((output, model.lm_head.weight.grad))
+    (theirs, expected), (mine, found) = results
+    assert path_taken(ours)[0] == "packed"
+    assert mine.logits.dtype == theirs.logits.dtype == torch.bfloat16
+    torch.testing.assert_close(mine.loss, theirs.loss, rtol=2e-2, atol=2e-2)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_a_signature_that_other_libraries_read_is_the_stock_one(folder):
+    import inspect
+
+    stock, ours = both(folder("bert", "text-classification", num_labels=3), "text-classification")
+    assert inspect.signature(ours.forward) == inspect.signature(stock.forward)
+    ids, mask = batch()["input_ids"], batch()["attention_mask"]
+    assert torch.equal(ours(ids, mask).logits, ours(ids, attention_mask=mask).logits)
