@@ -44,6 +44,8 @@ MANY_BLOCKS = 1024  # more than an update beside a forward pass has programs
 
 EXEMPT: dict[str, str] = {
     "update8_kernel": "8-bit moments are asked for by name, and compile in a second beside a model that is loaded",
+    "amax_kernel": "FP8 is asked for, and for large models, whose weights take longer to load than this to compile",
+    "quantise_kernel": "as `amax_kernel`",
 }
 """Kernels without a recipe, and why."""
 
@@ -121,6 +123,7 @@ RECIPES: tuple[Recipe, ...] = (
     ahead_encoders.gated_mlp,
     ahead_encoders.rotations,
     ahead_encoders.joined_biases,
+    ahead_encoders.classifying_head,
     ahead_decoders.rms_norms,
     ahead_decoders.heads_of_products,
     ahead_decoders.wide_head_norms,

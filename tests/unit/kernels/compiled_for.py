@@ -18,6 +18,8 @@ os.environ["TRITON_INTERPRET"] = "0"
 sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
 
 LOSS_KERNEL = "cross_entropy_rows_kernel"
+MULTIPLES = ("n_columns", "n_blocks", "n_padded", "n_elements")  # of 16
+FP8_KERNEL, FIRST_WITH_FP8 = "quantise_kernel", 89
 CUOBJDUMP = "backends/nvidia/bin/cuobjdump"
 
 
@@ -35,7 +37,7 @@ def compile_kernel(kernel, arguments: dict, capability: int, warps: int):
         else:
             signature[name] = kind
             # torch's allocations are aligned, and sizes mostly multiples of 16: Triton specialises on both.
-            if kind.startswith("*") or name.endswith("_stride") or name in ("n_columns", "n_blocks"):
+            if kind.startswith("*") or name.endswith("_stride") or name in MULTIPLES:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
@@ -267,6 +269,21 @@ def loss_cases():
         yield f"{LOSS_KERNEL} {name}", cross_entropy_rows_kernel, kinds | types(dtype, "LOGITS") | sizes, warps
 
 
+def fp8_cases():
+    from automodel.kernels import fp8
+    from automodel.kernels.fp8_triton import amax_kernel, quantise_kernel
+
+    kinds = types("*bf16", "X") | types("*fp32", "PARTIAL SCALE") | types("i32", "n_elements n_rows n_partials")
+    kinds |= types("i32", "n_columns n_padded") | constant(BLOCK=fp8.AMAX_BLOCK)
+    tile = constant(BLOCK_R=fp8.TILE_ROWS, BLOCK_C=fp8.TILE_COLUMNS, PARTIALS=1024, TINIEST=fp8.TINIEST)
+    yield "amax_kernel", amax_kernel, kinds, fp8.AMAX_WARPS
+    for name, element, dtype in (("e4m3", "*fp8e4nv", fp8.E4M3), ("e5m2", "*fp8e5", fp8.E5M2)):
+        made = types(element, "ROWS COLUMNS") | constant(LARGEST=fp8.LARGEST[dtype])
+        yield f"quantise_kernel {name}", quantise_kernel, kinds | made | tile, fp8.TILE_WARPS
+        known = constant(PARTIAL=None, ROWS=None, PARTIALS=1)
+        yield f"quantise_kernel {name} turned", quantise_kernel, kinds | made | tile | known, fp8.TILE_WARPS
+
+
 def every_case():
     yield from loss_cases()
     yield from decoder_cases()
@@ -277,6 +294,7 @@ def every_case():
     yield from adamw_cases()
     yield from lazy_rows_cases()
     yield from attention_cases()
+    yield from fp8_cases()
 
 
 def main() -> None:
@@ -284,6 +302,8 @@ def main() -> None:
     report = []
     for name, kernel, arguments, warps in every_case():
         for capability in capabilities:
+            if name.startswith(FP8_KERNEL) and capability < FIRST_WITH_FP8:
+                continue
             compiled = compile_kernel(kernel, arguments, capability, warps)
             report.append({"kernel": name, "capability": capability, "warps": warps, **resources(compiled)})
     print(json.dumps(report))

@@ -25,7 +25,9 @@ def report():
 def test_every_kernel_compiles_for_both(report):
     names = {row["kernel"] for row in report}
     assert len(names) >= 20
-    assert len(report) == 2 * len(names)
+    newer = {name for name in names if name.startswith("quantise_kernel")}  # Ampere has no FP8
+    assert len(newer) == 4
+    assert len(report) == 2 * len(names) - len(newer)
 
 
 def test_nothing_spills_below_the_widest_rows(report):
