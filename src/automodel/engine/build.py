@@ -37,11 +37,14 @@ from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_loss_forward
+from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
 from automodel.optim.build import build_optimizer, parameter_groups
+from automodel.optim.quantized import eight_bit_parameters
 from automodel.optim.schedule import Schedule
+from automodel.plan.fp8 import asked_fp8
 from automodel.plan.plan import Plan
 
 
@@ -189,10 +192,13 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,
         lazy=model.get_input_embeddings().weight if plan.lazy_embeddings and will_fuse(model) else None,
         late=late_parameters(layers),
+        eight_bit=eight_bit_parameters(model) if plan.optimizer is not None and plan.optimizer.bits == 8 else (),
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
     side = None if accumulates else SideStream()
     fused = fuse(model, seed, side, plan.max_length) if plan.fused_kernels else 0
+    if plan.fp8 and (asked := asked_fp8(cfg)):
+        use_fp8(model, asked[1].filter_fqns)
     forward = make_loss_forward(model, prepared.task, plan.path, swapped=bool(fused), fused=plan.fused_loss)
     if plan.compile:
         compile_model(prepared, model)

@@ -21,6 +21,7 @@ from automodel.metrics.compute import better, metric_names
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.families import PackingSupport, packing_support
+from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
 from automodel.models.load import load_hf_config, without_memory
 from automodel.plan.check import not_yet
@@ -28,6 +29,7 @@ from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
+from automodel.plan.fp8 import asked_fp8
 from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.memory import shape_of
 from automodel.plan.plan import Plan
@@ -87,6 +89,8 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
             shape=shape_of(hf_config),
             word_rows=words.num_embeddings if words is not None else 0,
+            products=tuple(products(skeleton, fused=False)) if asked_fp8(cfg) else (),
+            products_fused=tuple(products(skeleton, fused=True)) if asked_fp8(cfg) and can_fuse(hf_config) else (),
             dropout=layer_dropout(hf_config.to_dict()),
         ),
         data=DataFacts(

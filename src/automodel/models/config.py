@@ -12,18 +12,19 @@ Task = Literal["text-classification", "token-classification", "causal-lm", "seq2
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Config(Section):
-    """FP8 matrix products (`fp8:` or `model.fp8_config:`). Understood today, built in a later release."""
+    """FP8 matrix products (`fp8:` or `model.fp8_config:`) inside the blocks of a large model, in captured bf16 steps on
+    a GPU with FP8 tensor cores. An empty section turns it on."""
 
     SLOT: ClassVar[str | None] = "fp8"
 
     target: str | None = None
     """`nemo_automodel.components.quantization.fp8.FP8Config` or nothing."""
     enabled: bool = True
-    """Use FP8 for the large matrix products."""
+    """Use FP8 for the matrix products with at least 4096 inputs and outputs."""
     recipe_name: str | None = None
-    """`tensorwise`, `rowwise` or `rowwise_with_gw_hp`."""
+    """`tensorwise`, the default: one scale a tensor. `rowwise` and `rowwise_with_gw_hp` come in a later release."""
     filter_fqns: tuple[str, ...] = ()
-    """Modules to leave in the compute precision."""
+    """Modules to leave in the compute precision: parts of their names, e.g. `[down_proj, layers.0.]`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch
 from automodel.kernels.side_stream import SideStream
 from automodel.models.decoder_parts import DECODERS
+from automodel.models.fp8 import Fp8Linear
 from automodel.models.fused_decoder import (
     FusedDecoderBlock,
     FusedDecoderTokens,
@@ -33,7 +34,7 @@ from automodel.models.pooled_block import PooledBlock
 SWAPS = (
     *(FusedBlock, FusedEmbeddings, FusedModernBlock, FusedTokens),
     *(FusedDecoderBlock, FusedDecoderTokens, FusedFinalNorm),
-    PooledBlock,
+    *(PooledBlock, Fp8Linear),
 )
 """What takes the place of a `forward`."""
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch
 from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
 from automodel.kernels.embedding import word_embedding
+from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import joined_linear, joined_view
 from automodel.kernels.rope import rope_, rope_table
@@ -109,6 +110,8 @@ class FusedDecoderBlock:
     pools: bool
     """Whether this is the last block, which may run for some rows alone."""
     side: SideStream | None
+    fp8: frozenset[int] = frozenset()
+    """Linear layers, by identity, whose products are made in FP8 (`fp8.py`)."""
 
     def __call__(
         self,
@@ -155,14 +158,16 @@ class FusedDecoderBlock:
         joined = joined_view(weights)
         assert joined is not None, "the weights of one product were moved apart after the model was fused"
         biases = [m.bias for m in linears if m.bias is not None]
-        return joined_linear(x, joined, weights, biases, self.side)
+        make = fp8_joined_linear if id(linears[0]) in self.fp8 else joined_linear
+        return make(x, joined, weights, biases, self.side)
 
     def _mlp(self, y: Tensor, h: Tensor) -> Stream:
         p = self.parts
         inner, around = self._product(y, p.gate_up)
         if p.norms.before_mlp is None:
             h = around  # the stream itself was read: both its gradients meet in the product's backward
-        x = swiglu_linear(inner, p.down.weight, p.down.bias, p.activation, self.side)
+        make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
+        x = make(inner, p.down.weight, p.down.bias, p.activation, self.side)
         return Stream(self._branch(x, p.norms.after_mlp), h)
 
     def _how(self) -> Attention:

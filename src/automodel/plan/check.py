@@ -298,8 +298,9 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
     if cfg.quantization is not None:
         yield Problem("quantization", "4- and 8-bit weights come in a later release. Remove the section for now.")
     for path, fp8 in (("fp8", cfg.fp8), ("model.fp8_config", cfg.model.fp8_config)):
-        if fp8 is not None and fp8.enabled:
-            yield Problem(path, "FP8 comes in a later release. Remove the section; bf16 is used where it is fast.")
+        if fp8 is not None and fp8.enabled and fp8.recipe_name not in (None, "tensorwise"):
+            later = f"`{fp8.recipe_name}` comes in a later release. Use `tensorwise`, or leave it out."
+            yield Problem(f"{path}.recipe_name", later)
     if world_devices > 1:
         yield Problem(
             "distributed", f"{world_devices} ranks were started; several come in a later release. Start one process."

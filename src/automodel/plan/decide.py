@@ -18,6 +18,7 @@ from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_comp
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.fitting import decide_fitting, load_of
+from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
 from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
@@ -72,10 +73,15 @@ def make_plan(
         cfg, hardware, compiling, steps=total, accumulation=accumulation, tokens=mean_tokens, precision=precision,
         capture=capture, fused=fused, lines=lines,
     )  # fmt: skip
+    fp8 = decide_fp8(
+        cfg, hardware, model, precision, lines, capture=capture, fused=fused, compiled=mode is not None
+    )
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
     pooled = decide_pooled(task, path, model, checkpointing, capture or mode is not None, fused, lines)
-    late = decide_late_update(fused and checkpointing == "none", accumulation, lines)
-    lazy = decide_lazy_embeddings(task, fused, accumulation, lines)
+    # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
+    wide = kind is None or kind.bits == 32
+    late = decide_late_update(fused and wide and checkpointing == "none", accumulation, lines)
+    lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
     plain = mode is None and checkpointing == "none"
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
     decide_attention(cfg, path, hardware, fused, lines)
@@ -113,6 +119,7 @@ def make_plan(
         optimizer=kind,
         word_rows=word_rows,
         checkpointing=checkpointing,
+        fp8=fp8,
         memory_gib=round(fitting.estimate.total / GIB, 3),
     )
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from automodel.data.mixture import Mixture
+    from automodel.models.fp8 import Product
     from automodel.plan.memory import ModelShape
 
 
@@ -37,6 +38,10 @@ class ModelFacts:
     """Its sizes, where the config has the usual ones."""
     word_rows: int = 0
     """Rows of its word table, where that is a plain one that nothing else reads; 0: it is not, or nobody asked."""
+    products: tuple[Product, ...] = ()
+    """The matrix products of its stock blocks, where FP8 is asked for."""
+    products_fused: tuple[Product, ...] = ()
+    """Those of its fused blocks."""
     dropout: str | None = None
     """The key of its config that lets layers drop something at random."""
 

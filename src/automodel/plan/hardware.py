@@ -25,6 +25,8 @@ class Hardware:
     """Whether bf16 arithmetic is native and pays (Ampere and newer; CPUs with AMX)."""
     tf32: bool
     cores: int
+    fp8: bool = False
+    """Whether there are FP8 tensor cores (compute capability 8.9 and newer)."""
 
 
 def read_hardware() -> Hardware:
@@ -41,6 +43,7 @@ def read_hardware() -> Hardware:
             bf16=modern,
             tf32=modern,
             cores=cores,
+            fp8=(properties.major, properties.minor) >= (8, 9),
         )
     flags = _cpu_field("flags").split()
     return Hardware(

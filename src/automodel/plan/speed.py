@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from automodel.optim.kinds import ADAMW, Kind
+from automodel.optim.kinds import ADAMW_8BIT, CAPTURED, Kind
 from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
@@ -81,7 +81,9 @@ def decide_capture(
     elif checkpointing != "none" and dropout:
         reason = "gradient checkpointing of layers with dropout saves random states on the host"
     else:
-        lines.append(Decision("step", "captured", "forward, backward, clip and AdamW are one CUDA-graph replay"))
+        moments = " with 8-bit moments of our own" if kind == ADAMW_8BIT else ""
+        reason = f"forward, backward, clip and AdamW{moments} are one CUDA-graph replay"
+        lines.append(Decision("step", "captured", reason))
         return True
     lines.append(Decision("step", "eager", reason))
     return False
@@ -90,7 +92,7 @@ def decide_capture(
 def _plain_adamw(cfg: RunConfig, kind: Kind | None) -> bool:
     """AdamW with the keys of the section and no others."""
     optimizer = cfg.optimizer
-    adamw = kind == ADAMW if optimizer.target is None else optimizer.target == "torch.optim.AdamW"
+    adamw = kind in CAPTURED if optimizer.target is None else optimizer.target == "torch.optim.AdamW"
     return adamw and not optimizer.extra
 
 

@@ -1,0 +1,92 @@
+"""Which matrix products of a model are made in FP8, and the switch.
+
+Only products inside the blocks are candidates: the head's logits decide on the loss, and embeddings and norms are no
+products. A fused decoder makes four a layer (query, key and value in one; the attention's output; gate and up in one;
+down), stock blocks one for each linear layer. Each has to be wide enough to pay (`kernels/fp8_linear.py`), and names
+that the config lists (`filter_fqns`) stay as they are: a product that several layers share stays if one of them is
+listed.
+
+Fused blocks are told which of their layers take part; stock layers get another `forward`, on the instance, that
+`fuse.stock_blocks` takes away again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_pays
+from automodel.models.decoder_parts import DECODERS, decoder_parts
+from automodel.models.fused_decoder import FusedDecoderBlock
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product of a block."""
+
+    names: tuple[str, ...]
+    """The linear layers it computes."""
+    inputs: int
+    outputs: int
+    """Of all layers together."""
+
+    def __str__(self) -> str:
+        return f"{self.inputs}→{self.outputs}"
+
+    @property
+    def pays(self) -> bool:
+        return fp8_pays(self.inputs, self.outputs)
+
+    def listed(self, filters: Sequence[str]) -> bool:
+        """Whether a part of one of its names is in the list, as torchao's filter has it."""
+        return any(part in name for part in filters for name in self.names)
+
+
+@dataclass
+class Fp8Linear:
+    """Takes the place of a stock linear layer's `forward`."""
+
+    linear: nn.Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, bias = self.linear.weight, self.linear.bias
+        flat_TI = x.reshape(-1, x.shape[-1])
+        y_TO, _ = fp8_joined_linear(flat_TI, weight.detach(), [weight], [] if bias is None else [bias])
+        return y_TO.view(*x.shape[:-1], -1)
+
+
+def products(model: Any, fused: bool) -> list[Product]:
+    """All products inside the blocks of a model, which may be one without weights."""
+    return [product for _, product in _products(model, fused)]
+
+
+def _products(model: Any, fused: bool) -> Iterator[tuple[tuple[nn.Linear, ...], Product]]:
+    names = {id(module): name for name, module in model.named_modules()}
+    if fused and model.config.model_type in DECODERS:
+        for layer in model.model.layers:
+            parts = decoder_parts(layer, model.config)
+            for linears in (parts.qkv, (parts.out,), parts.gate_up, (parts.down,)):
+                outputs = sum(m.out_features for m in linears)
+                yield linears, Product(tuple(names[id(m)] for m in linears), linears[0].in_features, outputs)
+    elif not fused:
+        for name, module in model.named_modules():
+            inside = any(part.isdigit() for part in name.split("."))  # of a list of layers
+            if isinstance(module, nn.Linear) and inside:
+                yield (module,), Product((name,), module.in_features, module.out_features)
+
+
+def use_fp8(model: Any, filters: Sequence[str] = ()) -> list[Product]:
+    """Switches the products that pay to FP8, after the blocks were fused; returns them."""
+    blocks = [m.forward for m in model.modules() if isinstance(m.__dict__.get("forward"), FusedDecoderBlock)]
+    chosen = [(m, p) for m, p in _products(model, bool(blocks)) if p.pays and not p.listed(filters)]
+    if blocks:
+        layers = frozenset(id(linear) for linears, _ in chosen for linear in linears)
+        for block in blocks:
+            block.fp8 = layers
+    else:
+        for (linear,), _ in chosen:
+            linear.forward = Fp8Linear(linear)  # ty: ignore[invalid-assignment]
+    return [product for _, product in chosen]
