@@ -97,7 +97,7 @@ def test_language_models_run_fused_blocks(kind, side, training, tmp_path):
     for seed in (0, 1):
         assert_as_good_as_stock(exact, coarse, ours, batch(seed, side=side))
     full = batch(2, rows=(64, 64))
-    assert_as_good_as_stock(exact, coarse, ours, {k: v for k, v in full.items()})
+    assert_as_good_as_stock(exact, coarse, ours, full)
 
 
 @pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification"])

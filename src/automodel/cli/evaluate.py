@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+from automodel.cli.predict import Progress
 from automodel.config.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ def evaluate(
         str | None, typer.Option("--dataset", help="Data to measure on instead of the run's validation_dataset.")
     ] = None,
     split: Annotated[str | None, typer.Option("--split", help="Split, e.g. test or test[:1000].")] = None,
+    generate: Annotated[
+        bool, typer.Option("--generate", help="Let a language model answer, and count exact matches and F1.")
+    ] = False,
+    max_samples: Annotated[int | None, typer.Option(min=1, help="Rows that --generate asks; all by default.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest generated answer; 64 by default.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result as a .json file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
@@ -38,11 +44,15 @@ def evaluate(
     """Measure a fine-tuned model, with the metrics of its training.
 
     The run's validation_dataset is used, prepared as in training. Any key can be overridden:
-    validation_dataloader.batch_size=64.
+    validation_dataloader.batch_size=64. Language models are measured by loss, perplexity and token accuracy; with
+    --generate they also answer the prompts, and exact_match and f1 compare the answers with the right ones.
     """
     if run.startswith("-"):
         raise UserError(f"the run folder comes first: automodel evaluate RUN {run} …")
     settings = collect_overrides(context.args)
+    for flag, value in (("--max-samples", max_samples), ("--max-new-tokens", max_new_tokens)):
+        if value is not None and not generate:
+            raise UserError(f"{flag} is about generated answers; give --generate too.")
     if output is not None and (output.suffix != ".json" or not output.parent.is_dir() or output.is_dir()):
         raise UserError(f"--output: '{output}' must be a .json file in a folder that exists.")
     from automodel.engine.gpu_context import open_gpu_context
@@ -51,8 +61,13 @@ def evaluate(
     open_gpu_context()
     import_transformers()
     from automodel.engine.assess import assess
+    from automodel.engine.questions import Generating
 
-    found = assess(run, files=config or [], settings=settings, dataset=dataset, split=split, trust=trust or [])
+    with Progress("Generating") as progress:
+        found = assess(
+            run, files=config or [], settings=settings, dataset=dataset, split=split, trust=trust or [],
+            generating=Generating(max_samples, max_new_tokens or 64) if generate else None, on_progress=progress.update,
+        )  # fmt: skip
     text = json.dumps(found.to_json(), indent=2)
     if output is not None:
         from automodel.checkpoint.store import replace_text
@@ -75,6 +90,8 @@ def _print(found: Assessment) -> None:
     where = found.dataset + (f" ({found.split})" if found.split else "")
     details = [f"{stats.used:,} examples"]
     details += [f"{stats.skipped:,} rows skipped"] if stats.skipped else []
+    if found.asked is not None:
+        details.append(f"{found.asked - found.unanswered:,} of {found.asked:,} prompts answered")
     details += [f"{stats.truncated:,} cut at {stats.max_length}"] if stats.truncated else []
     _say(console, f"{found.folder} on {where}: {', '.join(details)}, {found.precision} on {found.device}")
     table = Table(box=None, pad_edge=False, show_header=False)

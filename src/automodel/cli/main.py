@@ -24,6 +24,7 @@ VERBS = {
     "data": ("automodel.cli.data", "See samples, what is learned of them, and batches."),
     "config": ("automodel.cli.config", "Validate, show and describe config files."),
     "predict": ("automodel.cli.predict", "Classify or complete text with a fine-tuned model."),
+    "generate": ("automodel.cli.generate", "Let a fine-tuned language model answer or continue prompts."),
     "evaluate": ("automodel.cli.evaluate", "Measure a fine-tuned model on a dataset."),
     "examples": ("automodel.cli.examples", "List and copy example configs."),
     "quickstart": ("automodel.cli.quickstart", "Fine-tune a real model on real reviews, in minutes."),

@@ -68,7 +68,7 @@ def predict(
         tables.check_output(output, input_file)
     from automodel.engine.predict import Predictor
 
-    with _Progress() as progress:
+    with Progress() as progress:
         predictor = Predictor(
             run, batch_size=batch_size, on_bad_row=on_bad_row, trust=trust or [], on_progress=progress.update
         )
@@ -159,14 +159,15 @@ def _short(item: Any) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
 
 
-class _Progress:
+class Progress:
     """A bar on the terminal for long inputs; nothing elsewhere, and nothing on stdout."""
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str = "Predicting") -> None:
+        self._doing = doing
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         return self
 
     def update(self, done: int, total: int) -> None:
@@ -177,7 +178,7 @@ class _Progress:
             from rich.progress import Progress
 
             self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task("Predicting", total=total)
+            self._task = self._bar.add_task(self._doing, total=total)
             self._bar.start()
         self._bar.update(self._task, completed=done)
 

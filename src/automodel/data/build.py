@@ -117,6 +117,7 @@ def build(
             "labels": labels.to_json() if labels else None,
             "description": "; ".join(dict.fromkeys(part.layout.description for part in laid)),
             "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request.tokenizer)],
+            "layout": getattr(laid[0].layout.encoder, "record", None),
             "chat_template": next((p.layout.chat_template for p in laid if p.layout.chat_template), None),
             "parts": [{"name": name, "samples": c.samples, "rows": c.rows} for name, c in zip(names, counters)],
         }

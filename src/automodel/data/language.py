@@ -11,6 +11,7 @@ samples, each starting with the last token of the one before, so every token is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,6 +124,12 @@ class Instructions:
     def columns(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*self.prompt.values(), self.answer]))
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What `encoder_of` needs to write such prompts again."""
+        own = {"prompt": self.prompt, "answer": self.answer, "prompt_template": self.template}
+        return {"kind": "instructions", **own, "chat_template": self.chat is not None}
+
     def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
         texts = []
         for i in range(len(rows[self.answer])):
@@ -206,6 +213,10 @@ class Chats:
     def columns(self) -> tuple[str, ...]:
         return tuple(name for name in (self.messages, self.tools, self.system) if name)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"kind": "chats", "messages": self.messages, "tools": self.tools, "system": self.system}
+
     def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
         texts = []
         for i, messages in enumerate(rows[self.messages]):
@@ -234,6 +245,10 @@ class PlainText:
     def columns(self) -> tuple[str, ...]:
         return (self.text,)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"kind": "plain text", "text": self.text}
+
     def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
         kept = []
         for i, text in enumerate(rows[self.text]):
@@ -258,3 +273,24 @@ class PlainText:
             for start in range(0, len(ids) - 1, self.max_length - 1):
                 piece = ids[start : start + self.max_length]
                 out.add(first + i, piece, token_labels=piece)
+
+
+def encoder_of(record: Mapping[str, Any], tokenizer: Any) -> Instructions | Chats | PlainText:
+    """An encoder like the one that left this record, for prompts: it is not meant to cut anything."""
+    if record["kind"] == "instructions":
+        chat = ChatTemplate(tokenizer) if record["chat_template"] else None
+        return Instructions(tokenizer, record["prompt"], record["answer"], 2, True, record["prompt_template"], chat)
+    if record["kind"] == "chats":
+        columns = record["messages"], record["tools"], record["system"]
+        return Chats(tokenizer, columns[0], 2, True, ChatTemplate(tokenizer), *columns[1:])
+    return PlainText(tokenizer, record["text"], max_length=2)
+
+
+def every_answer(value: Any) -> list[str]:
+    """All right answers of a row: a text, several, or SQuAD's record of texts and offsets."""
+    if isinstance(value, dict):
+        value = value.get("text")
+    if isinstance(value, (list, tuple)):
+        return [text for part in value for text in every_answer(part)]
+    answer = answer_text(value)
+    return [] if answer is None else [answer]

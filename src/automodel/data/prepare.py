@@ -55,6 +55,8 @@ class PreparedData:
     label_map: LabelMap | None = None
     chat_template: str | None = None
     """Template to save with the tokenizer, where it had none and the data are chats."""
+    layout: dict[str, Any] | None = None
+    """How a language model is asked: the record of its encoder, of a mixture's first dataset."""
     from_cache: bool = False
     """Nothing was tokenised this time."""
     mixture: Mixture | None = None
@@ -230,6 +232,7 @@ def _described(store: TokenStore, cfg: DatasetConfig, task: str, cached: bool) -
         notes=tuple(notes),
         label_map=labels,
         chat_template=meta["chat_template"],
+        layout=meta.get("layout"),  # stores of earlier releases have none
         from_cache=cached,
         mixture=mixture,
     )

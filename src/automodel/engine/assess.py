@@ -3,12 +3,15 @@
 The run's own config decides columns, lengths, batch size, precision and loss, so that the numbers are those of the
 run's last validation. What the labels mean comes from the saved model itself (its class names and problem type): the
 training data need not be there any more. A plain Hugging Face folder can be measured too, with `--dataset`.
+
+Loss and perplexity of a language model say how likely it finds the right answers. Whether it gives them is another
+question: with `Generating` it answers the prompts of the data (`questions.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from automodel.data.loader import EvalLoader
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.sources import load_rows
 from automodel.engine.evaluate import Evaluator
+from automodel.engine.questions import Generating, answer, questions_of
 from automodel.engine.read_data import custom_target
 from automodel.engine.saved import CLASSIFIERS, SavedModel, open_saved, quoted, require_model
 from automodel.engine.step import autocast
@@ -54,6 +58,10 @@ class Assessment:
     device: str
     precision: str
     seconds: float
+    asked: int | None = None
+    """Prompts that were to be answered by generating; None where nobody asked for that."""
+    unanswered: int = 0
+    """Those that the model has no room for; they count as wrong answers."""
 
     def to_json(self) -> dict[str, Any]:
         stats = self.data.stats
@@ -73,6 +81,7 @@ class Assessment:
             "device": self.device,
             "precision": self.precision,
             "seconds": round(self.seconds, 3),
+            **({} if self.asked is None else {"asked": self.asked, "unanswered": self.unanswered}),
         }
 
 
@@ -84,17 +93,27 @@ def assess(
     dataset: str | None = None,
     split: str | None = None,
     trust: Sequence[str] = (),
+    generating: Generating | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Assessment:
-    """Evaluates the model of a run folder on its validation data, or on `dataset`."""
+    """Evaluates the model of a run folder on its validation data, or on `dataset`. `on_progress` is told of generated
+    answers."""
     saved = _opened(folder, files, settings, dataset, trust)
+    if generating is not None and saved.task != "causal-lm":
+        raise UserError(f"--generate is for causal language models; '{saved.folder}' holds a {saved.task} model.")
     cfg = saved.run
     assert cfg is not None
     section = _held_out(cfg, saved.folder, dataset, split)
     data = _prepared(saved, cfg, section, trust)
     packing = packing_support(saved.hf_config, saved.task)
     plan = _plan(saved, cfg, data, packing)
+    unanswered = 0
+    asked = None if generating is None else questions_of(saved, section, data, generating, trust)  # before any weights
     started = time.perf_counter()
     metrics = _evaluator(saved, cfg, data, packing, plan)()
+    if generating is not None and asked is not None:
+        scores, unanswered = answer(saved, asked, generating, plan.device, on_progress)
+        metrics = replace(metrics, values=metrics.values | scores)
     return Assessment(
         folder=saved.folder,
         task=saved.task,
@@ -107,6 +126,8 @@ def assess(
         device=plan.device,
         precision=plan.precision,
         seconds=time.perf_counter() - started,
+        asked=None if asked is None else len(asked.prompts),
+        unanswered=unanswered,
     )
 
 

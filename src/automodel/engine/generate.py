@@ -7,7 +7,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,10 @@ def generate_batch(
     stops: Sequence[int],
     max_positions: int | None,
     task: str,
+    on_text: Callable[[str], None] | None = None,
 ) -> list[tuple[str, bool]]:
-    """For each row: the text after the prompt, and whether the model ended it itself."""
+    """For each row: the text after the prompt, and whether the model ended it itself. `on_text` is given the text of a
+    single row in pieces, as they are made."""
     causal = task == "causal-lm"
     width = batch.input_ids_BS.shape[1]
     longest = sampling.max_new_tokens
@@ -74,9 +76,20 @@ def generate_batch(
             max_new_tokens=longest,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=list(stops) or None,
+            streamer=None if on_text is None else _streamer(tokenizer, on_text),
             **sampling.keywords(),
         )
     return [_answer(tokenizer, row, stops) for row in output_BS[:, width if causal else 1 :].tolist()]
+
+
+def _streamer(tokenizer: Any, on_text: Callable[[str], None]) -> Any:
+    from transformers import TextStreamer
+
+    class Pieces(TextStreamer):
+        def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+            on_text(text)
+
+    return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
 def _answer(tokenizer: Any, ids: list[int], stops: Sequence[int]) -> tuple[str, bool]:

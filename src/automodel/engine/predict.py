@@ -39,7 +39,7 @@ from automodel.engine.answers import Classification, Generation, Tagging, groupe
 from automodel.engine.evaluate import document_of_each_label
 from automodel.engine.generate import Sampling, generate_batch
 from automodel.engine.prompts import BadPrompt, Prompt, prompt_writer
-from automodel.engine.saved import open_saved
+from automodel.engine.saved import SavedModel, open_saved
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward
 from automodel.models.load import model_limits
@@ -62,11 +62,13 @@ class Predictor:
         device: str | None = None,
         trust: Sequence[str] = (),
         on_progress: Callable[[int, int], None] | None = None,
+        saved: SavedModel | None = None,
     ):
-        """`on_progress` is called with texts done and texts in all, after every batch."""
+        """`on_progress` is called with texts done and texts in all, after every batch. `saved`: the folder, where it
+        was opened already, with settings of its own."""
         if batch_size < 1:
             raise UserError(f"the batch size must be at least 1; got {batch_size}.")
-        self.saved = open_saved(folder, trust=trust)
+        self.saved = saved or open_saved(folder, trust=trust)
         self.task, self.tokenizer = self.saved.task, self.saved.tokenizer
         self.batch_size, self.on_bad_row, self.on_progress = batch_size, on_bad_row, on_progress
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -176,12 +178,16 @@ class Predictor:
         seed: int = 42,
         system: str | None = None,
         raw: bool = False,
+        on_text: Callable[[str], None] | None = None,
     ) -> list[Generation | None]:
         """An answer to each prompt: a text, chat messages, or a row of the run's prompt columns. Greedy unless a
-        temperature is given; `raw` leaves the prompt as it is, without template."""
+        temperature is given; `raw` leaves the prompt as it is, without template. `on_text` is given the answer to a
+        single prompt in pieces, while it is written."""
         self._require("generate", "causal-lm", "seq2seq")
         sampling = Sampling(max_new_tokens or self._usual_length(), temperature, top_p, num_beams, seed)
         sampling.check()
+        if on_text is not None and (len(prompts) > 1 or num_beams > 1):
+            raise UserError("an answer can be watched while it is written only for one prompt, and without beams.")
         self.notes = []
         if self.task == "seq2seq":
             if system is not None:
@@ -191,21 +197,27 @@ class Predictor:
                 raise UserError(f"--max-new-tokens is {sampling.max_new_tokens}, but the model has {room} positions.")
             store, stops, strips = self._sources(prompts, raw), self._model_stops(), True
         else:
-            store, stops, strips = self._prompts(prompts, sampling, system, raw)
+            store, stops, strips = self._prompts(prompts, system, raw)
         collate = PaddedCollator(
             store, self.task, self.tokenizer.pad_token_id or 0, "right" if self.task == "seq2seq" else "left", False
         )
         answers: list[Generation | None] = [None] * len(prompts)
+        room, cut = self.limits.max_positions if self.task == "causal-lm" else None, 0
         with torch.random.fork_rng(enabled=temperature > 0):
             torch.manual_seed(seed) if temperature > 0 else None
             for batch in self._counted(store, collate):
                 outputs = generate_batch(
-                    self.model, self.tokenizer, batch, sampling, stops, self.limits.max_positions, self.task
+                    self.model, self.tokenizer, batch, sampling, stops, self.limits.max_positions, self.task, on_text
                 )
+                if room is not None and batch.input_ids_BS.shape[1] + sampling.max_new_tokens > room:
+                    cut += sum(not stopped for _, stopped in outputs)
                 for index, (text, stopped) in zip(batch.indices, outputs):
                     answers[int(store.rows[index])] = Generation(
                         text.strip() if strips else text, "stop" if stopped else "length"
                     )
+        if cut:
+            them = f"{cut:,} of {len(prompts):,} answers"
+            self.notes.append(f"{them} ended early: the model has only {room:,} positions")
         return answers
 
     def _usual_length(self) -> int:
@@ -221,10 +233,10 @@ class Predictor:
         encoder = SourceTarget(self.tokenizer, "text", "target", None, prefix, self.max_length, max_target_length=8)
         return self._encoded(encoder, {"text": prompts, "target": ["x"] * len(prompts)}, len(prompts))
 
-    def _prompts(self, prompts, sampling: Sampling, system, raw) -> tuple[TokenStore, list[int], bool]:
+    def _prompts(self, prompts, system, raw) -> tuple[TokenStore, list[int], bool]:
         writer = prompt_writer(self.saved, raw=raw, system=system)
         self.notes += writer.notes
-        room, out, cut = self.limits.max_positions, SampleWriter(), 0
+        room, out = self.limits.max_positions, SampleWriter()
         for row, prompt in enumerate(prompts):
             try:
                 ids = writer.tokens(prompt)
@@ -234,11 +246,7 @@ class Predictor:
             if room is not None and len(ids) >= room:
                 out.reject(row, f"the prompt has {len(ids):,} tokens and the model only {room:,} positions")
                 continue
-            cut += room is not None and len(ids) + sampling.max_new_tokens > room
             out.add(row, ids)
-        if cut:
-            them = f"{cut:,} of {len(prompts):,} answers"
-            self.notes.append(f"{them} may end early: the model has only {room:,} positions")
         store = self._stored(out, len(prompts))  # bad prompts are told before the weights are loaded
         return store, list(dict.fromkeys([*writer.stops(), *self._model_stops()])), not writer.continues
 

@@ -1,10 +1,10 @@
 """From what a person asks to the text that a language model was trained to answer.
 
 A model answers well only if it is asked in the words of its training: through its chat template, through the run's
-`prompt_template` or instruction layout, or, for a model trained on plain text, with the bare text to continue. The
-run's config says which it was; where it left that to the data's columns, the columns are looked at again (the data
-itself is not read). Without either (a plain Hugging Face folder), a model with a chat template is asked through it,
-and any other continues the text.
+`prompt_template` or instruction layout, or, for a model trained on plain text, with the bare text to continue. A run
+notes which it was (`run/layout.json`). Runs of earlier releases do not: there the config says it, and where it left
+that to the data's columns, the columns are looked at again. Without either (a plain Hugging Face folder), a model with
+a chat template is asked through it, and any other continues the text.
 
 Prompts are rendered by the very encoder that wrote the training samples, so they cannot drift apart.
 """
@@ -21,7 +21,7 @@ from automodel.config.errors import UserError
 from automodel.data.chat import BadChat, ChatTemplate, normalised, parsed_tools
 from automodel.data.classify import text_problem
 from automodel.data.config import DatasetConfig
-from automodel.data.language import ANSWER_ROLES, Chats, Instructions, PlainText
+from automodel.data.language import ANSWER_ROLES, Chats, Instructions, PlainText, encoder_of
 from automodel.data.layouts import Request, choose_layout, is_ready
 from automodel.data.prepare import cache_root
 from automodel.data.sources import find_source
@@ -171,6 +171,8 @@ def _training_encoder(saved: SavedModel) -> tuple[Instructions | Chats | PlainTe
     """The encoder that wrote the training samples; None where the run does not tell."""
     if saved.run is None:
         return None, []
+    if saved.layout is not None:
+        return encoder_of(saved.layout, saved.tokenizer), []
     cfg = saved.dataset
     features = _columns_in_config(cfg) or _columns_of_data(cfg)
     if features is None and cfg.text_column:

@@ -17,7 +17,7 @@ from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
 from automodel.engine.build import Run, build
-from automodel.engine.folder import EXPORTED, RunFolder, model_files, open_folder, start_fresh
+from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
 from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import Observer
@@ -139,6 +139,8 @@ def _write_start(run: Run) -> None:
     folder.write_json("plan.json", prepared.plan.to_json())
     validation = prepared.validation.stats.to_json() if prepared.validation else None
     folder.write_json("data.json", {"train": prepared.train.stats.to_json(), "validation": validation})
+    if prepared.train.layout is not None:
+        folder.write_json(LAYOUT, prepared.train.layout)
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
 
 

@@ -23,7 +23,7 @@ from automodel.config.errors import NotYetError, UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import members_of
-from automodel.engine.folder import RunFolder
+from automodel.engine.folder import LAYOUT, RunFolder
 from automodel.models.config import ModelConfig
 from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, read_hf_config
 from automodel.models.save import finish_interrupted_save
@@ -46,6 +46,8 @@ class SavedModel:
     tokenizer: Any
     run: RunConfig | None
     """How it was trained; None for a plain Hugging Face folder."""
+    layout: dict[str, Any] | None = None
+    """How a language model was asked in training, as the run noted it."""
 
     @property
     def dataset(self) -> DatasetConfig:
@@ -95,7 +97,8 @@ def open_saved(
     source = ModelConfig(pretrained_model_name_or_path=str(root), trust_remote_code=remote)
     task = _task_of(source, run)
     hf_config = load_hf_config(source, task)
-    return SavedModel(root, source, task, hf_config, load_tokenizer(source, hf_config), run)
+    layout = RunFolder(root).read_json(LAYOUT)
+    return SavedModel(root, source, task, hf_config, load_tokenizer(source, hf_config), run, layout)
 
 
 def quoted(value: str) -> str:
@@ -107,6 +110,9 @@ def require_model(folder: str | Path) -> Path:
     """The folder, if it holds a model; a `UserError` that says why not, otherwise."""
     root = Path(folder).expanduser()
     if not root.is_dir():
+        cached = _in_cache(str(folder))
+        if cached is not None:
+            return cached
         near = []
         if root.parent.is_dir():
             near = difflib.get_close_matches(root.name, [p.name for p in root.parent.iterdir() if p.is_dir()], n=1)
@@ -116,6 +122,18 @@ def require_model(folder: str | Path) -> Path:
     if not (root / "config.json").is_file():
         raise _no_model(root)
     return root
+
+
+def _in_cache(name: str) -> Path | None:
+    """The folder of a hub model (`org/name`) that was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _no_model(root: Path) -> UserError:
