@@ -190,7 +190,7 @@ def test_the_loss_curve_is_that_of_bf16():
     plain, _ = train(in_fp8=False)
     rounded, _ = train(in_fp8=True)
     assert plain[-1] < 0.75 * plain[0]
-    assert rounded == pytest.approx(plain, rel=0.03)
+    assert rounded == pytest.approx(plain, rel=0.05)
     assert rounded != plain
 
 
