@@ -374,3 +374,80 @@ def test_a_signature_that_other_libraries_read_is_the_stock_one(folder):
     assert inspect.signature(ours.forward) == inspect.signature(stock.forward)
     ids, mask = batch()["input_ids"], batch()["attention_mask"]
     assert torch.equal(ours(ids, mask).logits, ours(ids, attention_mask=mask).logits)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("kind", "task"), [("llama", "causal-lm"), ("bert", "text-classification")])
+def test_hf_trainer_does_the_same_with_it(folder, tmp_path, kind, task, fused, monkeypatch):
+    """Accumulated, with evaluation and checkpoints: everything Trainer does with a model."""
+    from transformers import Trainer, TrainingArguments
+
+    if fused:
+        monkeypatch.setattr(drop_in, "kernels_run", lambda model: True)
+    wide = (FUSABLE if kind == "llama" else {"hidden_size": 64, "num_labels": 3}) if fused or kind == "bert" else {}
+    rows = []
+    for seed in range(8):
+        made = batch(task, rows=(3 + seed % 4,), seed=seed)
+        rows.append({k: v[0] for k, v in made.items()})
+
+    def collate(items):
+        width = max(len(item["input_ids"]) for item in items)
+        fill = {"input_ids": 0, "attention_mask": 0, "labels": -100}
+        return {
+            k: torch.stack([torch.nn.functional.pad(i[k], (0, width - len(i[k])), value=fill[k]) for i in items])
+            if items[0][k].dim()
+            else torch.stack([i[k] for i in items])
+            for k in fill
+        }
+
+    settings = {
+        "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4, "logging_steps": 1,
+        "learning_rate": 1e-3, "use_cpu": True, "report_to": [], "save_steps": 2, "eval_strategy": "steps",
+        "eval_steps": 2, "disable_tqdm": True, "lr_scheduler_type": "constant", "max_grad_norm": 1.0,
+    }  # fmt: skip
+    found = []
+    for name, model in zip(("stock", "ours"), both(folder(kind, task, **wide), task)):
+        arguments = TrainingArguments(str(tmp_path / name), **settings)
+        trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collate)
+        trainer.train()
+        history = trainer.state.log_history
+        losses = [entry[key] for entry in history for key in ("loss", "eval_loss") if key in entry]
+        found.append((losses, torch.tensor(trainer.predict(rows).predictions), collate(rows)["attention_mask"].bool()))
+    (expected, stock_logits, _), (losses, logits, kept) = found
+    assert path_taken(model)[0] == ("fused" if fused else "packed")
+    assert losses == pytest.approx(expected, rel=2e-4)
+    assert logits.shape == stock_logits.shape
+    kept = kept if logits.dim() == 3 else ...
+    torch.testing.assert_close(logits[kept], stock_logits[kept], rtol=1e-3, atol=1e-3)
+    again = getattr(transformers, CLASS[task]).from_pretrained(tmp_path / "ours" / "checkpoint-4")
+    for (name, ours), stock in zip(model.named_parameters(), again.parameters()):
+        assert torch.equal(ours, stock), name
+
+
+def test_a_compiled_model_is_the_stock_one(folder):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    compiled = torch.compile(ours, backend="eager", fullgraph=False)
+    torch.testing.assert_close(compiled(**batch()).loss, stock(**batch()).loss, **CLOSE)
+    assert path_taken(ours)[1] == "it was not called yet"
+
+
+def test_adapters_of_peft_train_without_padding(folder):
+    peft = pytest.importorskip("peft")
+    path = folder("llama", "causal-lm")
+    results = []
+    for model in both(path, "causal-lm"):
+        torch.manual_seed(0)
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_B" in name:
+                    parameter.add_(0.1)
+        adapted.train()
+        loss = adapted(**batch()).loss
+        loss.backward()
+        gradients = {name: p.grad for name, p in adapted.named_parameters() if p.requires_grad}
+        results.append((loss.detach(), gradients))
+    assert path_taken(model)[0] == "packed"
+    torch.testing.assert_close(results[1][0], results[0][0], **CLOSE)
+    for name, gradient in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], gradient, **CLOSE)

@@ -111,9 +111,11 @@ def _fast_class(stock: Any) -> type:
 
     @functools.wraps(stock.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or "cu_seq_lens_q" in kwargs:
+            return stock.forward(self, *args, **kwargs)  # the last: our own call, on its way to the stock code
         given = dict(zip(names, args)) | kwargs
         calls = self.__dict__.get(_STATE)
-        if calls is None or "cu_seq_lens_q" in given:  # the second: our own call, on its way to the stock code
+        if calls is None:  # made by the class itself, not by an auto class
             return stock.forward(self, *args, **kwargs)
         try:
             _check(self, calls, given)
@@ -161,16 +163,16 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
             raise Rectangular(f"{name} lies on another device")
     if given.get("token_type_ids") is not None and not family_of(config).token_types:
         raise Rectangular("token_type_ids were given to a family without them")
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
-        raise Rectangular("the model is being compiled")
     if model.__dict__.get("_is_replica") or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise Rectangular("the model is spread over devices")
     if config._attn_implementation not in _ATTENTIONS:
         raise Rectangular(f"attention is {config._attn_implementation}")
     if hasattr(model, "_loss_function") and given.get("labels") is not None:
         raise Rectangular("the model has a loss function of its own")
-    if config.output_hidden_states or config.output_attentions or not config.return_dict:
+    if config.output_hidden_states or config.output_attentions or not getattr(config, "return_dict", True):
         raise Rectangular("the config asks for other outputs")
+    if ids.is_cuda and getattr(config, "sliding_window", None) and _dtype_of_logits(model, "cuda") == torch.float32:
+        raise Rectangular("no kernel has windows over documents of unequal lengths in fp32")
     _check_cache(model, calls, given)
     if ids.device.type == "cpu" and (given.get("attention_mask") is None or bool(given["attention_mask"].all())):
         raise Rectangular("on the CPU, a batch without padding gains nothing")
