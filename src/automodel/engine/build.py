@@ -40,6 +40,7 @@ from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
 from automodel.models.load import align_pad_token, load_model
+from automodel.models.offload import use_activation_offload
 from automodel.models.pooled_block import pool_last_block
 from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.quantized import eight_bit_parameters
@@ -141,6 +142,8 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     model.train()
     if plan.checkpointing != "none":
         use_gradient_checkpointing(model, plan.checkpointing)
+    if plan.offload:
+        use_activation_offload(model)
     return model, make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
 
 

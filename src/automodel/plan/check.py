@@ -77,6 +77,7 @@ def check_run(cfg: RunConfig, trust: Sequence[str] = ()) -> list[Problem]:
         _precision(cfg),
         _attention(cfg),
         _compile(cfg),
+        _offload(cfg),
         _quantization(cfg),
         _loss(cfg),
         _remote_code(cfg, trust),
@@ -259,6 +260,15 @@ def _compile(cfg: RunConfig) -> Iterator[Problem]:
     if cfg.packed_sequence.bucket_tokens and cfg.packed_sequence.packed_sequence_size:
         yield Problem(
             "packed_sequence.bucket_tokens", "is given beside `packed_sequence_size`, which is the bucket. Keep one."
+        )
+
+
+def _offload(cfg: RunConfig) -> Iterator[Problem]:
+    options = cfg.training_optimizations
+    if options.activation_offload and options.gradient_checkpointing in (False, "none"):
+        yield Problem(
+            "training_optimizations.activation_offload",
+            "moves what recomputed layers keep, but `gradient_checkpointing` is off. Set it to `full` (or `auto`).",
         )
 
 

@@ -71,6 +71,9 @@ class TrainingOptimizations(Section):
     """Recompute activations in the backward pass: less memory, slower steps. `full` (true) keeps only what goes into
     each layer, `selective` does so in every other layer, `auto` takes the first of none, selective and full that fits
     the memory by the plan's estimate."""
+    activation_offload: bool = False
+    """With `gradient_checkpointing`: what goes into the recomputed layers waits in host memory, copied beside the
+    layers. In captured steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

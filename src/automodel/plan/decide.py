@@ -31,6 +31,7 @@ from automodel.plan.speed import (
     decide_fused,
     decide_late_update,
     decide_lazy_embeddings,
+    decide_offload,
     decide_pooled,
     decide_word_rows,
 )
@@ -73,9 +74,8 @@ def make_plan(
         cfg, hardware, compiling, steps=total, accumulation=accumulation, tokens=mean_tokens, precision=precision,
         capture=capture, fused=fused, lines=lines,
     )  # fmt: skip
-    fp8 = decide_fp8(
-        cfg, hardware, model, precision, lines, capture=capture, fused=fused, compiled=mode is not None
-    )
+    offload = decide_offload(cfg, checkpointing, lines, capture=capture, compiled=mode is not None)
+    fp8 = decide_fp8(cfg, hardware, model, precision, lines, capture=capture, fused=fused, compiled=mode is not None)
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
     pooled = decide_pooled(task, path, model, checkpointing, capture or mode is not None, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
@@ -120,6 +120,7 @@ def make_plan(
         word_rows=word_rows,
         checkpointing=checkpointing,
         fp8=fp8,
+        offload=offload,
         memory_gib=round(fitting.estimate.total / GIB, 3),
     )
 

@@ -98,6 +98,7 @@ def decide_fitting(
                 attended=load.attended,
                 device=hardware.device,
                 stored_logits=stored_logits,
+                offload=cfg.training_optimizations.activation_offload and captured,
             )
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)

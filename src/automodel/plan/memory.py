@@ -15,7 +15,8 @@ query and key heads, I of the MLP (gated: 2 products in, else 1), in the form th
     fused blocks       norms 2N, gated MLP 2I (ModernBERT 3I): the rest is computed again in the backward pass
 
 Under autocast the stream between layers is fp32 and every product keeps a 16-bit copy of what it reads. A checkpointed
-layer keeps what it read; one such layer at a time is computed again. All parts are added up, although gradients grow
+layer keeps what it read, or three layers do where the rest is moved to the host; one such layer at a time is computed
+again. All parts are added up, although gradients grow
 while activations go: the sum is what memory has to be there for at worst. What is not counted: the allocator's gaps,
 libraries' workspaces, the CUDA context. `FITS` leaves room for them.
 """
@@ -41,6 +42,8 @@ MODES: tuple[Mode, ...] = ("none", "selective", "full")
 LOGIT_EXTRA = 12  # bytes beside the logit itself, at the worst moment: its log-probability and two gradients, in fp32
 LARGEST_BUFFER = 2**30  # of logits, where they are made chunk by chunk
 
+INPUTS_HERE = 3  # layers whose inputs are on the GPU where the others' wait on the host (`models/offload.py`)
+
 FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text", "glm4")
 HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2")
 JOINED_QKV = ("modernbert", "phi3", "gpt2", "gpt_neox", "falcon")
@@ -64,6 +67,8 @@ class ModelShape:
     inner: int
     """Width of the MLP; of a mixture of experts, of all that a token goes through."""
     vocabulary: int
+    tied: bool = False
+    """Whether the word table is the head as well."""
     rms: bool = False
     gated: bool = False
     norms: int = 2
@@ -109,6 +114,7 @@ def shape_of(config: Any) -> ModelShape | None:
         heads=heads,
         inner=inner or 4 * width,
         vocabulary=getattr(config, "vocab_size", 0) or 0,
+        tied=bool(getattr(config, "tie_word_embeddings", False)),
         rms=rms,
         gated=getattr(config, "is_gated_act", hasattr(config, "rms_norm_eps") or kind == "modernbert"),
         norms=4 if kind in FOUR_NORMS else 2,
@@ -142,6 +148,8 @@ class Setting:
     """How many tokens a token attends to, on average."""
     device: str = "cpu"
     stored_logits: bool = True
+    offload: bool = False
+    """Whether inputs of checkpointed layers wait in host memory."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +179,7 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
     held = 2 if setting.precision == "bf16-pure" else 4
     weights = parameters * (held + (2 if half else 0))
     gradients = parameters * (2 if half and setting.captured else held)
-    states = parameters * _state_bytes(setting.kind, held, shape, parameters)
+    states = parameters * _state_bytes(setting, held, shape, parameters)
     paged = setting.kind is not None and setting.kind.paged
     return Estimate(
         weights=weights,
@@ -183,16 +191,17 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
     )
 
 
-def _state_bytes(kind: Kind | None, held: int, shape: ModelShape | None, parameters: int) -> float:
+def _state_bytes(setting: Setting, held: int, shape: ModelShape | None, parameters: int) -> float:
     """Of the optimizer, for each parameter."""
-    kind = kind or Kind("adamw")
+    kind = setting.kind or Kind("adamw")
     count = {"adamw": 2, "lion": 1, "muon": 1, "sgd": 1, "rmsprop": 1, "adagrad": 1, "adafactor": 0}[kind.algorithm]
     table = 0.0 if shape is None else min(1.0, shape.vocabulary * shape.width / parameters)
     if kind.algorithm == "adafactor":  # a row and a column for each matrix
         return 8.0 / (shape.width if shape else 256)
     if kind.algorithm == "muon":  # AdamW for the tables
         return held * (1 + table)
-    if kind.bits == 8:  # a scale for each block of 256, tables in 32 bits
+    if kind.bits == 8:  # a scale for each block of 256; tables in 32 bits, unless a captured step knows them as heads
+        table = 0.0 if setting.captured and shape is not None and shape.tied else table
         return count * ((1 - table) * (1 + 4 / 256) + table * 4)
     return count * (4 if kind.paged else held)
 
@@ -253,7 +262,8 @@ def activation_bytes(shape: ModelShape, setting: Setting) -> float:
         stream *= 2  # a block hands on two tensors, to be added in the next
     checkpointed = {"none": 0, "selective": -(-shape.layers // 2), "full": shape.layers}[setting.checkpointing]
     again = layer if checkpointed else 0.0
-    kept = (shape.layers - checkpointed) * layer + checkpointed * stream + again
+    inputs = min(checkpointed, INPUTS_HERE) if setting.offload else checkpointed
+    kept = (shape.layers - checkpointed) * layer + inputs * stream + again
     # Embeddings and the final norm; a fused one keeps the sum of the two tensors it is handed, and what it gives.
     fused_end = setting.fused and shape.rms
     ends = stream if fused_end else _norm_bytes(shape, setting) / max(1, shape.norms) + stream

@@ -81,6 +81,8 @@ class Plan:
     """Rows of the word table that are trained, where it is only those that occur in the training data; 0: all."""
     checkpointing: Literal["none", "selective", "full"] = "none"
     """Which layers compute their activations again in the backward pass."""
+    offload: bool = False
+    """Whether what goes into checkpointed layers waits in host memory."""
     fp8: bool = False
     """Whether large products are made in FP8."""
     memory_gib: float = 0.0

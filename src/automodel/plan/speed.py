@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from automodel.config.errors import UserError
 from automodel.optim.kinds import ADAMW_8BIT, CAPTURED, Kind
 from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
@@ -131,6 +132,22 @@ def decide_pooled(
         return False
     saved = f"{model.pooled_saving:.0%} of the blocks' arithmetic"
     lines.append(Decision("last block", "pooled token only", f"exact; saves {saved}"))
+    return True
+
+
+def decide_offload(cfg: RunConfig, checkpointing: str, lines: list[Decision], *, capture: bool, compiled: bool) -> bool:
+    """Whether inputs of checkpointed layers wait in host memory."""
+    key = "training_optimizations.activation_offload"
+    if not cfg.training_optimizations.activation_offload:
+        return False
+    if checkpointing == "none":
+        lines.append(Decision("offload", "not needed", "no layer is computed again: everything fits"))
+        return False
+    if not capture or compiled:
+        how = "compiled blocks recompute in their own way" if compiled else "the step is not captured (see `step`)"
+        raise UserError(f"{key}: the copies are part of captured steps, but {how}. Remove the key.")
+    reason = "what goes into recomputed layers leaves beside them, and comes back one layer ahead; asked for"
+    lines.append(Decision("offload", "layer inputs in host memory", reason))
     return True
 
 

@@ -372,3 +372,25 @@ def test_other_optimizers_run_eagerly(name):
     plan = plan_for(optimizer=name)
     assert not plan.capture
     assert plan.optimizer == KINDS[name]
+
+
+def test_inputs_of_layers_may_wait_on_the_host():
+    kept = plan_for(gradient_checkpointing="full")
+    moved = plan_for(gradient_checkpointing="full", activation_offload=True)
+    assert moved.offload
+    assert not kept.offload
+    assert moved.memory_gib < kept.memory_gib - 0.5
+    assert "comes back one layer ahead" in line(moved, "offload").reason
+    plenty = plan_for(gradient_checkpointing="auto", activation_offload=True)
+    assert not plenty.offload
+    assert line(plenty, "offload").value == "not needed"
+    with pytest.raises(UserError, match="activation_offload: the copies are part of captured steps, but the step is n"):
+        plan_for(model=BERT, gradient_checkpointing="full", activation_offload=True)
+
+
+def test_a_table_that_is_the_head_has_8_bit_moments_in_captured_steps():
+    shape = dataclasses.replace(LLAMA.shape, tied=True)
+    tied = plan_for(model=dataclasses.replace(LLAMA, shape=shape), optimizer="adamw_8bit")
+    apart = plan_for(optimizer="adamw_8bit")
+    table = shape.vocabulary * shape.width
+    assert apart.memory_gib - tied.memory_gib == pytest.approx(table * 2 * (3 - 4 / 256) / 2**30, rel=0.01)
