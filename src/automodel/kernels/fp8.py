@@ -37,7 +37,7 @@ MULTIPLE = 16
 TINIEST = 1e-30
 """Stands in for the largest magnitude of a tensor of zeros."""
 PROGRAMS_PER_PROCESSOR, AMAX_BLOCK, AMAX_WARPS = 4, 8192, 8
-TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 128, 128, 8
+TILE_ROWS, TILE_COLUMNS, TILE_WARPS = 128, 64, 8
 
 
 class Quantised(NamedTuple):
