@@ -81,6 +81,9 @@ def _more_room(prepared: Prepared) -> str:
     """Settings that are not used yet and need less memory, each with a comma behind it."""
     options = {
         "training_optimizations.gradient_checkpointing: full": prepared.plan.checkpointing != "full",
+        "training_optimizations.activation_offload: true": prepared.plan.checkpointing == "full"
+        and prepared.plan.capture
+        and not prepared.plan.offload,
         "training_optimizations.precision: bf16-pure": prepared.plan.precision != "bf16-pure",
         "optimizer.name: adamw_8bit": prepared.plan.optimizer == ADAMW,
     }

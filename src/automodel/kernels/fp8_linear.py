@@ -37,6 +37,8 @@ SMALLEST_WIDTH = 4096
 """Of inputs and of outputs. Below, quantising costs what the product saves: it grows with one of the two, the product
 with both."""
 GRADIENT = E5M2
+FAST_FORWARD, FAST_BACKWARD = True, False
+"""Whether products use the tensor cores' own accumulators all the way."""
 
 
 def fp8_pays(inputs: int, outputs: int) -> bool:
@@ -69,12 +71,12 @@ def _times(a: Tensor | None, b: Tensor | None, scale_a: Tensor, scale_b: Tensor,
 
 def _input_gradient(d: Quantised, weight_OI: Tensor, weight_scale: Tensor) -> Tensor:
     turned = quantise(weight_OI, E4M3, rows=False, scale=weight_scale)
-    return _times(d.rows_TI, turned.columns_IP, d.scale, weight_scale, dtype=weight_OI.dtype)
+    return _times(d.rows_TI, turned.columns_IP, d.scale, weight_scale, dtype=weight_OI.dtype, fast=FAST_BACKWARD)
 
 
 def _weight_gradient(d: Quantised, x_columns: Tensor, x_scale: Tensor, weights: Sequence[Tensor]) -> Tensor:
     place = _fixed_place(weights)
-    return _times(d.columns_IP, x_columns, d.scale, x_scale, dtype=weights[0].dtype, out=place)
+    return _times(d.columns_IP, x_columns, d.scale, x_scale, dtype=weights[0].dtype, out=place, fast=FAST_BACKWARD)
 
 
 class _Fp8JoinedLinear(torch.autograd.Function):
@@ -92,7 +94,7 @@ class _Fp8JoinedLinear(torch.autograd.Function):
         x = quantise(x_TI, E4M3, columns=learns)
         w = quantise(weight_OI, E4M3, columns=False)
         bias_O = None if not biases else (biases[0] if n_layers == 1 else torch.cat(biases))
-        y_TO = _times(x.rows_TI, w.rows_TI, x.scale, w.scale, dtype=x_TI.dtype, bias=bias_O, fast=True)
+        y_TO = _times(x.rows_TI, w.rows_TI, x.scale, w.scale, dtype=x_TI.dtype, bias=bias_O, fast=FAST_FORWARD)
         if learns:
             ctx.save_for_backward(x.columns_IP, x.scale, w.scale, weight_OI)
         ctx.weights, ctx.biases, ctx.side = weights, biases, side
@@ -140,7 +142,7 @@ class _Fp8SwiGLULinear(torch.autograd.Function):
         ctx.save_for_backward(x_TG, weight_NF, a.scale, w.scale)
         ctx.activation, ctx.side = activation, side
         ctx.parameters = [p for p in (weight_NF, bias_N) if p is not None]
-        return _times(a.rows_TI, w.rows_TI, a.scale, w.scale, dtype=x_TG.dtype, bias=bias_N, fast=True)
+        return _times(a.rows_TI, w.rows_TI, a.scale, w.scale, dtype=x_TG.dtype, bias=bias_N, fast=FAST_FORWARD)
 
     @staticmethod
     @once_differentiable
