@@ -37,8 +37,9 @@ Named = dict[str, Tensor]
 
 MOST_TOKENS = 100_000_000  # looking through more takes seconds, and hardly a word is missing from them
 TOKENS_AT_ONCE = 1 << 20
-SETTLED_AT_ONCE = 1 << 14
-"""Elements that take all their factors before the next ones do: they stay in the cache, and torch starts no threads."""
+SETTLED_AT_ONCE = 32_000
+"""Elements that take all their factors before the next ones do: they stay in the cache, and torch, which shares work
+out from 32,768 elements on, wakes no threads for them. 1.5 ms a step for 18,000 rows of MiniLM; with 4,096 it is 9."""
 
 
 def plain_word_table(model: Any) -> nn.Embedding | None:
