@@ -19,19 +19,54 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-TASK = "text-classification"
-ROWS = 1000
-PROFILED = 20  # steps
+CLASSIFY, WRITE = "text-classification", "causal-lm"
+PROFILED = 20  # steps, at most
 
+
+@dataclass(frozen=True)
+class Work:
+    """A model of a known shape, and batches of documents of known lengths."""
+
+    model: str
+    batch: int
+    lengths: tuple[float, float, int, int]
+    """(mu, sigma, shortest, longest) of the lognormal."""
+    task: str = CLASSIFY
+    rows: int = 1000
+    pure: bool = False
+    """Weights, gradients and moments in bf16."""
+    learned: float = 1.0
+    """Share of a document's last tokens that carry labels."""
+    bucket: int = 0
+    eight_bit: bool = False
+    checkpointing: str = "none"
+    offload: bool = False
+    """Inputs of checkpointed layers wait in host memory."""
+    fp8: bool = False
+
+
+TIGHT: dict[str, Any] = {"task": WRITE, "rows": 16, "pure": True, "eight_bit": True}
+LARGE: dict[str, Any] = {"task": WRITE, "rows": 8, "pure": True}
+SHORT, SQUAD, FULL = (5.4, 0.55, 16, 512), (5.1, 0.35, 16, 512), (9.0, 0.0, 4096, 4096)
 WORKLOADS = {
-    "distilbert-b8": ("distilbert", 8, (5.4, 0.55, 16, 512)),
-    "distilbert-b32": ("distilbert", 32, (5.4, 0.55, 16, 512)),
-    "bert-base-b32": ("bert", 32, (5.4, 0.55, 16, 512)),
-    "modernbert-base-b16": ("modernbert", 16, (6.2, 0.6, 64, 2048)),
-    "qwen3-cls-b16": ("qwen3-0.6b", 16, (5.4, 0.55, 16, 512)),
+    "distilbert-b8": Work("distilbert", 8, SHORT),
+    "distilbert-b32": Work("distilbert", 32, SHORT),
+    "bert-base-b32": Work("bert", 32, SHORT),
+    "modernbert-base-b16": Work("modernbert", 16, (6.2, 0.6, 64, 2048)),
+    "qwen3-cls-b16": Work("qwen3-0.6b", 16, SHORT),
+    "llama1b-squad-b8": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128),
+    "llama1b-squad-b8-bf16": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128, pure=True),
+    "llama1b-squad-b8-answers": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128, learned=0.1),
+    "llama1b-4k": Work("llama-1b", 2, FULL, WRITE, rows=16),
+    "llama1b-4k-bf16": Work("llama-1b", 2, FULL, WRITE, rows=16, pure=True),
+    "llama1b-4k-tight": Work("llama-1b", 2, FULL, **TIGHT, checkpointing="full"),
+    "llama1b-4k-tight-offload": Work("llama-1b", 2, FULL, **TIGHT, checkpointing="full", offload=True),
+    "llama1b-4k-tight-selective": Work("llama-1b", 2, FULL, **TIGHT, checkpointing="selective"),
+    "llama1b-4k-tight-none": Work("llama-1b", 2, FULL, **TIGHT),
+    "qwen3-8b-bf16": Work("qwen3-8b", 2, FULL, **LARGE),
+    "qwen3-8b-fp8": Work("qwen3-8b", 2, FULL, **LARGE, fp8=True),
+    "llama1b-short16k": Work("llama-1b", 93, SQUAD, WRITE, rows=744, bucket=512),
 }
-"""Model, batch, and (mu, sigma, shortest, longest) of the lengths. All of them classify texts. Language models
-(`llama1b-squad-b8`) need token labels in the store, `task="causal-lm"`, and no embedding that is updated row by row."""
 
 
 def make_model(kind: str):
@@ -47,6 +82,22 @@ def make_model(kind: str):
             num_key_value_heads=8, head_dim=128, vocab_size=151_936, num_labels=2, pad_token_id=None,
         )  # fmt: skip
         return t.Qwen3ForSequenceClassification(config)
+    if kind == "qwen3-8b":
+        config = t.Qwen3Config(
+            hidden_size=4096, intermediate_size=12_288, num_hidden_layers=36, num_attention_heads=32,
+            num_key_value_heads=8, head_dim=128, vocab_size=151_936, tie_word_embeddings=False, pad_token_id=None,
+            max_position_embeddings=40_960, rope_theta=1_000_000.0,
+        )  # fmt: skip
+        with torch.device("cuda"):
+            return t.Qwen3ForCausalLM(config)
+    if kind == "llama-1b":
+        config = t.LlamaConfig(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+            num_key_value_heads=8, head_dim=64, vocab_size=128_256, tie_word_embeddings=True, pad_token_id=None,
+            max_position_embeddings=131_072, rope_theta=500_000.0,
+        )  # fmt: skip
+        with torch.device("cuda"):
+            return t.LlamaForCausalLM(config)
     return t.ModernBertForSequenceClassification(t.ModernBertConfig(num_labels=2))
 
 
@@ -68,7 +119,7 @@ class Probe:
         return time.perf_counter() - start, losses
 
 
-def make_step(kind: str, longest: int, options: argparse.Namespace) -> tuple[Any, Any, int]:
+def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     """(step, model, fused blocks): as `engine/build.py` makes them, from random weights."""
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
@@ -76,62 +127,87 @@ def make_step(kind: str, longest: int, options: argparse.Namespace) -> tuple[Any
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
     from automodel.losses.task_loss import make_loss
-    from automodel.models.forward import make_forward
+    from automodel.models.checkpointing import use_gradient_checkpointing
+    from automodel.models.forward import make_loss_forward
+    from automodel.models.fp8 import use_fp8
     from automodel.models.fuse import fuse, layers_of
+    from automodel.models.offload import use_activation_offload
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
+    from automodel.optim.quantized import eight_bit_parameters
     from automodel.optim.schedule import Schedule
 
     torch.manual_seed(0)
-    model = make_model(kind).cuda().train()
-    layers = [] if options.plain_update else layers_of(model)
+    model = make_model(work.model).to("cuda", torch.bfloat16 if work.pure else torch.float32).train()
+    if work.checkpointing != "none":
+        use_gradient_checkpointing(model, work.checkpointing)
+    if work.offload:
+        use_activation_offload(model)
+    layers = [] if options.plain_update or work.eight_bit or work.checkpointing != "none" else layers_of(model)
+    waits = work.task == CLASSIFY and not options.plain_embeddings
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0,
-        copy_dtype=torch.bfloat16, lr_factors=torch.ones(10_000, dtype=torch.float64),
-        lazy=None if options.plain_embeddings else model.get_input_embeddings().weight,
-        late=late_parameters(layers),
+        copy_dtype=None if work.pure else torch.bfloat16, lr_factors=torch.ones(10_000, dtype=torch.float64),
+        lazy=model.get_input_embeddings().weight if waits else None, late=late_parameters(layers),
+        eight_bit=eight_bit_parameters(model) if work.eight_bit else (),
     )  # fmt: skip
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream()
-    fused = fuse(model, seed, side, longest)
-    forward = make_forward(model, TASK, "packed", swapped=bool(fused))
+    fused = fuse(model, seed, side, work.lengths[3])
+    if work.fp8:
+        print(f"{len(use_fp8(model))} products in FP8")
+    forward = make_loss_forward(model, work.task, "packed", swapped=bool(fused))
     step = CapturedStep(
-        model, forward, make_loss(LossConfig(), TASK, None, 2), optimizer,
+        model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5, seed=seed, accumulates=False,
         device="cuda", side=side, late=LateUpdates(optimizer, layers, side.stream) if layers else None,
     )  # fmt: skip
     return step, model, fused
 
 
-def make_probe(name: str, options: argparse.Namespace) -> Probe:
-    from automodel.data.batch import StepBatch
-    from automodel.data.collate import PackedCollator
+def make_rows(work: Work, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
+    """(store, lengths): random tokens; a classifier's label is planted, a language model repeats every third word."""
     from automodel.data.samples import SampleWriter
     from automodel.data.store import TokenStore
-    from automodel.models.families import packing_support
 
-    kind, size, (mu, sigma, low, high) = WORKLOADS[name]
-    rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(mu, sigma, ROWS).astype(int), low, high)
+    mu, sigma, low, high = work.lengths
+    lengths = np.clip(rng.lognormal(mu, sigma, work.rows).astype(int), low, high)
     writer = SampleWriter()
     for row, length in enumerate(lengths):
         ids = rng.integers(1000, 30000, length)
+        if work.task == WRITE:
+            ids[2::3] = 1234
+            labels = np.full(length, -100)
+            first = length - max(2, round(work.learned * length))
+            labels[first:] = ids[first:]
+            writer.add(row, ids, token_labels=labels)
+            continue
         ids[1:9] = 2000 + row % 2
         writer.add(row, ids.tolist(), label=row % 2)
-    bucket = options.bucket or 2 ** round(np.log2(max(1.0, size * lengths.mean() / 32)))
-    step, model, fused = make_step(kind, high, options)
+    return TokenStore.in_memory(writer.finish()), lengths
+
+
+def make_probe(name: str, options: argparse.Namespace) -> Probe:
+    from automodel.data.batch import StepBatch
+    from automodel.data.collate import PackedCollator
+    from automodel.models.families import packing_support
+
+    work, rng = WORKLOADS[name], np.random.default_rng(0)
+    store, lengths = make_rows(work, rng)
+    bucket = options.bucket or work.bucket or 2 ** round(np.log2(max(1.0, work.batch * lengths.mean() / 32)))
+    step, model, fused = make_step(work, options)
     collate = PackedCollator(
-        TokenStore.in_memory(writer.finish()),
-        task=TASK,
-        pool=packing_support(model.config, TASK).pooling,
+        store,
+        task=work.task,
+        pool=packing_support(model.config, work.task).pooling or "last",
         bucket_tokens=int(bucket),
-        max_seqlen=high,
-        micro_batch_size=size,
+        max_seqlen=work.lengths[3],
+        micro_batch_size=work.batch,
         sort_tokens=True,
         longest_first=True,
     )
-    order = rng.permutation(ROWS)
-    groups = [order[i : i + size] for i in range(0, ROWS - size + 1, size)]
+    order = rng.permutation(work.rows)
+    groups = [order[i : i + work.batch] for i in range(0, work.rows - work.batch + 1, work.batch)]
     batches = [StepBatch((collate(g),), 0, i) for i, g in enumerate(groups)]
     return Probe(step, batches, fused, int(bucket))
 
@@ -150,7 +226,7 @@ def measure(name: str, probe: Probe) -> None:
     print(
         f"{name}: fused {probe.fused} blocks, bucket {probe.bucket}, {len(probe.step.graphs)} graphs; "
         f"first epoch {first:.2f} s; {np.median(times):.3f} ms/step (min {min(times):.3f}); "
-        f"{tokens:.0f} tokens ({padded / tokens - 1:.1%} tail); "
+        f"{tokens:.0f} tokens ({padded / tokens - 1:.1%} tail), {tokens / np.median(times):.1f}k a second; "
         f"loss {np.mean(values[:5]):.3f} -> {np.mean(values[-5:]):.3f}; "
         f"peak {torch.cuda.max_memory_allocated() / gib:.2f} GiB, "
         f"reserved {torch.cuda.max_memory_reserved() / gib:.2f}",
@@ -162,16 +238,17 @@ def print_profile(probe: Probe, options: argparse.Namespace) -> None:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        for i, b in enumerate(probe.batches[:PROFILED]):
+        steps = probe.batches[:PROFILED]
+        for i, b in enumerate(steps):
             probe.step(i, b)
         torch.cuda.synchronize()
     if options.trace:
         found.export_chrome_trace(options.trace)
     kernels = sorted(found.key_averages(), key=lambda e: -e.device_time_total)
-    total = sum(e.device_time_total for e in kernels) / PROFILED / 1e3
-    print(f"  kernels: {total:.3f} ms and {sum(e.count for e in kernels) / PROFILED:.0f} launches a step")
+    total = sum(e.device_time_total for e in kernels) / len(steps) / 1e3
+    print(f"  kernels: {total:.3f} ms and {sum(e.count for e in kernels) / len(steps):.0f} launches a step")
     for e in kernels[: options.rows]:
-        print(f"  {e.device_time_total / PROFILED:8.1f} us {e.count / PROFILED:6.1f}x {e.key[:110]}")
+        print(f"  {e.device_time_total / len(steps):8.1f} us {e.count / len(steps):6.1f}x {e.key[:110]}")
 
 
 def main() -> None:
@@ -183,17 +260,13 @@ def main() -> None:
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
-    parser.add_argument("--late-programs", type=int, help="programs a processor of an update beside a forward pass")
     options = parser.parse_args()
-    if options.late_programs:
-        from automodel.kernels import adamw
-
-        adamw.LATE_PROGRAMS_PER_PROCESSOR = options.late_programs
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe)
         if options.profile:
             print_profile(probe, options)
+        del probe  # before the next model is made
 
 
 if __name__ == "__main__":

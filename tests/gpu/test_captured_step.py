@@ -21,7 +21,7 @@ if torch.cuda.is_available():
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
     from automodel.losses.task_loss import make_loss
-    from automodel.models.forward import make_forward
+    from automodel.models.forward import make_forward, make_loss_forward
     from automodel.models.fuse import layers_of
     from automodel.models.fused_encoder import fuse_encoder
     from automodel.optim.build import build_optimizer, parameter_groups
@@ -100,7 +100,7 @@ def captured(model, accumulation: int, precision=torch.bfloat16, total=100, lazy
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream() if accumulation == 1 else None
     fused = fuse_encoder(model, seed, side) if precision is not None else 0
-    forward = make_forward(model, "text-classification", "packed", swapped=bool(fused))
+    forward = make_loss_forward(model, "text-classification", "packed", swapped=bool(fused))
     loss = make_loss(LossConfig(), "text-classification", None, 2)
     step = CapturedStep(
         model,
@@ -159,7 +159,7 @@ def test_fp32_capture_is_exact(accumulation):
 
 def gradients(model, forward, batch, join=lambda: None):
     loss = make_loss(LossConfig(), "text-classification", None, 2)
-    loss.sum(forward(batch), batch.labels_R).backward()
+    loss.scaled_sum(forward(batch), batch.labels_R, torch.ones((), device="cuda")).backward()
     join()
     return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
 

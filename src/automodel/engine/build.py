@@ -202,7 +202,10 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     fused = fuse(model, seed, side, plan.max_length) if plan.fused_kernels else 0
     if plan.fp8 and (asked := asked_fp8(cfg)):
         use_fp8(model, asked[1].filter_fqns)
-    forward = make_loss_forward(model, prepared.task, plan.path, swapped=bool(fused), fused=plan.fused_loss)
+    few_classes = prepared.task == "text-classification" and prepared.loss.plain
+    forward = make_loss_forward(
+        model, prepared.task, plan.path, swapped=bool(fused), fused=plan.fused_loss or few_classes
+    )
     if plan.compile:
         compile_model(prepared, model)
     return CapturedStep(

@@ -54,10 +54,20 @@ class Field:
         return buffer[self.start : self.start + self.size].view(self.dtype).view(self.shape)
 
 
-class StaticBatch:
-    """One shape's batch at a fixed address, fed from a small ring of pinned buffers with a single copy."""
+class Slot:
+    """One of the places a batch passes through on its way: pinned memory, then the device."""
 
-    def __init__(self, like: PackedBatch, device: str):
+    def __init__(self, size: int, device: str):
+        self.host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
+        self.device = torch.zeros(size, dtype=torch.uint8, device=device)
+        self.arrived, self.taken = torch.cuda.Event(), torch.cuda.Event()
+
+
+class StaticBatch:
+    """One shape's batch at a fixed address, fed through a small ring of slots. Batches cross the bus on a stream of
+    their own, beside the step before; what the step waits for is a copy inside the device."""
+
+    def __init__(self, like: PackedBatch, device: str, way: torch.cuda.Stream):
         self.fields: list[Field] = []
         start = 0
         for f in fields(like):
@@ -68,21 +78,26 @@ class StaticBatch:
                 start += -(-size // ALIGNMENT) * ALIGNMENT
         self.divisor = Field("divisor", torch.float32, (1,), start, 4)
         self.buffer = torch.zeros(start + ALIGNMENT, dtype=torch.uint8, device=device)
-        self.slots = [torch.zeros(start + ALIGNMENT, dtype=torch.uint8, pin_memory=True) for _ in range(SLOTS)]
-        self.sent = [torch.cuda.Event() for _ in range(SLOTS)]
-        self.turn = 0
+        self.slots = [Slot(start + ALIGNMENT, device) for _ in range(SLOTS)]
+        self.turn, self.way = 0, way
+        way.wait_stream(torch.cuda.current_stream())  # the slots' zeros
         self.batch = replace(like, **{f.name: f.view(self.buffer) for f in self.fields})
         self.scale = self.divisor.view(self.buffer)
 
     def send(self, batch: PackedBatch, count: float) -> None:
         """Queues the batch's way to the device; waits only if `SLOTS` earlier ones have not arrived yet."""
-        slot, event = self.slots[self.turn], self.sent[self.turn]
-        event.synchronize()
+        slot = self.slots[self.turn]
+        slot.arrived.synchronize()
         for f in self.fields:
-            f.view(slot).copy_(getattr(batch, f.name))
-        self.divisor.view(slot).fill_(1.0 / count)
-        self.buffer.copy_(slot, non_blocking=True)
-        event.record()
+            f.view(slot.host).copy_(getattr(batch, f.name))
+        self.divisor.view(slot.host).fill_(1.0 / count)
+        with torch.cuda.stream(self.way):
+            slot.taken.wait()
+            slot.device.copy_(slot.host, non_blocking=True)
+            slot.arrived.record()
+        slot.arrived.wait()
+        self.buffer.copy_(slot.device)
+        slot.taken.record()
         self.turn = (self.turn + 1) % SLOTS
 
 
@@ -132,6 +147,7 @@ class CapturedStep:
         self.last_loss = torch.zeros((), device=device)
         # Above the second stream: what the step waits for goes first where both want the same processor.
         self.stream = torch.cuda.Stream(priority=-1)
+        self.way = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
         self.statics: dict[tuple, StaticBatch] = {}
         self.graphs: dict[tuple, torch.cuda.CUDAGraph | Uncaptured] = {}
@@ -153,14 +169,14 @@ class CapturedStep:
 
     def probe(self, batch: PackedBatch) -> None:
         """Forward and backward of a batch, leaving no trace: does it fit? Raises torch's out-of-memory error if not."""
-        static = StaticBatch(batch, self.device)
+        static = StaticBatch(batch, self.device, self.way)
         static.send(batch, max(1, batch.num_labels))
         self._rehearse(static)
         torch.cuda.synchronize()
 
     def try_recording(self, batch: PackedBatch) -> None:
         """Records forward and backward of a batch and forgets the graph; raises where they cannot be recorded."""
-        static = StaticBatch(batch, self.device)
+        static = StaticBatch(batch, self.device, self.way)
         reasons: list[str] = []
         warn, self.warn = self.warn, reasons.append
         graph = self._record(lambda: self._learn(static))
@@ -172,7 +188,7 @@ class CapturedStep:
         shape = shape_of(batch)
         static = self.statics.get(shape)
         if static is None:
-            static = self.statics[shape] = StaticBatch(batch, self.device)
+            static = self.statics[shape] = StaticBatch(batch, self.device, self.way)
             static.send(batch, count)
             self.graphs[shape] = self._capture(static)
         else:
@@ -204,7 +220,7 @@ class CapturedStep:
         self.rehearsed = True
         self.settle()  # what was put off must not be done twice
         random_state = torch.cuda.get_rng_state()
-        changed = [self.loss_sum, self.seed, *self.optimizer.gradient_buffers]
+        changed = [self.loss_sum, self.last_loss, self.seed, *self.optimizer.gradient_buffers]
         before = [t.clone() for t in changed]
         with self._on_stream():
             self._learn(static)
@@ -247,13 +263,18 @@ class CapturedStep:
         loss.backward()
         if self.side is not None:
             self.side.join()
-        self.loss_sum += loss.detach() if scale is None else loss.detach() / scale
+        loss = loss.detach() if scale is None else loss.detach() / scale
+        if self.accumulates:
+            self.loss_sum += loss
+        else:
+            self.last_loss.copy_(loss)
         self.seed += 1
 
     def _optimize(self) -> None:
         self.optimizer.step()
-        self.last_loss.copy_(self.loss_sum)
-        self.loss_sum.zero_()
+        if self.accumulates:
+            self.last_loss.copy_(self.loss_sum)
+            self.loss_sum.zero_()
 
     def _drop_gradients(self) -> None:
         """Gradients of a graph live in its own memory and are of no use outside; accumulating ones keep their place."""

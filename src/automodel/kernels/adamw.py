@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from automodel.kernels.adamw8 import EightBitMoments, launch_update
-from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
+from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart
 from automodel.kernels.lazy_rows import RING, LazyRows
 
@@ -47,8 +47,6 @@ NO_STEP = -1.0
 NORM_EPS = 1e-6
 GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 UPDATE_WARPS = 8
-LATE_PROGRAMS_PER_PROCESSOR = 2
-"""An update beside a forward pass: enough to keep the memory busy, few enough to leave room."""
 NORM_BLOCKS_PER_PROGRAM, NORM_WARPS = 4, 8
 
 
@@ -235,15 +233,13 @@ def _update(
     addresses: torch.Tensor,
     chosen: torch.Tensor | None,
     zero_gradients: bool,
-    most_programs: int | None = None,
 ) -> None:
     from automodel.kernels.adamw_triton import update_kernel
 
     count = flat.n_blocks if chosen is None else len(chosen)
-    walks = chosen is not None and most_programs is not None and count > most_programs
-    update_kernel[(most_programs if walks else count,)](
+    update_kernel[(count,)](
         flat.weight, flat.exp_avg, flat.exp_avg_sq, flat.copy, addresses, flat.blocks, chosen, state.settings,
-        flat.n_blocks, count, ZERO=zero_gradients, WALKS=walks, num_warps=UPDATE_WARPS, **_gradient_kinds(flat),
+        flat.n_blocks, ZERO=zero_gradients, num_warps=UPDATE_WARPS, **_gradient_kinds(flat),
     )  # fmt: skip
 
 
@@ -252,8 +248,7 @@ def late_update(flat: FlatParameters, state: AdamWState, part: LatePart, address
     """The update of one part of the parameters with the settings of the last step: the half of `adamw_step` that was
     put off (`late_update.py`)."""
     if runs_triton(flat.weight):
-        most = LATE_PROGRAMS_PER_PROCESSOR * processors(flat.device)
-        _update(flat, state, addresses, part.blocks, zero_gradients=False, most_programs=most)
+        _update(flat, state, addresses, part.blocks, zero_gradients=False)
         return
     settings = state.settings.tolist()
     for place, gradient in zip(part.places, part.gradients):

@@ -9,6 +9,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 
 from automodel.kernels import adamw, adamw8
 from automodel.kernels.adamw_triton import gradient_pointer, whole_vectors
+from automodel.kernels.triton_keys import settle_keys
 
 SETTINGS = tl.constexpr(len(adamw.SETTINGS))
 SIGNED_ZERO = tl.constexpr(adamw8.SIGNED_ZERO)
@@ -149,3 +150,6 @@ def update8_kernel(
     else:
         tl.store(EXP_AVG + own, exp_avg, mask=changed, eviction_policy="evict_first")
         tl.store(EXP_AVG_SQ + own, exp_avg_sq, mask=changed, eviction_policy="evict_first")
+
+
+settle_keys(globals())

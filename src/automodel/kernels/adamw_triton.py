@@ -9,6 +9,7 @@ import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
 from automodel.kernels import adamw
+from automodel.kernels.triton_keys import settle_keys
 
 HYPERS = tl.constexpr(len(adamw.HYPER))
 SETTINGS = tl.constexpr(len(adamw.SETTINGS))
@@ -135,11 +136,15 @@ def prepare_kernel(
         tl.store(past + 2, (1.0 / tl.sqrt(1.0 - power2)).to(tl.float32), mask=lazy)
 
 
-@triton.jit
-def update_block(
-    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, TABLE, block, n_blocks,
+@triton.jit(do_not_specialize=["n_blocks"])
+def update_kernel(
+    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, CHOSEN, TABLE, n_blocks,
     BLOCK: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
+    """A program for each block, or for each of those that CHOSEN lists."""
+    block = tl.program_id(0)
+    if CHOSEN is not None:
+        block = tl.load(CHOSEN + block)
     # Four elements a thread for every buffer: 16 bytes of fp32, 8 of bf16. Left to choose, Triton takes eight for the
     # 16-bit loads, and then exchanges every fp32 result between threads before it is stored.
     lanes = tl.max_contiguous(tl.arange(0, BLOCK), 4)
@@ -189,22 +194,4 @@ def update_block(
         tl.store(COPY + flat, weight.to(COPY.dtype.element_ty), mask=changed)
 
 
-@triton.jit(do_not_specialize=["n_blocks", "n_chosen"])
-def update_kernel(
-    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, CHOSEN, TABLE, n_blocks, n_chosen,
-    BLOCK: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr, ZERO: tl.constexpr, WALKS: tl.constexpr,
-):  # fmt: skip
-    """Every block, or those that CHOSEN lists: one a program, or, where few programs WALK, one after the other."""
-    if WALKS:
-        for i in range(tl.program_id(0), n_chosen, tl.num_programs(0)):
-            block = tl.load(CHOSEN + i)
-            update_block(
-                WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, TABLE, block, n_blocks, BLOCK, NARROW, WIDE, ZERO
-            )  # fmt: skip
-    else:
-        block = tl.program_id(0)
-        if CHOSEN is not None:
-            block = tl.load(CHOSEN + block)
-        update_block(
-            WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENTS, BLOCKS, TABLE, block, n_blocks, BLOCK, NARROW, WIDE, ZERO
-        )  # fmt: skip
+settle_keys(globals())

@@ -10,6 +10,7 @@ import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
 from automodel.kernels.philox import ROUNDS, THRESHOLD_BITS
+from automodel.kernels.triton_keys import settle_keys
 
 PHILOX_ROUNDS = tl.constexpr(ROUNDS)
 WORD_SHIFT = tl.constexpr(32 - THRESHOLD_BITS)
@@ -140,3 +141,6 @@ def add_norm_backward_kernel(
             tl.store(out + NORM_BIAS_SLOT * D, norm_bias_sum, mask=in_row)
         if LINEAR_BIAS_SLOT > 0:
             tl.store(out + LINEAR_BIAS_SLOT * D, linear_bias_sum, mask=in_row)
+
+
+settle_keys(globals())

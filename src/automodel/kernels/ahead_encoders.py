@@ -7,6 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from automodel.kernels.activate import Dropout, activate
 from automodel.kernels.add_norm import Norm, add_norm
 from automodel.kernels.ahead_bench import DOCUMENTS, TOKENS, Bench, documents, learn, recipe
 from automodel.kernels.ahead_facts import Shape
@@ -15,6 +16,7 @@ from automodel.kernels.bias_gelu import bias_gelu, geglu
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import power_of_two_above
 from automodel.kernels.embed_norm import Stream, embed_norm
+from automodel.kernels.few_classes import MOST_CLASSES, few_classes_cross_entropy
 from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.rope import rope_, rope_table
 
@@ -155,3 +157,18 @@ def rotations(bench: Bench) -> None:
     joined = [(3, 2 * shape.heads), *([(1, shape.heads), (2, shape.heads)] if shape.pools else [])]
     for layers, turning in joined:
         learn(rope_(bench.rows(TOKENS, layers * shape.width), positions, table, turning))
+
+
+@recipe("activate_kernel", "few_classes_kernel", "rows_sum_kernel", "column_sum_kernel", blocks=("post-norm",))
+def classifying_head(bench: Bench) -> None:
+    """Of a text classifier that learns; evaluation uses the model's own head."""
+    shape, rows, classes = bench.facts.shape, bench.facts.batch, bench.facts.classes
+    if not shape.pools or not 0 < classes <= MOST_CLASSES:
+        return
+    dropout = Dropout(shape.head_dropout, bench.seed)
+    if shape.head_drops_first and shape.head_dropout:
+        learn(activate(bench.rows(rows, shape.width), None, "none", dropout))
+    pooled = activate(bench.rows(rows, shape.width), bench.vector(shape.width), shape.head_function, dropout)
+    weight = torch.zeros((classes, shape.width), dtype=bench.dtype, requires_grad=True)
+    labels, bias = torch.zeros(rows, dtype=torch.int64), bench.vector(classes)
+    few_classes_cross_entropy(pooled, weight, bias, labels, torch.ones(())).backward()

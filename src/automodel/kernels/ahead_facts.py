@@ -50,6 +50,12 @@ class Shape:
     """After the MLP."""
     pools: bool = False
     """Whether a classifier's last block may run for the pooled tokens alone."""
+    head_function: str = ""
+    """What a classifier's head does between its two products."""
+    head_dropout: float = 0.0
+    """After that."""
+    head_drops_first: bool = False
+    """Whether it drops out before the first product too."""
     # Decoders only:
     key_heads: int = 0
     head_dim: int = 0
@@ -98,6 +104,8 @@ class Facts:
     groups: int = 2
     """Parameter groups of the optimizer."""
     head: Head = Head()
+    classes: int = 0
+    """Of a text classifier whose loss takes over the head's last product (`few_classes.py`); 0: it does not."""
 
     def on(self, capability: int) -> Facts:
         """What a GPU of this capability (90 for Hopper) makes of them: its precision, and whether blocks are fused."""
@@ -124,9 +132,11 @@ BERT = {
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
     "hidden_act": "gelu",
+    "classifier_dropout": None,
 }
 ELECTRA = BERT | {"hidden_size": 256, "embedding_size": 128, "intermediate_size": 1024, "num_attention_heads": 4}
 DISTILBERT = {
+    "seq_classif_dropout": 0.2,
     "dim": 768,
     "hidden_dim": 3072,
     "n_heads": 12,
@@ -201,7 +211,8 @@ def _flash_takes(width: int, heads: int) -> bool:
 
 
 def _bert(config: Mapping[str, Any]) -> Shape:
-    dropout = config["hidden_dropout_prob"]
+    dropout, kind = config["hidden_dropout_prob"], config["model_type"]
+    function = "gelu" if kind == "electra" else "tanh"
     return Shape(
         blocks=_post_norm(config["hidden_act"], config["hidden_size"], config["num_attention_heads"]),
         width=config["hidden_size"],
@@ -209,8 +220,11 @@ def _bert(config: Mapping[str, Any]) -> Shape:
         inner=config["intermediate_size"],
         heads=config["num_attention_heads"],
         token_types=True,
-        pairs_have_types=config["model_type"] in ("bert", "electra"),
+        pairs_have_types=kind in ("bert", "electra"),
         embedding_dropout=dropout,
+        head_function=function,
+        head_dropout=dropout if config["classifier_dropout"] is None else config["classifier_dropout"],
+        head_drops_first=kind != "bert",
         attention_dropout=config["attention_probs_dropout_prob"],
         out_dropout=dropout,
         down_dropout=dropout,
@@ -227,6 +241,8 @@ def _distilbert(config: Mapping[str, Any]) -> Shape:
         inner=config["hidden_dim"],
         heads=config["n_heads"],
         embedding_dropout=config["dropout"],
+        head_function="relu",
+        head_dropout=config["seq_classif_dropout"],
         attention_dropout=config["attention_dropout"],
         down_dropout=config["dropout"],
         pools=True,

@@ -40,7 +40,6 @@ from automodel.kernels.flat_parameters import BLOCK
 from automodel.kernels.lazy_rows import lazy_rows_of
 
 VOCABULARY = 64
-MANY_BLOCKS = 1024  # more than an update beside a forward pass has programs
 
 EXEMPT: dict[str, str] = {
     "update8_kernel": "8-bit moments are asked for by name, and compile in a second beside a model that is loaded",
@@ -81,7 +80,7 @@ def make_optimizer(facts: Facts, width: int) -> tuple[FlatAdamW, torch.nn.Parame
     """As `engine/build.py` makes it, over the word table, a matrix that is updated late where any is, and the rest."""
     held = torch.bfloat16 if facts.precision == "bf16-pure" else torch.float32
     words = torch.nn.Parameter(torch.zeros((VOCABULARY, width), dtype=held))
-    matrix, rest = (torch.nn.Parameter(torch.zeros(size, dtype=held)) for size in (MANY_BLOCKS * BLOCK, BLOCK))
+    matrix, rest = (torch.nn.Parameter(torch.zeros(size, dtype=held)) for size in (2 * BLOCK, BLOCK))
     groups: list[dict[str, Any]] = [{"params": [words, matrix, rest]}]
     if facts.groups == 2:
         groups = [{"params": [words, matrix]}, {"params": [rest]}]

@@ -9,6 +9,7 @@ import triton.language as tl  # ty: ignore[import-not-found]
 
 from automodel.kernels import attention
 from automodel.kernels.philox import ROUNDS, THRESHOLD_BITS
+from automodel.kernels.triton_keys import settle_keys
 
 PHILOX_ROUNDS = tl.constexpr(ROUNDS)
 THRESHOLD_SHIFT = tl.constexpr(32 - THRESHOLD_BITS)
@@ -281,3 +282,6 @@ def attention_backward_kernel(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
                 H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
             )  # fmt: skip
+
+
+settle_keys(globals())

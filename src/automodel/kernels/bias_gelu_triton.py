@@ -7,6 +7,8 @@ its columns in registers and leaves one row of partial sums. Everything is compu
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
+from automodel.kernels.triton_keys import settle_keys
+
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 MINUS_2_SQRT_2_OVER_PI = tl.constexpr(-1.5957691216057308)
 CUBIC = tl.constexpr(0.044715)
@@ -113,3 +115,6 @@ def geglu_backward_kernel(
     dz = dy * gate * gelu_slope(z, phi, bell, TANH)
     tl.store(DX + 2 * row + cols[None, :], dz.to(DX.dtype.element_ty), mask=inside)
     tl.store(DX + 2 * row + WIDTH + cols[None, :], (dy * z * phi).to(DX.dtype.element_ty), mask=inside)
+
+
+settle_keys(globals())

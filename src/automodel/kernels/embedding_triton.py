@@ -3,6 +3,8 @@
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
+from automodel.kernels.triton_keys import settle_keys
+
 
 @triton.jit
 def add_up_run(DROWS, RUNS, i, length, cols, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
@@ -71,3 +73,6 @@ def position_backward_kernel(
             place = (begin + position).to(tl.int64) * N
             total += tl.load(DROWS + place + cols, mask=has & (cols < N), other=0.0).to(tl.float32)
     tl.store(DWEIGHT + row * N + cols, total.to(DWEIGHT.dtype.element_ty), mask=cols < N)
+
+
+settle_keys(globals())

@@ -3,6 +3,8 @@
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
+from automodel.kernels.triton_keys import settle_keys
+
 AT_ONCE = tl.constexpr(8)
 
 
@@ -109,3 +111,6 @@ def update_rows_kernel(
         if COPY is not None:
             tl.store(COPY + at, p.to(COPY.dtype.element_ty), mask=inside)
         tl.store(LAST + row, tl.load(STEP))
+
+
+settle_keys(globals())

@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
+from automodel.kernels.few_classes import are_few, few_classes_cross_entropy
 from automodel.kernels.logits_memory import padded_width, rows_at_a_time
 
 IGNORE = -100
@@ -295,6 +296,8 @@ def linear_cross_entropy(
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden_RN, weight_VN, bias))
     if not learns:
         return _chunk_by_chunk(hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows).losses_R.sum() * scale
+    if unit_upstream and form == PLAIN and are_few(hidden_RN, weight_VN):
+        return few_classes_cross_entropy(hidden_RN, weight_VN, bias, labels_R, scale)
     return _LinearCrossEntropy.apply(
         hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows, unit_upstream, into_grad
     )

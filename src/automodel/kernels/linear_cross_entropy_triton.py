@@ -13,6 +13,8 @@ numbers.
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
+from automodel.kernels.triton_keys import settle_keys
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(-3.0e38)  # not -inf: a thread without columns would subtract it from itself
@@ -98,3 +100,6 @@ def cross_entropy_rows_kernel(
                 if SOFTCAP > 0.0:
                     d *= 1.0 - (z / SOFTCAP) * (z / SOFTCAP)
                 tl.store(base + cols, d.to(LOGITS.dtype.element_ty), mask=cols < STRIDE)
+
+
+settle_keys(globals())

@@ -6,6 +6,8 @@ Queries and keys are one range of slots, queries first. Everything is computed i
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
+from automodel.kernels.triton_keys import settle_keys
+
 
 @triton.jit
 def head_weights(QUERY, KEY, slots, half, HALF: tl.constexpr, QUERIES: tl.constexpr, OFFSET: tl.constexpr):
@@ -129,3 +131,6 @@ def heads_backward_kernel(
         tl.store(sums + HALF, tl.sum(tl.where(queries, second_sums, 0.0), axis=0), mask=turns)
         tl.store(sums + HEAD, tl.sum(tl.where(queries, 0.0, first_sums), axis=0), mask=turns)
         tl.store(sums + HEAD + HALF, tl.sum(tl.where(queries, 0.0, second_sums), axis=0), mask=turns)
+
+
+settle_keys(globals())

@@ -4,6 +4,7 @@ import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
 from automodel.kernels.bias_gelu_triton import cdf, gelu_slope
+from automodel.kernels.triton_keys import settle_keys
 
 
 @triton.jit
@@ -51,3 +52,6 @@ def swiglu_backward_kernel(
     tl.store(X + 2 * row + WIDTH + cols[None, :], (dy * act).to(X.dtype.element_ty), mask=inside)
     if AGAIN:
         tl.store(DY + row + cols[None, :], (act * up).to(DY.dtype.element_ty), mask=inside)
+
+
+settle_keys(globals())

@@ -54,6 +54,11 @@ class TaskLoss:
     class_weights: Tensor | None = None
     z_loss: float = 0.0
 
+    @property
+    def plain(self) -> bool:
+        """Cross-entropy and nothing else."""
+        return self.problem == "classes" and not (self.label_smoothing or self.z_loss) and self.class_weights is None
+
     def sum(self, outputs: Outputs, labels: Tensor) -> Tensor:
         """Summed loss in fp32; a 0-dim tensor on the outputs' device."""
         if isinstance(outputs, Unprojected):

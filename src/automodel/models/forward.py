@@ -41,8 +41,11 @@ def make_loss_forward(
     model: PreTrainedModel, task: str, path: Literal["packed", "padded"], swapped: bool = False, fused: bool = True
 ) -> LossForward:
     """As `make_forward`; with `fused`, a causal language model stops short of its head, where that is a plain product,
-    and the loss makes the logits itself, a few rows at a time (`lm_head.py`)."""
+    and the loss makes the logits itself, a few rows at a time (`lm_head.py`). So does a swapped encoder that learns to
+    classify texts (`fused_head.py`)."""
     logits = make_forward(model, task, path, swapped)
+    if fused and swapped and task == "text-classification":
+        return _fused_head_forward(model, logits)
     project_later = unprojected_head(model) if fused and task == "causal-lm" else None
     if project_later is None:
         return logits
@@ -172,6 +175,28 @@ def _swapped_forward(model: Any, task: str) -> Forward:
         outputs = backbone(**_stream(family, model, batch), pooled_positions=batch.read_positions_R)
         # The backward of an index would write a zeroed copy.
         return family.classify(model, outputs.last_hidden_state.squeeze(0)).float()
+
+    return forward
+
+
+def _fused_head_forward(model: Any, logits: Forward) -> LossForward:
+    """With the head's last product left to the loss while the model learns, where its last block pools."""
+    from automodel.models.fuse import bind_batch, pools_inside
+    from automodel.models.fused_head import fused_head
+
+    family = family_of(model.config)
+    head = None if family.decoder or not pools_inside(model) else fused_head(model)
+    if head is None:
+        return logits
+    backbone = getattr(model, family.backbone)
+
+    def forward(batch: Batch) -> Outputs:
+        if not model.training:
+            return logits(batch)
+        assert isinstance(batch, PackedBatch)
+        bind_batch(model, batch)
+        outputs = backbone(**_stream(family, model, batch), pooled_positions=batch.read_positions_R)
+        return head(outputs.last_hidden_state.squeeze(0))
 
     return forward
 

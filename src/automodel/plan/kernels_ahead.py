@@ -70,7 +70,16 @@ def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
         lazy=decide_lazy_embeddings(task, fused, accumulation, []),
         groups=1 if cfg.optimizer.decay_norms_and_biases else 2,
         head=_head(cfg, {**config, **cfg.model.extra}, task) if shape.blocks == "decoder" else Head(),
+        classes=_classes(cfg, config) if task == "text-classification" and shape.blocks == "post-norm" else 0,
     )
+
+
+def _classes(cfg: RunConfig, config: dict[str, Any]) -> int:
+    """As far as the files tell, before the data is read; two otherwise."""
+    loss = cfg.loss_fn
+    if loss.class_weights or loss.label_smoothing or loss.z_loss:
+        return 0
+    return cfg.model.num_labels or len(config.get("id2label") or ()) or 2
 
 
 def _head(cfg: RunConfig, config: dict[str, Any], task: str) -> Head:

@@ -120,14 +120,14 @@ def adamw_cases():
     kinds = types("*fp32", "WEIGHT EXP_AVG EXP_AVG_SQ PARTIAL TABLE NORM") | types("*bf16", "COPY")
     kinds |= types("*i64", "GRADIENTS STEP SKIPPED") | types("*i32", "BLOCKS CHOSEN")
     kinds |= types("*fp64", "HYPER POWERS LR_FACTORS")
-    kinds |= types("i32", "n_blocks n_chosen n_partials n_groups n_factors") | types("fp32", "max_norm")
+    kinds |= types("i32", "n_blocks n_partials n_groups n_factors") | types("fp32", "max_norm")
     sizes = constant(BLOCK=BLOCK, PER_PROGRAM=adamw.NORM_BLOCKS_PER_PROGRAM)
     for name, narrow, wide in (("fp32", None, True), ("bf16", tl.bfloat16, False), ("mixed", tl.bfloat16, True)):
-        flags = constant(NARROW=narrow, WIDE=wide, ZERO=True, WALKS=False)
+        flags = constant(NARROW=narrow, WIDE=wide, ZERO=True)
         yield f"square_sums_kernel {name}", adamw_triton.square_sums_kernel, kinds | sizes | flags, adamw.NORM_WARPS
         yield f"update_kernel {name}", adamw_triton.update_kernel, kinds | sizes | flags, adamw.UPDATE_WARPS
-        walking = flags | constant(ZERO=False, WALKS=True)
-        yield f"update_kernel {name} late", adamw_triton.update_kernel, kinds | sizes | walking, adamw.UPDATE_WARPS
+        late = flags | constant(ZERO=False)
+        yield f"update_kernel {name} late", adamw_triton.update_kernel, kinds | sizes | late, adamw.UPDATE_WARPS
     yield from adamw8_cases(kinds | sizes)
     prepare = kinds | types("*fp32", "ROW_PARTIAL HISTORY") | types("i32", "n_row_partials")
     prepare |= constant(LOSS_SCALE=None, GROUPS=2, BLOCK=1024, SKIP=True, LAZY_GROUP=0, RING=RING)

@@ -115,7 +115,8 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     fused = fuse(model, torch.zeros(1, dtype=torch.int64), None, LONGEST) if facts.precision != "fp32" else 0
     fusable = facts.shape.blocks != "stock" and facts.precision != "fp32"
     assert bool(fused) == fusable, (model.config.model_type, fused, facts)
-    forward = make_loss_forward(model, task, "packed", swapped=bool(fused), fused=facts.head.words > 0)
+    inside = facts.head.words > 0 or facts.classes > 0
+    forward = make_loss_forward(model, task, "packed", swapped=bool(fused), fused=inside)
     loss = make_loss(LossConfig(z_loss=facts.head.z_loss), task, None, None)
     model.train()
     batch = make_batch(task, facts.batch, pairs)
@@ -132,7 +133,8 @@ def compare(kind: str, task: str, pairs: bool, options: dict, **about) -> dict:
     model = make_model(kind, task, **options)
     shape = shape_of(model.config.to_dict())
     shape = dataclasses.replace(shape, pools=shape.pools and task == "text-classification")
-    facts = Facts(shape, evaluation_batch=16, **about).on(HOPPER.capability)
+    classes = 2 if shape.blocks == "post-norm" and task == "text-classification" else 0
+    facts = Facts(shape, evaluation_batch=16, classes=classes, **about).on(HOPPER.capability)
     launched, foreseen, by_recipe = set(), set(), {}
     with Recorder(HOPPER, lambda s: launched.add((s.name, s.data))):
         train_and_evaluate(model, facts, task, pairs)

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from automodel.kernels import adamw
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.flat_parameters import BLOCK
 
@@ -322,12 +321,10 @@ def test_a_state_of_another_model_is_refused():
 
 
 @pytest.mark.parametrize("path", ["reference", "interpreter"])
-def test_what_is_updated_late_is_updated_the_same(request, monkeypatch, path):
+def test_what_is_updated_late_is_updated_the_same(request, path):
     """The embedding and the first matrix wait until the next step begins; losses and weights are plain AdamW's."""
     if path == "interpreter":
         request.getfixturevalue("interpreter")
-    monkeypatch.setattr(adamw, "LATE_PROGRAMS_PER_PROCESSOR", 1)
-    monkeypatch.setattr(adamw, "processors", lambda device: 1)  # one program walks over both blocks of the matrix
     results = []
     for late in (False, True):
         net = model()
