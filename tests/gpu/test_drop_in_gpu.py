@@ -153,16 +153,31 @@ def test_dropout_is_drawn_anew_in_every_call(tmp_path):
     assert [float(model(**inputs).loss) for _ in range(6)] == losses
 
 
-def test_fp32_weights_under_autocast_are_packed_with_stock_blocks(tmp_path):
-    path = folder_of("llama", tmp_path, "AutoModelForCausalLM")
-    losses = []
-    for home in (transformers, automodel):
-        model = load(home, "AutoModelForCausalLM", path, torch.float32).train()
-        with torch.autocast("cuda", torch.bfloat16):
-            losses.append(model(**batch()).loss)
-        losses[-1].backward()
-    assert path_taken(model)[0] == "packed"
-    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=0.01)
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "bert"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_fp32_weights_under_autocast_are_rounded_once_a_call(kind, dtype, tmp_path):
+    cls = "AutoModelForSequenceClassification" if kind == "bert" else "AutoModelForCausalLM"
+    path, inputs = folder_of(kind, tmp_path, cls), batch()
+    if kind == "bert":
+        inputs["labels"] = torch.tensor([0, 1, 2, 0, 1], device="cuda")
+    stock, ours = (load(home, cls, path, torch.float32).train() for home in (transformers, automodel))
+    found = []
+    for model, on in ((stock, False), (stock, True), (ours, True)):
+        model.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", getattr(torch, dtype), enabled=on):
+            output = model(**inputs)
+        output.loss.backward()
+        found.append((output.loss.item(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+    (loss, exact), (_, rough), (mine, gradients) = found
+    assert path_taken(ours)[0] == "fused", path_taken(ours)
+    assert mine == pytest.approx(loss, rel=0.01)
+    whole = torch.stack([g.norm() for g in exact.values()]).norm()
+    for name, expected in exact.items():
+        assert gradients[name].dtype == torch.float32
+        error, allowed = ((g[name] - expected).norm() for g in (gradients, rough))
+        assert error < 3 * allowed + 0.03 * expected.norm() + 2e-3 * whole, name
+    with torch.no_grad(), torch.autocast("cuda", getattr(torch, dtype)):
+        assert float(ours(**inputs).loss) == pytest.approx(loss, rel=0.01)
 
 
 def test_a_training_step_does_not_hold_all_logits(tmp_path):

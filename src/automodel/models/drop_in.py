@@ -6,7 +6,8 @@ The model keeps its class (by name, and by `isinstance`), parameters, state dict
 everything else. Only `forward` is new. It looks at a call, and where it can compute the same numbers faster, it does:
 
 - padding is taken out (`unpad.py`), attention runs document by document, and logits are padded back;
-- blocks are fused where kernels run: half precision on a GPU (`packed_call.py`, `fuse.py`);
+- blocks are fused where kernels run: half precision on a GPU (`packed_call.py`, `fuse.py`), under autocast over rounded
+  copies of the weights (`half_weights.py`);
 - the loss of a language model in training makes its logits a few rows at a time, and the output makes all of them only
   if somebody looks (`lazy_logits.py`).
 
@@ -23,6 +24,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -39,15 +41,20 @@ from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_en
 from automodel.losses.unprojected import Unprojected
 from automodel.models.families import family_of, packing_support
 from automodel.models.forward import make_forward, make_loss_forward
+from automodel.models.fuse import will_fuse
+from automodel.models.half_weights import Unit, half_weights, units_of
 from automodel.models.lazy_logits import LazyCausalLMOutput, Promise
 from automodel.models.packed_call import (
     Blocks,
     PackedCode,
+    compute_dtype,
     has_hooks,
     kernels_run,
     make_blocks,
+    neighbours,
     recomputed_layers,
     recomputes_by_saved_tensors,
+    untouched,
 )
 from automodel.models.unpad import Inputs, Rectangular, Unpadded, aligned_labels, unpad
 
@@ -75,6 +82,8 @@ class Calls:
         self.said: set[str] = set()
         self.blocks: Blocks | None = None
         self.no_blocks_at: tuple[Any, ...] | None = None
+        self.units: tuple[tuple[int, ...], list[Unit]] | None = None
+        """Identities of parameters, and how they are copied under autocast (held, so that no id is given anew)."""
         self.forwards: dict[Any, Callable[..., Any]] = {}
 
     def __deepcopy__(self, memo: Any) -> Calls:
@@ -146,6 +155,8 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
                 raise Rectangular(f"{name} was given")
     if not isinstance(ids, Tensor) or ids.dim() != 2:
         raise Rectangular("input_ids are not a rectangle")
+    if ids.device.type not in ("cpu", "cuda"):
+        raise Rectangular(f"packed attention is not tried out on {ids.device.type}")
     for name in ("attention_mask", "token_type_ids", "labels", "position_ids"):
         value = given.get(name)
         flat = name == "labels" and calls.task == "text-classification"
@@ -171,7 +182,7 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
         raise Rectangular("the model has a loss function of its own")
     if config.output_hidden_states or config.output_attentions or not getattr(config, "return_dict", True):
         raise Rectangular("the config asks for other outputs")
-    if ids.is_cuda and getattr(config, "sliding_window", None) and _dtype_of_logits(model, "cuda") == torch.float32:
+    if ids.is_cuda and getattr(config, "sliding_window", None) and compute_dtype(model) == torch.float32:
         raise Rectangular("no kernel has windows over documents of unequal lengths in fp32")
     _check_cache(model, calls, given)
     if ids.device.type == "cpu" and (given.get("attention_mask") is None or bool(given["attention_mask"].all())):
@@ -206,13 +217,11 @@ def _fast_forward(model: Any, calls: Calls, given: dict[str, Any]) -> Any:
             raise Rectangular("no token has a label")
         batch = replace(batch, packed=replace(batch.packed, labels_R=aligned_T))
     layers = recomputed_layers(model)
-    blocks = _blocks(model, calls, batch.packed.max_seqlen, layers)
-    seed = None
-    if blocks is not None and model.training:
-        seed = torch.randint(2**62, (1,), device=model.device)
-    code = PackedCode(model, blocks, batch.packed, seed, layers)
-    with code.call():
-        output = _ANSWERS[calls.task](model, calls, batch, given, rows_R, blocks is not None)
+    seed = torch.randint(2**62, (1,), device=model.device) if model.training else None
+    with _weights(model, calls, layers):
+        blocks = _blocks(model, calls, batch.packed.max_seqlen, layers)
+        with PackedCode(model, blocks, batch.packed, seed, layers).call():
+            output = _ANSWERS[calls.task](model, calls, batch, given, rows_R, blocks is not None)
     if blocks is not None:
         calls.took("fused", "padding taken out, blocks fused")
     else:
@@ -220,10 +229,31 @@ def _fast_forward(model: Any, calls: Calls, given: dict[str, Any]) -> Any:
     return output
 
 
+def _weights(model: Any, calls: Calls, layers: list[Any]) -> AbstractContextManager:
+    """Under autocast, weights that fused blocks can read; nothing where there are none, or where the model computes
+    without. Layers that are computed again would find the parameters in their places."""
+    autocasts = compute_dtype(model) != model.dtype
+    if not autocasts or layers or not torch.is_grad_enabled() or not _can_fuse(model, calls):
+        return nullcontext()
+    identities = tuple(map(id, model.parameters()))
+    if calls.units is None or calls.units[0] != identities:
+        calls.units = identities, units_of(model, neighbours(model))
+    return half_weights(model, calls.units[1], compute_dtype(model))
+
+
+def _can_fuse(model: Any, calls: Calls) -> bool:
+    return calls.kernels and kernels_run(model) and will_fuse(model) and untouched(model)
+
+
 def _blocks(model: Any, calls: Calls, longest: int, layers: list[Any]) -> Blocks | None:
     """Fused blocks, made once for weights that stay where they are."""
     if not calls.kernels or not kernels_run(model) or not recomputes_by_saved_tensors(layers):
         return None
+    if compute_dtype(model) != model.dtype:
+        return None  # autocast, and no copies of the weights were made
+    if not isinstance(next(model.parameters()), torch.nn.Parameter):
+        calls.forwards.clear()
+        return make_blocks(model, longest, laid=True)  # over copies, which are there for this call only
     trained = tuple(p.requires_grad for p in model.parameters())
     if calls.blocks is not None and all(trained) and calls.blocks.fit(model, longest):
         return calls.blocks
@@ -231,7 +261,7 @@ def _blocks(model: Any, calls: Calls, longest: int, layers: list[Any]) -> Blocks
     if calls.no_blocks_at == state:
         return None
     calls.forwards.clear()
-    calls.blocks = make_blocks(model, longest)
+    calls.blocks = make_blocks(model, longest) if untouched(model) else None
     calls.no_blocks_at = state if calls.blocks is None else None
     return calls.blocks
 
@@ -279,20 +309,16 @@ def _logits(batch: Unpadded, outputs: Unprojected) -> Tensor:
         return batch.pad(outputs.logits())
 
 
-def _dtype_of_logits(model: Any, device: str) -> torch.dtype:
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
-
-
 def _classes(
     model: Any, calls: Calls, batch: Unpadded, given: dict[str, Any], rows_R: Tensor | None, fused: bool
 ) -> SequenceClassifierOutput | SequenceClassifierOutputWithPast:
     from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
     logits_BC = _forward(model, calls, fused)(batch.packed)
-    logits_BC = logits_BC.to(_dtype_of_logits(model, logits_BC.device.type))
+    logits_BC = logits_BC.to(compute_dtype(model))
     loss: Any = None
     if given.get("labels") is not None:
-        loss = ForSequenceClassificationLoss(given["labels"], logits_BC, model.config)
+        loss = ForSequenceClassificationLoss(given["labels"], logits_BC.float(), model.config)
     values: dict[str, Any] = {"loss": loss, "logits": logits_BC}
     if family_of(model.config).decoder:
         return SequenceClassifierOutputWithPast(**values)
@@ -305,7 +331,7 @@ def _tags(
     from transformers.loss.loss_utils import ForTokenClassification
 
     logits_TC = _forward(model, calls, fused)(batch.packed)
-    logits_BSC = batch.pad(logits_TC.to(_dtype_of_logits(model, logits_TC.device.type)))
+    logits_BSC = batch.pad(logits_TC.to(compute_dtype(model)))
     loss: Any = None
     if given.get("labels") is not None:
         loss = ForTokenClassification(logits_BSC, given["labels"], model.config)

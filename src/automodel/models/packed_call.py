@@ -27,7 +27,7 @@ from automodel.data.batch import PackedBatch
 from automodel.kernels.dispatch import triton_installed
 from automodel.kernels.linear import joined_view
 from automodel.models.decoder_parts import DECODERS, decoder_parts
-from automodel.models.fuse import SWAPS, fuse, unfuse, will_fuse
+from automodel.models.fuse import SWAPS, fuse, will_fuse
 from automodel.models.fused_encoder import fusable_layers
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 
@@ -36,11 +36,17 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def kernels_run(model: Any) -> bool:
-    """Whether fused blocks can compute here and now: half precision on a GPU with flash attention, no autocast."""
+    """Whether fused blocks can compute here and now: half precision on a GPU with flash attention."""
     weight = model.get_input_embeddings().weight
-    if not weight.is_cuda or weight.dtype not in HALVES or torch.is_autocast_enabled("cuda"):
+    if not weight.is_cuda or not triton_installed() or torch.cuda.get_device_capability(weight.device) < (8, 0):
         return False
-    return triton_installed() and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    return compute_dtype(model) in HALVES
+
+
+def compute_dtype(model: Any) -> torch.dtype:
+    """Of products: autocast's, or the weights' own."""
+    kind = model.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
 
 
 @dataclass
@@ -68,7 +74,7 @@ def _addresses(model: Any) -> tuple[int, ...]:
     return tuple(p.data_ptr() for p in model.parameters())
 
 
-def _neighbours(model: Any) -> list[list[nn.Parameter]]:
+def neighbours(model: Any) -> list[list[nn.Parameter]]:
     if model.config.model_type in DECODERS:
         parts = [decoder_parts(layer, model.config) for layer in model.model.layers]
         return [[m.weight for m in linears] for p in parts for linears in (p.qkv, p.gate_up)]  # ty: ignore[invalid-return-type]
@@ -85,23 +91,23 @@ def lay_side_by_side(weights: Sequence[nn.Parameter]) -> None:
             weight.data = part
 
 
-def make_blocks(model: Any, longest: int) -> Blocks | None:
-    """Fused blocks over the model's weights as they lie now; None where the model has none, or where somebody else
-    changed what they would replace."""
-    if not will_fuse(model) or not _untouched(model):
-        return None
-    for weights in _neighbours(model):
-        lay_side_by_side(weights)
+def make_blocks(model: Any, longest: int, laid: bool = False) -> Blocks | None:
+    """Fused blocks over the model's weights; None where the model has none. `untouched` was asked. `laid`: neighbours
+    lie side by side already."""
+    if not laid:
+        if not will_fuse(model):
+            return None
+        for weights in neighbours(model):
+            lay_side_by_side(weights)
     longest = max(SHORTEST_TABLE, 1 << (longest - 1).bit_length())
     seed = torch.zeros(1, dtype=torch.int64, device=model.device)
     fused = fuse(model, seed, None, longest)
     swapped = [module for module in model.modules() if isinstance(module.__dict__.get("forward"), SWAPS)]
-    swaps = [(module, module.__dict__["forward"]) for module in swapped]
-    unfuse(model)
+    swaps = [(module, module.__dict__.pop("forward")) for module in swapped]
     return Blocks(swaps, _addresses(model), longest) if fused else None
 
 
-def _untouched(model: Any) -> bool:
+def untouched(model: Any) -> bool:
     """Whether every module is as transformers made it: plain parameters, no adapter around a linear layer, nobody's
     `forward` on an instance."""
     if any("forward" in module.__dict__ for module in model.modules()):
