@@ -131,7 +131,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     from automodel.models.forward import make_loss_forward
     from automodel.models.fp8 import use_fp8
     from automodel.models.fuse import fuse, layers_of
-    from automodel.models.offload import use_activation_offload
+    from automodel.models.recompute import use_own_checkpoints
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.quantized import eight_bit_parameters
@@ -141,8 +141,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     model = make_model(work.model).to("cuda", torch.bfloat16 if work.pure else torch.float32).train()
     if work.checkpointing != "none":
         use_gradient_checkpointing(model, work.checkpointing)
-    if work.offload:
-        use_activation_offload(model)
+        use_own_checkpoints(model, work.offload)
     layers = [] if options.plain_update or work.eight_bit or work.checkpointing != "none" else layers_of(model)
     waits = work.task == CLASSIFY and not options.plain_embeddings
     optimizer = FlatAdamW(

@@ -34,7 +34,7 @@ if torch.cuda.is_available():
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fuse import fuse
-    from automodel.models.offload import use_activation_offload
+    from automodel.models.recompute import use_own_checkpoints
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
@@ -48,14 +48,14 @@ SIZE = {
 LR, TOKENS = 1e-4, 16_384
 
 
-def make_step(*, offload: bool, accumulates: bool = False, mode: str = "full"):
+def make_step(*, offload: bool | None, accumulates: bool = False, mode: str = "full"):
     from transformers import AutoConfig
 
     torch.manual_seed(0)
     model = class_for_task("causal-lm").from_config(AutoConfig.for_model("llama", **SIZE))
     model = model.to("cuda", torch.bfloat16).train()
     use_gradient_checkpointing(model, mode)
-    memory = use_activation_offload(model) if offload else None
+    memory = None if offload is None else use_own_checkpoints(model, offload)
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(lr=LR)), lr=LR, max_norm=1.0, flat_gradients=accumulates,
         lr_factors=torch.ones(100, dtype=torch.float64),
@@ -90,12 +90,13 @@ def batches(parts: int = 1, lengths=(2048,) * 8, count: int = 6):
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_same_losses(mode, parts):
     losses = {}
-    for offload in (False, True):
+    for offload in (None, False, True):  # torch's checkpoints, ours, and ours with inputs on the host
         step, memory = make_step(offload=offload, accumulates=parts > 1, mode=mode)
         losses[offload] = torch.stack([step(i, b).loss for i, b in enumerate(batches(parts))]).tolist()
-        if memory is not None:
+        if offload:
             assert all(buffer.is_pinned() for buffer in memory.buffers.values())
     assert losses[True] == pytest.approx(losses[False], rel=2e-3)
+    assert losses[None] == pytest.approx(losses[False], rel=2e-3)
     assert losses[True][-1] < losses[True][0]
 
 

@@ -40,8 +40,8 @@ from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
 from automodel.models.load import align_pad_token, load_model
-from automodel.models.offload import use_activation_offload
 from automodel.models.pooled_block import pool_last_block
+from automodel.models.recompute import use_own_checkpoints, will_recompute
 from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.quantized import eight_bit_parameters
 from automodel.optim.schedule import Schedule
@@ -142,8 +142,8 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     model.train()
     if plan.checkpointing != "none":
         use_gradient_checkpointing(model, plan.checkpointing)
-    if plan.offload:
-        use_activation_offload(model)
+    if plan.offload or (plan.checkpointing != "none" and plan.fused_kernels and will_recompute(model)):
+        use_own_checkpoints(model, plan.offload)
     return model, make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
 
 

@@ -114,11 +114,12 @@ class EightBitMoments:
 
     def _lay_out(self, places: Sequence[Place], device: torch.device) -> Tensor:
         """The blocks of these parameters in the flat buffer, in the order in which their moments stand here."""
-        blocks: list[int] = []
+        ranges, count = [torch.empty(0, dtype=torch.int32)], 0
         for place in places:
-            self.starts[id(place.parameter)] = len(blocks) * BLOCK
-            blocks += range(place.start // BLOCK, place.start // BLOCK + place.blocks)
-        return torch.tensor(blocks, dtype=torch.int32, device=device)
+            self.starts[id(place.parameter)] = count * BLOCK
+            first, count = place.start // BLOCK, count + place.blocks
+            ranges.append(torch.arange(first, first + place.blocks, dtype=torch.int32))
+        return torch.cat(ranges).to(device)
 
     def tensors(self, place: Place) -> dict[str, Tensor]:
         """What is kept of one parameter: views, by the names of `EIGHT_BIT_KEYS` or `WIDE_KEYS`."""

@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.fp8 import E4M3, E5M2, MULTIPLE, Quantised, product, quantise, round_trip_reference
-from automodel.kernels.linear import _fixed_place
+from automodel.kernels.linear import fixed_place
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import _backward_in_place, _forward, swiglu_reference
 
@@ -75,7 +75,7 @@ def _input_gradient(d: Quantised, weight_OI: Tensor, weight_scale: Tensor) -> Te
 
 
 def _weight_gradient(d: Quantised, x_columns: Tensor, x_scale: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    place = _fixed_place(weights)
+    place = fixed_place(weights)
     return _times(d.columns_IP, x_columns, d.scale, x_scale, dtype=weights[0].dtype, out=place, fast=FAST_BACKWARD)
 
 
@@ -134,7 +134,13 @@ def _given(
 class _Fp8SwiGLULinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TG: Tensor, weight_NF: Tensor, bias_N: Tensor | None, activation: str, side: SideStream | None
+        ctx: Any,
+        x_TG: Tensor,
+        weight_NF: Tensor,
+        bias_N: Tensor | None,
+        activation: str,
+        side: SideStream | None,
+        read: bool,
     ) -> Tensor:
         a_TF = _forward(x_TG, activation) if runs_triton(x_TG) else swiglu_reference(x_TG, activation)
         a = quantise(a_TF, E4M3, columns=False)
@@ -142,6 +148,8 @@ class _Fp8SwiGLULinear(torch.autograd.Function):
         ctx.save_for_backward(x_TG, weight_NF, a.scale, w.scale)
         ctx.activation, ctx.side = activation, side
         ctx.parameters = [p for p in (weight_NF, bias_N) if p is not None]
+        if not read:
+            return x_TG.new_empty((x_TG.shape[0], weight_NF.shape[0]))
         return _times(a.rows_TI, w.rows_TI, a.scale, w.scale, dtype=x_TG.dtype, bias=bias_N, fast=FAST_FORWARD)
 
     @staticmethod
@@ -163,7 +171,7 @@ class _Fp8SwiGLULinear(torch.autograd.Function):
 
         reads = (d.columns_IP, d.scale, a.columns_IP, a_scale, *([dy_TN] if biases else []))
         found = list(_given(ctx.side, ctx.parameters, gradients, reads))
-        return dx_TG, found[0], (found[1] if biases else None), None, None
+        return dx_TG, found[0], (found[1] if biases else None), None, None, None
 
 
 def _through_activation(x_TG: Tensor, da_TF: Tensor, activation: str) -> tuple[Tensor, Tensor]:
@@ -196,6 +204,7 @@ def fp8_swiglu_linear(
     bias_N: Tensor | None = None,
     activation: str = "silu",
     side: SideStream | None = None,
+    read: bool = True,
 ) -> Tensor:
     """As `swiglu.swiglu_linear`, the product in FP8. Nobody else may read x."""
-    return _Fp8SwiGLULinear.apply(x_TG.contiguous(), weight_NF, bias_N, activation, side)
+    return _Fp8SwiGLULinear.apply(x_TG.contiguous(), weight_NF, bias_N, activation, side, read)

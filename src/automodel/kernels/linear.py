@@ -72,7 +72,7 @@ class _JoinedLinear(torch.autograd.Function):
         return None, dx_TI, None, None, *gradients
 
 
-def _fixed_place(weights: Sequence[Tensor]) -> Tensor | None:
+def fixed_place(weights: Sequence[Tensor]) -> Tensor | None:
     """Where the optimizer wants the gradients of these layers, if it wants them somewhere and side by side."""
     places: list[Tensor] = [w.__dict__["gradient_place"] for w in weights if "gradient_place" in w.__dict__]
     return joined_view(places) if len(places) == len(weights) else None
@@ -92,7 +92,7 @@ def joined_view(parameters: Sequence[Tensor]) -> Tensor | None:
 
 def _parameter_gradients(dy_TO: Tensor, x_TI: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]):
     sizes = [w.shape[0] for w in weights]
-    gradients = list(torch.mm(dy_TO.t(), x_TI, out=_fixed_place(weights)).split(sizes))
+    gradients = list(torch.mm(dy_TO.t(), x_TI, out=fixed_place(weights)).split(sizes))
     if biases:
         gradients += rows_sum(dy_TO).split(sizes)
     return gradients

@@ -31,6 +31,7 @@ from torch.autograd.graph import increment_version
 
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
+from automodel.kernels.linear import fixed_place
 from automodel.kernels.side_stream import SideStream
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -108,11 +109,19 @@ class _SwiGLU(torch.autograd.Function):
 class _SwiGLULinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_TG: Tensor, weight_NF: Tensor, bias_N: Tensor | None, activation: str, side: SideStream | None
+        ctx: Any,
+        x_TG: Tensor,
+        weight_NF: Tensor,
+        bias_N: Tensor | None,
+        activation: str,
+        side: SideStream | None,
+        read: bool,
     ) -> Tensor:
         ctx.save_for_backward(x_TG, weight_NF)
         ctx.activation, ctx.side = activation, side
         ctx.parameters = [p for p in (weight_NF, bias_N) if p is not None]
+        if not read:
+            return x_TG.new_empty((x_TG.shape[0], weight_NF.shape[0]))
         return F.linear(_forward(x_TG, activation), weight_NF, bias_N)
 
     @staticmethod
@@ -124,14 +133,14 @@ class _SwiGLULinear(torch.autograd.Function):
         _backward_in_place(x_TG, a_TF, ctx.activation, again=True)
 
         def gradients() -> list[Tensor]:
-            found = [dy_TN.t() @ a_TF]
+            found = [torch.mm(dy_TN.t(), a_TF, out=fixed_place([weight_NF]))]
             return found if len(ctx.parameters) == 1 else [*found, rows_sum(dy_TN)]
 
         if ctx.side is not None and SideStream.can_take(ctx.parameters):
             ctx.side.give(ctx.parameters, gradients, dy_TN, a_TF)
-            return x_TG.detach(), None, None, None, None
+            return x_TG.detach(), None, None, None, None, None
         found = gradients()
-        return x_TG.detach(), found[0], (found[1] if len(found) > 1 else None), None, None
+        return x_TG.detach(), found[0], (found[1] if len(found) > 1 else None), None, None, None
 
 
 def _check(activation: str) -> None:
@@ -154,10 +163,12 @@ def swiglu_linear(
     bias_N: Tensor | None = None,
     activation: str = "silu",
     side: SideStream | None = None,
+    read: bool = True,
 ) -> Tensor:
     """(act(first half) · second half of x) Wᵀ + b, (T, N). As for `swiglu`, nobody else may read x. side: where the
-    gradients of weight and bias, both leaves, are computed."""
+    gradients of weight and bias, both leaves, are computed. read: false where only the gradients matter, since nobody
+    will look at the result (`recompute.py`); it may then be anything."""
     _check(activation)
     if not runs_triton(x_TG):
         return swiglu_linear_reference(x_TG, weight_NF, bias_N, activation)
-    return _SwiGLULinear.apply(x_TG.contiguous(), weight_NF, bias_N, activation, side)
+    return _SwiGLULinear.apply(x_TG.contiguous(), weight_NF, bias_N, activation, side, read)

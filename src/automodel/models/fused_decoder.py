@@ -35,10 +35,12 @@ from automodel.kernels.embedding import word_embedding
 from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import joined_linear, joined_view
+from automodel.kernels.recompute import computing_again
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu_linear
+from automodel.kernels.take_rows import take_rows
 from automodel.models.decoder_parts import DECODERS, Norm, Parts, decoder_parts, fusable_decoder_config
 from automodel.models.fused_decoder_attention import Documents, attend, attend_last, cut_behind, stays_joined
 
@@ -135,7 +137,7 @@ class FusedDecoderBlock:
         else:
             attended, h = self._attend(y, h, documents)
             if self.pools and read_positions is not None:
-                attended, h = (t.index_select(0, read_positions) for t in (attended, h))
+                attended, h = (take_rows(t, read_positions) for t in (attended, h))
         x = self._branch(self._linear(attended, self.parts.out), norms.after_attention)
         return self._mlp(*self._add(x, h, norms.before_mlp))
 
@@ -167,7 +169,9 @@ class FusedDecoderBlock:
         if p.norms.before_mlp is None:
             h = around  # the stream itself was read: both its gradients meet in the product's backward
         make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
-        x = make(inner, p.down.weight, p.down.bias, p.activation, self.side)
+        # Computed again, the last product is left out, unless a norm inside the block reads it.
+        read = not computing_again() or p.norms.after_mlp is not None
+        x = make(inner, p.down.weight, p.down.bias, p.activation, self.side, read)
         return Stream(self._branch(x, p.norms.after_mlp), h)
 
     def _how(self) -> Attention:

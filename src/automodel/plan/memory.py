@@ -42,7 +42,7 @@ MODES: tuple[Mode, ...] = ("none", "selective", "full")
 LOGIT_EXTRA = 12  # bytes beside the logit itself, at the worst moment: its log-probability and two gradients, in fp32
 LARGEST_BUFFER = 2**30  # of logits, where they are made chunk by chunk
 
-INPUTS_HERE = 3  # layers whose inputs are on the GPU where the others' wait on the host (`models/offload.py`)
+INPUTS_HERE = 3  # layers whose inputs are on the GPU where the others' wait on the host (`models/recompute.py`)
 
 FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text", "glm4")
 HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2")

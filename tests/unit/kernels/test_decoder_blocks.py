@@ -5,6 +5,8 @@ references in `tests/parity/test_fused_decoders.py`, all on a GPU in `tests/gpu/
 import pytest
 
 from automodel.models import fused_decoder_attention
+from automodel.models.checkpointing import use_gradient_checkpointing
+from automodel.models.recompute import use_own_checkpoints
 from parity.test_fused_decoders import fused
 from parity.test_packed_families import assert_same_logits_and_gradients, documents
 
@@ -34,3 +36,15 @@ def test_kernels_and_all(interpreter, monkeypatch, kind, task, overrides, short)
         monkeypatch.setattr(fused_decoder_attention, "SHORT", 0)
     ours, stock, forward = fused(kind, task, **overrides)
     assert_same_logits_and_gradients(ours, stock, forward, task, documents(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("offload", [False, True])
+def test_layers_that_are_computed_again(interpreter, kind, offload):
+    """Without their last product (Llama), or with it, where a norm inside the block reads it (Gemma 3)."""
+    ours, stock, forward = fused(kind, "causal-lm")
+    ours.train()
+    use_gradient_checkpointing(ours, "full")
+    use_own_checkpoints(ours, offload)
+    assert_same_logits_and_gradients(ours, stock, forward, "causal-lm", documents(0))

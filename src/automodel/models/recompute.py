@@ -10,9 +10,10 @@ Everything has a fixed place, in page-locked memory that is allocated once, so C
 second stream forks from the step's and is joined again before the step ends. Buffers grow to the largest batch, which
 is tried before anything is recorded; a larger one later gets new buffers, and graphs keep those they know.
 
-The checkpoint itself is ours, too: `torch.utils.checkpoint` would hold on to what it is given. Random states are not
-put back, so layers that drop something at random are not for this. Without a GPU the same code copies in place, which
-is how it is tested.
+The checkpoint itself is ours, too, also where inputs stay: `torch.utils.checkpoint` would hold on to what it is given,
+and compute a layer again to the very end, where a fused block may leave out its last product (`kernels/recompute.py`).
+Random states are not put back, so layers that drop something at random are not for this. Without a GPU the same code
+copies in place, which is how it is tested.
 """
 
 from __future__ import annotations
@@ -26,10 +27,28 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from automodel.config.errors import UserError
+from automodel.kernels.recompute import compute_again
+from automodel.models.decoder_parts import DECODERS
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 ON_THEIR_WAY = 1
 """Layers whose inputs are kept on the GPU behind the one that is being computed, until they have left."""
+
+
+class Kept:
+    """Inputs of layers that stay where they are."""
+
+    def __init__(self):
+        self.here: dict[int, list[Tensor]] = {}
+
+    def send(self, layer: int, tensors: Sequence[Tensor]) -> None:
+        self.here[layer] = list(tensors)
+
+    def fetch(self, layer: int, device: torch.device) -> None:
+        """They are here."""
+
+    def take(self, layer: int, device: torch.device) -> list[Tensor]:
+        return self.here.pop(layer)
 
 
 class HostMemory:
@@ -127,9 +146,9 @@ class _Caught(torch.autograd.Function):
         return None, None, None
 
 
-class _Offloaded(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, memory: HostMemory, layer: int, run: Run, anchor: Tensor, *tensors: Tensor):
+    def forward(ctx: Any, memory: HostMemory | Kept, layer: int, run: Run, anchor: Tensor, *tensors: Tensor):
         memory.send(layer, tensors)
         ctx.memory, ctx.layer, ctx.run, ctx.device = memory, layer, run, tensors[0].device
         ctx.set_materialize_grads(False)
@@ -141,7 +160,7 @@ class _Offloaded(torch.autograd.Function):
         tensors = ctx.memory.take(ctx.layer, ctx.device)
         ctx.memory.fetch(ctx.layer - 1, ctx.device)
         caught: dict[int, Tensor] = {}
-        with torch.enable_grad():
+        with torch.enable_grad(), compute_again():
             leaves = [t.detach().requires_grad_() for t in tensors]
             outputs = ctx.run([_Caught.apply(caught, index, leaf) for index, leaf in enumerate(leaves)])
         known = [(y, dy) for y, dy in zip(outputs, gradients) if dy is not None]
@@ -149,44 +168,52 @@ class _Offloaded(torch.autograd.Function):
         return None, None, None, None, *(caught.get(index) for index in range(len(leaves)))
 
 
-class OffloadingCheckpoint:
+class Checkpoint:
     """Takes the place of a layer's checkpoint function: called with the layer and what goes into it."""
 
-    def __init__(self, memory: HostMemory, layer: int):
+    def __init__(self, memory: HostMemory | Kept, layer: int):
         self.memory, self.layer = memory, layer
-        self.kind: type | None = None
+        self.kind: Any = None
+        """Of what the layer gives, where that is a named tuple and no tensor."""
         self.anchor: Tensor | None = None
         """Requires a gradient, so that a layer is learned from whose input does not."""
 
-    def __call__(self, layer: Callable[[Any], Any], hidden: Any) -> Any:
+    def __call__(self, layer: Callable[..., Any], hidden: Any, *rest: Any) -> Any:
         if not torch.is_grad_enabled():
-            return layer(hidden)
-        kind_in = type(hidden) if isinstance(hidden, tuple) else None
+            return layer(hidden, *rest)
+        assert not any(isinstance(t, Tensor) and t.requires_grad for t in rest), "only the first input is learned from"
+        kind_in: Any = type(hidden) if isinstance(hidden, tuple) else None
 
         def run(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-            made = layer(kind_in(*tensors) if kind_in else tensors[0])
+            made = layer(kind_in._make(tensors) if kind_in else tensors[0], *rest)
             self.kind = type(made) if isinstance(made, tuple) else None
             return made if self.kind else (made,)
 
         tensors = tuple(hidden) if kind_in else (hidden,)
         if self.anchor is None:
             self.anchor = torch.zeros((), device=tensors[0].device, requires_grad=True)
-        outputs = _Offloaded.apply(self.memory, self.layer, run, self.anchor, *tensors)
-        return self.kind(*outputs) if self.kind else outputs[0]
+        outputs = _Recomputed.apply(self.memory, self.layer, run, self.anchor, *tensors)
+        return self.kind._make(outputs) if self.kind else outputs[0]
 
 
-def use_activation_offload(model: Any) -> HostMemory:
-    """Switches checkpointed layers to ones whose inputs wait on the host; `use_gradient_checkpointing` comes first."""
+def will_recompute(model: Any) -> bool:
+    """Whether the fused blocks of this model have something to leave out the second time."""
+    return model.config.model_type in DECODERS
+
+
+def use_own_checkpoints(model: Any, offload: bool) -> HostMemory | Kept:
+    """Checkpointed layers without dropout are recomputed by the code above, their inputs kept here or on the host;
+    `use_gradient_checkpointing` comes first. Where layers cannot be told apart, torch's own way is left in place."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     found = (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
     layers = [layer for layer in found if layer.gradient_checkpointing]
-    if not layers:
+    if offload and not layers:
         raise UserError(
             f"training_optimizations.activation_offload: the layers of {type(model).__name__} cannot be told apart, so "
             "what goes into them cannot be moved. Remove the key."
         )
-    memory = HostMemory(len(layers))
+    memory = HostMemory(len(layers)) if offload else Kept()
     for index, layer in enumerate(layers):
-        layer._gradient_checkpointing_func = OffloadingCheckpoint(memory, index)
+        layer._gradient_checkpointing_func = Checkpoint(memory, index)
     return memory

@@ -9,7 +9,7 @@ from automodel.kernels.flat_parameters import FlatParameters
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_forward
 from automodel.models.fuse import fuse
-from automodel.models.offload import HostMemory, use_activation_offload
+from automodel.models.recompute import HostMemory, Kept, use_own_checkpoints
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
 from parity.test_fused_decoders import SIZE
@@ -18,13 +18,14 @@ from tiny_models import tiny
 
 
 def make(kind, mode, *, offload, fused, layers=4):
+    """offload: none leaves torch's checkpoints in place."""
     torch.manual_seed(0)
     _, model = tiny(kind, "causal-lm", **SIZE, num_hidden_layers=layers)
     model.train()
     FlatParameters(parameter_groups(model, OptimizerConfig()))
     if mode != "none":
         use_gradient_checkpointing(model, mode)
-    memory = use_activation_offload(model) if offload else None
+    memory = None if offload is None else use_own_checkpoints(model, offload)
     if fused:
         assert fuse(model, torch.zeros(1, dtype=torch.int64), None, 24)
     return model, make_forward(model, "causal-lm", "packed", swapped=fused), memory
@@ -39,10 +40,23 @@ def learn(model, forward, seed=0):
 
 
 @pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_inputs_that_stay(kind, fused):
+    plain, exact = learn(*make(kind, "full", offload=None, fused=fused, layers=2)[:2])
+    model, forward, memory = make(kind, "full", offload=False, fused=fused, layers=2)
+    loss, gradients = learn(model, forward)
+    assert isinstance(memory, Kept)
+    assert loss == plain
+    assert not memory.here
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, exact[name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("mode", ["full", "selective"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "olmo2"])
 def test_gradients_are_the_same(kind, mode, fused):
-    plain, exact = learn(*make(kind, mode, offload=False, fused=fused)[:2])
+    plain, exact = learn(*make(kind, mode, offload=None, fused=fused)[:2])
     model, forward, memory = make(kind, mode, offload=True, fused=fused)
     for seed in (0, 2, 0):  # other shapes in between
         loss, gradients = learn(model, forward, seed)
@@ -58,7 +72,7 @@ def test_gradients_are_the_same(kind, mode, fused):
 
 def test_micro_batches_add_up():
     model, forward, _ = make("llama", "full", offload=True, fused=True)
-    plain, forward_plain, _ = make("llama", "none", offload=False, fused=True)
+    plain, forward_plain, _ = make("llama", "none", offload=None, fused=True)
     for seed in (0, 2):
         for run in (forward, forward_plain):
             batch = packed(documents(seed), "causal-lm", None)
@@ -93,4 +107,4 @@ def test_buffers_grow_and_old_ones_stay():
 
 def test_layers_have_to_be_told_apart():
     with pytest.raises(UserError, match="activation_offload: the layers of Linear cannot be told apart"):
-        use_activation_offload(torch.nn.Linear(2, 2))
+        use_own_checkpoints(torch.nn.Linear(2, 2), offload=True)
