@@ -116,7 +116,7 @@ def start_fresh(folder: RunFolder) -> None:
             for name in folder.exported():
                 (folder.root / name).unlink(missing_ok=True)
             shutil.rmtree(folder.run)
-    folder.run.mkdir(parents=True)
+    folder.run.mkdir(parents=True, exist_ok=True)  # a run that was killed in this very place left it empty
 
 
 def model_files(root: Path) -> dict[str, tuple[int, int]]:

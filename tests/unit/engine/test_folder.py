@@ -97,3 +97,10 @@ def test_a_run_is_complete_when_its_last_step_was_exported(tmp_path):
     assert not folder.is_complete(20), "it was continued since, and killed before the second export"
     folder.write_json("summary.json", {"status": "interrupted", "steps": 20})
     assert not folder.is_complete(20)
+
+
+def test_a_run_that_was_killed_before_it_wrote_anything_is_in_nobodys_way(tmp_path):
+    (tmp_path / "run").mkdir()
+    folder = open_folder(str(tmp_path), resume=False, overwrite=False)
+    start_fresh(folder)
+    assert folder.run.is_dir()
