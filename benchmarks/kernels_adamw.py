@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from kernel_timing import floor_us, time_call
 
+from automodel.kernels.adamw8 import SMALLEST
 from automodel.kernels.flat_adamw import FlatAdamW
 
 BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 2e-5, 0.01
@@ -109,8 +110,10 @@ def compiled_step() -> Steps:
     return lambda: compiled(p, m, v, gradient, copy, step_count), None
 
 
-def flat_step(dtype: torch.dtype = torch.float32, **options) -> Steps:
+def flat_step(dtype: torch.dtype = torch.float32, eight_bit: bool = False, **options) -> Steps:
     model = Holder(distilbert_shapes(), dtype)
+    if eight_bit:
+        options["eight_bit"] = [p for p in model.parameters() if p.numel() >= SMALLEST]
     optimizer = FlatAdamW.flatten(model, lr=LR, weight_decay=DECAY, **options)
     with_gradients(model)
     return optimizer.step, optimizer.finish_capture
@@ -125,6 +128,8 @@ def adamw_rows(compile_too: bool) -> Iterator[dict]:
         "automodel, zeroing": (38, lambda: flat_step(max_norm=1.0, copy_dtype=bf16, flat_gradients=True)),
         "automodel fp32": (32, lambda: flat_step(max_norm=1.0)),
         "automodel pure bf16": (16, lambda: flat_step(bf16, max_norm=1.0)),
+        "automodel pure bf16, 8-bit moments": (12, lambda: flat_step(bf16, max_norm=1.0, eight_bit=True)),
+        "automodel, 8-bit moments": (18, lambda: flat_step(max_norm=1.0, copy_dtype=bf16, eight_bit=True)),
         "torch fused": (30, lambda: fused_step(narrow=True)),
         "torch fused fp32": (32, lambda: fused_step(narrow=False)),
     }
