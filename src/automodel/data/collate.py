@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -67,8 +68,16 @@ class PackedCollator:
 
     @property
     def document_slots(self) -> int:
-        """D: room for the micro-batch and the longest possible tail."""
+        """D: room for the micro-batch and the longest possible tail. Documents of one length leave no tail where a full
+        micro-batch fills its bucket, and then there is no slot for one: such a batch is a rectangle."""
+        if self.one_length and self.micro_batch_size * self.max_seqlen % self.bucket_tokens == 0:
+            return self.micro_batch_size
         return self.micro_batch_size + -(-(self.bucket_tokens - 1) // self.max_seqlen)
+
+    @cached_property
+    def one_length(self) -> bool:
+        """Whether every document is as long as the longest allowed."""
+        return len(self.store) > 0 and int(self.store.lengths.min()) == self.max_seqlen
 
     def __call__(self, indices: Sequence[int]) -> PackedBatch:
         chosen = np.asarray(indices, dtype=np.int64)

@@ -17,6 +17,7 @@ from automodel.kernels.rms_norm import rms_norm
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
 from automodel.kernels.swiglu import swiglu_linear
+from automodel.kernels.take_rows import take_rows
 
 NARROW = 8  # outputs of a product that is not looked at
 
@@ -102,6 +103,14 @@ def swiglu_mlp(bench: Bench) -> None:
     shape = bench.facts.shape
     weight = torch.zeros((NARROW, shape.inner), dtype=bench.dtype, requires_grad=True)
     learn(swiglu_linear(bench.rows(TOKENS, 2 * shape.inner), weight, None, shape.activation))
+
+
+@recipe("put_rows_kernel", blocks=("decoder",))
+def rows_that_are_read(bench: Bench) -> None:
+    """Of the last block, by whoever reads more than one row a document."""
+    shape = bench.facts.shape
+    for width in () if shape.pools else sorted({shape.width, shape.heads * shape.head_dim}):
+        learn(take_rows(bench.rows(TOKENS, width), torch.arange(NARROW)))
 
 
 @recipe("cross_entropy_rows_kernel", blocks=("decoder",))

@@ -128,6 +128,7 @@ RECIPES: tuple[Recipe, ...] = (
     ahead_decoders.wide_head_norms,
     ahead_decoders.swiglu_mlp,
     ahead_decoders.decoder_biases,
+    ahead_decoders.rows_that_are_read,
     ahead_decoders.language_model_loss,
     words_and_optimizer,
     optimizer_alone,

@@ -1,9 +1,10 @@
 """Causal attention of the fused decoder blocks: every token, or one query a document.
 
-Keys and values have fewer heads than queries and are not expanded: the kernels share them. On a GPU there are two
+Keys and values have fewer heads than queries and are not expanded: the kernels share them. On a GPU there are three
 kernels. Ours (`kernels/attention.py`) is made for short documents and works on the joined product: with Llama's heads
 it takes half the time of torch's variable-length flash attention on documents of 180 tokens. torch's is made for long
-ones. Elsewhere it is torch's SDPA, document by document, which is the definition.
+ones; where all of them have one length, they are an ordinary rectangle, for which cuDNN has a kernel. Elsewhere it is
+torch's SDPA, document by document, which is the definition.
 
 The last block of a classifier needs the attention of one token of each document. That token sees what stands before it
 and itself. It is the document's last one, unless the document ends with the pad token, in which case stock classifiers
@@ -25,6 +26,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from automodel.kernels.attention import WIDEST_HEAD, Attention, varlen_flash
 from automodel.kernels.dispatch import runs_triton
@@ -76,12 +78,28 @@ def stays_joined(qkv_TW: Tensor, documents: Documents, how: Attention) -> bool:
 def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, how: Attention) -> Tensor:
     """(T, H·D): each token over its document up to itself."""
     boundaries, longest = documents.boundaries, documents.longest
+    if q_THD.is_cuda and is_rectangle(q_THD, documents, how):
+        return attend_rectangle(q_THD, k_TKD, v_TKD, longest, how)
     if q_THD.is_cuda:
         return varlen_flash(q_THD, k_TKD, v_TKD, (boundaries, boundaries), (longest, longest), how).flatten(1)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q_THD, k_TKD, v_TKD))
     window = None if how.window < 0 else how.window + 1
     out = packed_attention_reference(q, k, v, boundaries.tolist(), True, window, how.scale, how.dropout)
     return out[0].flatten(1)
+
+
+def is_rectangle(q_THD: Tensor, documents: Documents, how: Attention) -> bool:
+    """Whether every slot holds a document of the greatest length. Told from shapes: so many tokens fit no other way."""
+    slots = documents.boundaries.shape[0] - 1
+    return q_THD.shape[0] == slots * documents.longest and how.window < 0 and how.dropout == 0.0
+
+
+def attend_rectangle(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, length: int, how: Attention) -> Tensor:
+    """(T, H·D): documents of one length as a batch. Flash attention where cuDNN has no kernel."""
+    q, k, v = (t.unflatten(0, (-1, length)).transpose(1, 2) for t in (q_THD, k_TKD, v_TKD))
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scale, enable_gqa=True)
+    return out.transpose(1, 2).reshape(q_THD.shape[0], -1)
 
 
 def attend_last(
