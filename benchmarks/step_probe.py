@@ -259,7 +259,12 @@ def main() -> None:
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
+    parser.add_argument("--fp8-fast", action="store_true", help="fast accumulation in backward products of FP8, too")
     options = parser.parse_args()
+    if options.fp8_fast:
+        from automodel.kernels import fp8_linear
+
+        fp8_linear.FAST_BACKWARD = True
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe)

@@ -10,10 +10,10 @@ Tensor cores take FP8 operands only with the summed dimension last in memory. A 
 than the forward pass, so it needs transposed copies. `quantise` makes both in one pass: a tile is read once, and is
 written as it lies and transposed. Transposed copies are padded with zeros to whole 16 rows, as the products ask for.
 
-Costs of an activation in bytes an element: 2 to find the largest, 2 + 1 + 1 to make the two copies. The second pass
-walks the tensor from its end, where the first pass has just been: what is still in the cache is not read again. Where
-the scale is known already (a weight again in the backward pass, an activation that was computed again), the first pass
-is left out.
+Costs of an activation in bytes an element: 2 to find the largest, 2 + 1 + 1 to make the two copies. Whoever wrote the
+tensor wrote its end last; the first pass begins there and walks to the beginning, where the second begins: what is
+still in the cache is not read again. Where the scale is known already (a weight again in the backward pass, an
+activation that was computed again), the first pass is left out.
 
 `benchmarks/kernels_fp8.py` says what that leaves of a product that takes half the time. Without a GPU, products are
 made of the same rounded numbers in fp32.

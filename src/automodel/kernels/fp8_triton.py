@@ -6,16 +6,15 @@ import triton.language as tl  # ty: ignore[import-not-found]
 
 @triton.jit
 def amax_kernel(X, PARTIAL, n_elements, BLOCK: tl.constexpr):
-    """One maximum a program. Programs walk side by side, so that the end of the tensor is what is read last."""
+    """One maximum a program. Programs walk side by side, from the end to the beginning."""
     lanes = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    stride = tl.num_programs(0).to(tl.int64) * BLOCK
-    while first < n_elements:
-        at = first + lanes
+    chunk = tl.cdiv(n_elements, BLOCK) - 1 - tl.program_id(0)
+    while chunk >= 0:
+        at = chunk.to(tl.int64) * BLOCK + lanes
         x = tl.load(X + at, mask=at < n_elements, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(x))
-        first += stride
+        chunk -= tl.num_programs(0)
     tl.store(PARTIAL + tl.program_id(0), tl.max(largest, axis=0))
 
 
@@ -24,8 +23,8 @@ def quantise_kernel(
     X, PARTIAL, SCALE, ROWS, COLUMNS, n_rows, n_columns, n_padded, n_partials,
     LARGEST: tl.constexpr, TINIEST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """One tile, the last one first. The scale comes from PARTIAL, and is written, or, where that is None, is read."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    """One tile. The scale comes from PARTIAL, and is written, or, where that is None, is read."""
+    tile = tl.program_id(0)
     across = tl.cdiv(n_columns, BLOCK_C)
     rows = tile // across * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tile % across * BLOCK_C + tl.arange(0, BLOCK_C)
