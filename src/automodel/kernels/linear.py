@@ -43,13 +43,15 @@ class _JoinedLinear(torch.autograd.Function):
         side: SideStream | None,
         x_TI: Tensor,
         weight_OI: Tensor,
+        bias_O: Tensor | None,
         n_layers: int,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         weights, biases = parameters[:n_layers], parameters[n_layers:]
         ctx.save_for_backward(x_TI, weight_OI)
         ctx.weights, ctx.biases, ctx.side = weights, biases, side
-        bias_O = None if not biases else (biases[0] if n_layers == 1 else torch.cat(biases))
+        if bias_O is None and biases:
+            bias_O = biases[0] if n_layers == 1 else torch.cat(biases)
         ctx.set_materialize_grads(False)
         return F.linear(x_TI, weight_OI, bias_O), x_TI.view_as(x_TI)
 
@@ -69,7 +71,7 @@ class _JoinedLinear(torch.autograd.Function):
             dx_TI = dy_TO @ weight_OI
         else:
             dx_TI = around_TI.addmm_(dy_TO, weight_OI)
-        return None, dx_TI, None, None, *gradients
+        return None, dx_TI, None, None, None, *gradients
 
 
 def fixed_place(weights: Sequence[Tensor]) -> Tensor | None:
@@ -104,7 +106,41 @@ def joined_linear(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor] = (),
     side: SideStream | None = None,
+    bias_O: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(outputs of all layers side by side (T, O), x to go on with). `weight_OI` is a view over `weights`, which are
-    neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one."""
-    return _JoinedLinear.apply(side, x_TI, weight_OI, len(weights), *weights, *biases)
+    neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one. `bias_O`: the
+    biases side by side, where somebody has them so (`JoinedBiases`)."""
+    return _JoinedLinear.apply(side, x_TI, weight_OI, bias_O, len(weights), *weights, *biases)
+
+
+class JoinedBiases:
+    """Biases of products that several layers share, gathered for all blocks of a model in one launch.
+
+    Each bias starts on a block boundary of the flat buffer, so those of query, key and value are no neighbours, and
+    joining them block by block is a launch before every product. They are values of one buffer, though: `gather` copies
+    all of them, `of(block)` is the block's part."""
+
+    def __init__(self, blocks: Sequence[Sequence[Tensor]]):
+        first = blocks[0][0].detach()
+        self.buffer = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage())
+        places = [torch.arange(b.storage_offset(), b.storage_offset() + b.numel()) for block in blocks for b in block]
+        self.places = torch.cat(places).to(first.device)
+        self.joined = torch.empty(len(self.places), dtype=first.dtype, device=first.device)
+        self.sizes = [sum(b.numel() for b in block) for block in blocks]
+
+    @staticmethod
+    def can_take(blocks: Sequence[Sequence[Tensor]]) -> bool:
+        """Whether all of them are part of one buffer."""
+        biases = [b for block in blocks for b in block]
+        if not biases or any(b is None or not b.is_contiguous() for b in biases):
+            return False
+        return len({(b.untyped_storage().data_ptr(), b.dtype) for b in biases}) == 1
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """After every update, before anything reads them."""
+        torch.index_select(self.buffer, 0, self.places, out=self.joined)
+
+    def of(self, block: int) -> Tensor:
+        return self.joined.split(self.sizes)[block]

@@ -19,6 +19,7 @@ from automodel.kernels.add_norm import Norm, add_norm
 from automodel.kernels.embed_norm import Stream, can_embed_norm, embed_norm
 from automodel.kernels.embedding import position_embedding, word_embedding
 from automodel.kernels.lazy_rows import lazy_rows_of
+from automodel.kernels.linear import JoinedBiases
 from automodel.kernels.side_stream import SideStream
 
 
@@ -26,8 +27,18 @@ class FusedEmbeddings:
     """Takes the place of an embedding module's `forward`. `bind` says which packed batch is being read. `seed` is the
     device tensor that every dropout of the step reads."""
 
-    def __init__(self, module: Any, position_offset: int, seed: Tensor, site: int, side: SideStream | None = None):
+    def __init__(
+        self,
+        module: Any,
+        position_offset: int,
+        seed: Tensor,
+        site: int,
+        side: SideStream | None = None,
+        biases: JoinedBiases | None = None,
+    ):
+        """biases: of the blocks that follow; gathered here, where a forward pass begins."""
         self.module, self.offset, self.seed, self.site, self.side = module, position_offset, seed, site, side
+        self.biases = biases
         self.batch: PackedBatch | None = None
 
     def bind(self, batch: PackedBatch) -> None:
@@ -36,6 +47,8 @@ class FusedEmbeddings:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         batch = self.batch
         assert batch is not None, "bind the packed batch before the model runs"
+        if self.biases is not None:
+            self.biases.gather()
         runs_2T = batch.token_runs_2T
         plain = batch.token_type_ids_T is None and (runs_2T is not None or not torch.is_grad_enabled())
         together = plain and can_embed_norm(self.module.word_embeddings.weight)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
 from automodel.kernels.bias_gelu import bias_gelu
-from automodel.kernels.linear import joined_linear, joined_view
+from automodel.kernels.linear import JoinedBiases, joined_linear, joined_view
 from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
@@ -160,9 +160,10 @@ class FusedBlock:
         site: int,
         pools: bool,
         side: SideStream | None,
+        qkv_bias: Tensor | None = None,
     ):
         self.layer, self.parts, self.seed, self.site, self.pools = layer, parts, seed, site, pools
-        self.qkv_weight, self.side = qkv_weight, side
+        self.qkv_weight, self.qkv_bias, self.side = qkv_weight, qkv_bias, side
 
     def __call__(
         self,
@@ -220,14 +221,15 @@ class FusedBlock:
         """(attention output, the residual stream)."""
         linears = (self.parts.query, self.parts.key, self.parts.value)
         weights, biases = [m.weight for m in linears], [m.bias for m in linears]
-        qkv, x_TN = joined_linear(x_TN, self.qkv_weight, weights, biases, self.side)
+        qkv, x_TN = joined_linear(x_TN, self.qkv_weight, weights, biases, self.side, self.qkv_bias)
         return attention(qkv, cu_seqlens, longest, self._how(), self.seed), x_TN
 
     def _attend_pooled(self, x_TN: Tensor, cu_seqlens: Tensor, pooled_R: Tensor) -> tuple[Tensor, Tensor]:
         """Attention of one query a document: row r of `pooled_R` belongs to document r."""
         p, n = self.parts, self.parts.query.weight.shape[0]
         key_value = [p.key.weight, p.value.weight], [p.key.bias, p.value.bias]
-        kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value, self.side)
+        kv_bias = None if self.qkv_bias is None else self.qkv_bias[n:]
+        kv, x_TN = joined_linear(x_TN, self.qkv_weight[n:], *key_value, self.side, kv_bias)
         rows_RN = x_TN.index_select(0, pooled_R)
         q, rows_RN = joined_linear(rows_RN, self.qkv_weight[:n], [p.query.weight], [p.query.bias])
         return pooled_attention(q, kv, cu_seqlens, self._how(), self.seed), rows_RN
@@ -243,12 +245,15 @@ def fuse_encoder(model: Any, seed: Tensor, side: SideStream | None = None, longe
     joined = [joined_view(parts.neighbours()) for _, parts in layers]
     if not layers or any(view is None for view in joined):
         return 0
+    biases = [[m.bias for m in (parts.query, parts.key, parts.value)] for _, parts in layers]
+    gathered = JoinedBiases(biases) if JoinedBiases.can_take(biases) else None
     for index, ((layer, parts), qkv_weight) in enumerate(zip(layers, joined)):
         assert qkv_weight is not None
-        layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, pools=index == len(layers) - 1, side=side)
+        bias, last = None if gathered is None else gathered.of(index), index == len(layers) - 1
+        layer.forward = FusedBlock(layer, parts, qkv_weight, seed, index, last, side, bias)
     embeddings = ENCODERS[model.config.model_type].embeddings(model)
     offset = family_of(model.config).position_offset(model.config)
-    embeddings.forward = FusedEmbeddings(embeddings, offset, seed, 2 * len(layers), side)
+    embeddings.forward = FusedEmbeddings(embeddings, offset, seed, 2 * len(layers), side, gathered)
     return len(layers)
 
 
