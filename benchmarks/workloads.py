@@ -2,13 +2,14 @@
 
     python benchmarks/workloads.py make distilbert-b8 --out DIR      # then: automodel benchmark -c DIR/run.yaml …
     python benchmarks/workloads.py run distilbert-b8 bert-base-b32 --rows rows.json [--compile] [--steps 60]
+    python benchmarks/workloads.py run llama1b-4k --rows rows.json --against none          # this library alone
     python benchmarks/workloads.py merge rows.json benchmarks/results/h200.json
 
 A workload is a folder: a model config (weights are drawn at random, seed 0), a tokenizer, pre-tokenised rows whose
-lengths follow the stated lognormal (seed 0, 1,000 documents; the label is planted in each document's first tokens, so
-the loss has somewhere to go), and `run.yaml`. `quickstart-cpu` is real: MiniLM on movie reviews, as the quickstart
-trains it. `run` measures each one against Trainer, stock and tuned, in fresh processes, and writes the rows after
-every workload, so that a run stopped by its time limit keeps what it has.
+lengths follow the stated lognormal (seed 0, 1,000 documents; the label is planted in each document's first tokens, and
+every third word for a language model is the same, so the loss has somewhere to go), and `run.yaml`. `quickstart-cpu` is
+real: MiniLM on movie reviews, as the quickstart trains it. `run` measures each one against Trainer, stock and tuned, in
+fresh processes, and writes the rows after every workload, so that a run stopped by its time limit keeps what it has.
 
 The package need not be installed: `src/` beside this folder is used.
 """
@@ -24,8 +25,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
@@ -39,6 +42,10 @@ from automodel.benchmark.rows import merge_into, rows_of  # noqa: E402
 DOCUMENTS, HELD_OUT = 1000, 200
 PLANTED = 8  # tokens at the start of a document that give its label away
 PLANTED_ID = 2000
+CLASSES = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "causal-lm": "AutoModelForCausalLM",
+}
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,35 @@ class Workload:
     longest: int
     steps: int = 125
     lr: float = 2e-5
+    task: str = "text-classification"
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    """Where it differs from the class's defaults."""
+    learned: float = 1.0
+    """Share of a document's last tokens that a language model learns."""
+    settings: tuple[str, ...] = ()
+    """Of the run, as `section.key=value`."""
+
+    @property
+    def writes(self) -> bool:
+        return self.task == "causal-lm"
+
+
+LLAMA_1B = {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128_256, "tie_word_embeddings": True,
+    "max_position_embeddings": 131_072, "rope_theta": 500_000.0,
+}  # fmt: skip
+"""Llama 3.2 1B."""
+SQUAD, FULL = (5.1, 0.35), (9.0, 0.0)
+PURE = "training_optimizations.precision=bf16-pure"
+
+
+def llama(batch: int, lengths: tuple[float, float], longest: int, steps: int, *settings: str, **about: Any) -> Workload:
+    shortest = longest if lengths == FULL else 16
+    return Workload(
+        "LlamaConfig", batch, lengths, shortest, longest, steps, task="causal-lm", shape=LLAMA_1B, settings=settings,
+        **about,
+    )  # fmt: skip
 
 
 WORKLOADS = {
@@ -61,6 +97,13 @@ WORKLOADS = {
     "distilbert-b32": Workload("DistilBertConfig", 32, (5.4, 0.55), 16, 512),
     "bert-base-b32": Workload("BertConfig", 32, (5.4, 0.55), 16, 512),
     "modernbert-base-b16": Workload("ModernBertConfig", 16, (6.2, 0.6), 64, 2048, steps=63),
+    "llama1b-squad-b8": llama(8, SQUAD, 512, 100),
+    "llama1b-squad-b8-bf16": llama(8, SQUAD, 512, 100, PURE),
+    "llama1b-squad-b8-answers": llama(8, SQUAD, 512, 100, learned=0.1),
+    "llama1b-4k": llama(2, FULL, 4096, 30),
+    "llama1b-4k-bf16": llama(2, FULL, 4096, 30, PURE),
+    "llama1b-4k-tight": llama(2, FULL, 4096, 30, PURE, "optim=adamw_8bit", "gradient_checkpointing=full"),
+    "llama1b-short16k": llama(93, SQUAD, 512, 30),
 }
 QUICKSTART = "quickstart-cpu"
 QUICKSTART_STEPS = 40
@@ -73,28 +116,30 @@ def make(name: str, folder: Path, steps: int | None = None) -> Path:
         return make_quickstart(folder, steps or QUICKSTART_STEPS)
     work = WORKLOADS[name]
     config = write_model(work, folder / "model")
-    rng = np.random.default_rng(0)
-    write_rows(folder / "train.jsonl", DOCUMENTS, work, config, rng)
-    write_rows(folder / "validation.jsonl", HELD_OUT, work, config, rng)
-    steps = steps or work.steps
-    return write_yaml(
-        folder,
-        {
-            "model": {
-                "_target_": "automodel.AutoModelForSequenceClassification.from_config",
-                "pretrained_model_name_or_path": str(folder / "model"),
-                "num_labels": 2,
-            },
-            "task": "text-classification",
-            "seed": 0,
-            "dataset": {"path": str(folder / "train.jsonl"), "max_length": work.longest},
-            "validation_dataset": {"path": str(folder / "validation.jsonl")},
-            "dataloader": {"batch_size": work.batch},
-            "optimizer": {"lr": work.lr, "weight_decay": 0.01},
-            "step_scheduler": {"max_steps": steps, "val_every_steps": steps},
-            "checkpoint": {"checkpoint_dir": str(folder / "out"), "keep_last": 1},
+    rng, steps = np.random.default_rng(0), steps or work.steps
+    documents = steps * work.batch if work.writes else DOCUMENTS
+    write_rows(folder / "train.jsonl", documents, work, config, rng)
+    settings: dict[str, Any] = {
+        "model": {
+            "_target_": f"automodel.{CLASSES[work.task]}.from_config",
+            "pretrained_model_name_or_path": str(folder / "model"),
         },
-    )
+        "task": work.task,
+        "seed": 0,
+        "dataset": {"path": str(folder / "train.jsonl"), "max_length": work.longest},
+        "dataloader": {"batch_size": work.batch},
+        "optimizer": {"lr": work.lr, "weight_decay": 0.01},
+        "step_scheduler": {"max_steps": steps, "val_every_steps": steps},
+        "checkpoint": {"checkpoint_dir": str(folder / "out"), "keep_last": 1},
+    }
+    if work.writes:  # steps alone: nothing is evaluated, and 5 GB of weights not saved
+        settings["checkpoint"]["enabled"] = False
+        del settings["step_scheduler"]["val_every_steps"]
+        return write_yaml(folder, settings)
+    write_rows(folder / "validation.jsonl", HELD_OUT, work, config, rng)
+    settings["validation_dataset"] = {"path": str(folder / "validation.jsonl")}
+    settings["model"]["num_labels"] = 2
+    return write_yaml(folder, settings)
 
 
 def write_model(work: Workload, folder: Path) -> Any:
@@ -104,10 +149,11 @@ def write_model(work: Workload, folder: Path) -> Any:
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
 
-    config = getattr(transformers, work.config)(num_labels=2)
+    labels: dict[str, Any] = {} if work.writes else {"num_labels": 2}
+    config = getattr(transformers, work.config)(**labels, **work.shape)
     config.save_pretrained(folder)
     words = [f"w{i}" for i in range(config.vocab_size)]
-    words[config.pad_token_id] = "[PAD]"
+    words[config.pad_token_id or 0] = "[PAD]"
     for place, word in zip((100, 101, 102, 103), ("[UNK]", "[CLS]", "[SEP]", "[MASK]")):
         words[place] = word
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
@@ -119,6 +165,7 @@ def write_model(work: Workload, folder: Path) -> Any:
         cls_token="[CLS]",
         sep_token="[SEP]",
         mask_token="[MASK]",
+        eos_token="[SEP]",
         model_max_length=work.longest,
     )
     tokenizer.save_pretrained(folder)
@@ -126,16 +173,24 @@ def write_model(work: Workload, folder: Path) -> Any:
 
 
 def write_rows(path: Path, count: int, work: Workload, config: Any, rng: np.random.Generator) -> None:
-    """Random tokens between [CLS] and [SEP]; the first few say the label."""
+    """Random tokens between [CLS] and [SEP]; the first few say the label, or every third word is the same."""
     lengths = np.clip(rng.lognormal(*work.lengths, count).astype(int), work.shortest, work.longest)
     labels = rng.integers(0, 2, count)
     highest = min(config.vocab_size, 30_000)  # below ModernBERT's special tokens
     with path.open("w", encoding="utf-8") as file:
         for length, label in zip(lengths, labels):
             tokens = rng.integers(1000, highest, length)
-            tokens[1 : 1 + PLANTED] = PLANTED_ID + label
-            tokens[0], tokens[-1] = 101, 102
-            file.write(json.dumps({"input_ids": tokens.tolist(), "label": int(label)}) + "\n")
+            if work.writes:
+                tokens[2::3], tokens[-1] = PLANTED_ID, 102
+                learned = np.full(length, -100)
+                first = length - max(2, round(work.learned * length))
+                learned[first:] = tokens[first:]
+                row = {"input_ids": tokens.tolist(), "labels": learned.tolist()}
+            else:
+                tokens[1 : 1 + PLANTED] = PLANTED_ID + label
+                tokens[0], tokens[-1] = 101, 102
+                row = {"input_ids": tokens.tolist(), "label": int(label)}
+            file.write(json.dumps(row) + "\n")
 
 
 def make_quickstart(folder: Path, steps: int) -> Path:
@@ -179,11 +234,9 @@ def write_yaml(folder: Path, settings: dict[str, Any]) -> Path:
 def run(options: argparse.Namespace) -> int:
     """Measures the workloads one after the other. Exit code 1 where one failed or was left out."""
     from automodel.benchmark.machine import system_info
-    from automodel.benchmark.verb import Wishes, benchmark
     from automodel.plan.check import load_run_config
 
     began, missing, lost = time.monotonic(), [], 0.0
-    against = (*options.against.split(","), *(["hf-trainer-compile"] if options.compile else []))
     for name in options.names:
         if time.monotonic() - began + lost > options.budget:
             missing.append(f"{name}: left out, the time budget of {options.budget:g} s would not be enough")
@@ -193,25 +246,51 @@ def run(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix=f"{name}-") as temporary:
             folder = Path(temporary)
             os.environ["AUTOMODEL_CACHE"] = str(folder / "tokens")
-            cfg = load_run_config([make(name, folder, options.steps)], options.settings)
-            wishes = Wishes(against, folder / "benchmark", options.repeat, ladder=options.ladder)
-            outcome = benchmark(cfg, wishes)
-            failed = [side for side, found in outcome.sides.items() if found["status"] == "failed"]
-            missing.extend(f"{name}: {side} failed" for side in failed)
+            settings = [*(WORKLOADS[name].settings if name in WORKLOADS else ()), *options.settings]
+            cfg = load_run_config([make(name, folder, options.steps)], settings)
+            sides = measure_alone(cfg, folder) if options.against == "none" else compare(cfg, folder, name, options)
+            missing.extend(f"{name}: {side} failed" for side, found in sides.items() if found["status"] == "failed")
             rows = rows_of(
                 name,
-                outcome.sides,
+                sides,
                 system_info(),
                 date=time.strftime("%Y-%m-%d", time.gmtime()),
                 commit=options.commit or commit_here(),
                 command=shlex.join(["python", *sys.argv]),
             )
             merge_into(options.rows, rows)
-            keep(outcome, options.keep, name)
         lost = max(lost, time.monotonic() - started)  # the next one is assumed to take as long as the longest so far
     for line in missing:
         print(f"missing: {line}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def compare(cfg: Any, folder: Path, name: str, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Every side, by name."""
+    from automodel.benchmark.verb import Wishes, benchmark
+
+    against = (*options.against.split(","), *(["hf-trainer-compile"] if options.compile else []))
+    outcome = benchmark(cfg, Wishes(against, folder / "benchmark", options.repeat, ladder=options.ladder))
+    keep(outcome, options.keep, name)
+    return outcome.sides
+
+
+def measure_alone(cfg: Any, folder: Path) -> dict[str, dict[str, Any]]:
+    """This library in a process of its own, from random weights: nothing has to be written for others."""
+    from automodel.benchmark.launch import run_once
+    from automodel.benchmark.sides import AUTOMODEL
+    from automodel.config.load import dump_config
+    from automodel.plan.hardware import read_hardware
+
+    (folder / "run.yaml").write_text(dump_config(cfg), encoding="utf-8")
+    steps = cfg.step_scheduler.max_steps
+    settings = {"device": read_hardware().device, "warmup_steps": min(10, steps // 4), "steps_per_epoch": steps}
+    (folder / "job.json").write_text(json.dumps(settings), encoding="utf-8")
+    job: Any = SimpleNamespace(folder=folder, trust=())
+    found = run_once(job, AUTOMODEL, 1, folder / "logs")
+    told = found.get("error") or f"{found['ms_per_step']:.2f} ms a step, {found['tokens_per_s']:.0f} tokens a second"
+    print(told, flush=True)
+    return {AUTOMODEL.name: found}
 
 
 def keep(outcome: Any, folder: Path | None, name: str) -> None:
@@ -241,7 +320,7 @@ def main() -> int:
     runner.add_argument("names", nargs="+", choices=names)
     runner.add_argument("--rows", type=Path, required=True, help="JSON file to merge the rows into")
     runner.add_argument("--compile", action="store_true", help="also measure hf-trainer-compile (a minute more each)")
-    runner.add_argument("--against", default="hf-trainer,hf-trainer-tuned", help="sides to compare with")
+    runner.add_argument("--against", default="hf-trainer,hf-trainer-tuned", help="sides to compare with, or `none`")
     runner.add_argument("--ladder", action="store_true", help="also climb the ladder")
     runner.add_argument("--steps", type=int)
     runner.add_argument("--repeat", type=int, default=1)
