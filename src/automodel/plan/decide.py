@@ -80,7 +80,9 @@ def make_plan(
     pooled = decide_pooled(task, path, model, checkpointing, capture or mode is not None, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
     wide = kind is None or kind.bits == 32
-    late = decide_late_update(fused and wide and checkpointing == "none", accumulation, model.parameters, lines)
+    late = decide_late_update(
+        fused and wide and checkpointing == "none", accumulation, model.parameters, mean_tokens, lines
+    )
     lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
     plain = mode is None and checkpointing == "none"
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)

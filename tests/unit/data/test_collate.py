@@ -8,6 +8,8 @@ import torch
 
 from automodel.data.batch import IGNORE
 from automodel.data.collate import PackedCollator, PaddedCollator
+from automodel.data.samples import SampleWriter
+from automodel.data.store import TokenStore
 
 
 def document(store, index: int) -> np.ndarray:
@@ -169,3 +171,24 @@ def test_max_seqlen_is_never_below_the_longest_document(store_of):
     store = store_of("text-classification")
     assert PackedCollator(store, "text-classification", max_seqlen=3).max_seqlen == store.lengths.max()
     assert PackedCollator(store, "text-classification", max_seqlen=512).max_seqlen == 512
+
+
+def test_documents_of_one_length_leave_no_slot_for_a_tail():
+    """A full batch of them is a rectangle; one that does not fill its bucket, or a shorter document, has a tail."""
+
+    def slots(lengths: list[int], bucket: int) -> int:
+        writer = SampleWriter()
+        for row, length in enumerate(lengths):
+            writer.add(row, list(range(length)), token_labels=list(range(length)))
+        collate = PackedCollator(
+            TokenStore.in_memory(writer.finish()), task="causal-lm", bucket_tokens=bucket, max_seqlen=8,
+            micro_batch_size=2,
+        )  # fmt: skip
+        batch = collate([0, 1])
+        assert len(batch.cu_seqlens_D) == collate.document_slots + 1
+        assert collate([1]).cu_seqlens_D[-1] % bucket == 0
+        return collate.document_slots
+
+    assert slots([8, 8], 4) == 2
+    assert slots([8, 8], 5) == 3
+    assert slots([8, 7], 4) == 3
