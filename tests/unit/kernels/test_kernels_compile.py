@@ -17,7 +17,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def report():
     script = Path(__file__).with_name("compiled_for.py")
-    done = subprocess.run([sys.executable, script, "90", "80"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script, "90", "80"], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
