@@ -165,14 +165,16 @@ def launch_backward(dy, dsum, normed: Normed, weight, norm: Norm, slots: Slots, 
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x, residual, weight, norm_bias, linear_bias, seed, norm: Norm, return_sum, side):
+    def forward(ctx: Any, x, residual, weight, norm_bias, linear_bias, seed, norm: Norm, return_sum, side, shares):
         normed = launch_forward(x, residual, weight, norm_bias, linear_bias, norm._replace(seed=seed), True)
         y, h, mean, rstd = normed
         ctx.save_for_backward(h, mean, rstd, weight, seed)
         ctx.norm, ctx.side = norm._replace(seed=None), side
         ctx.parameters = [p for p in (weight, norm_bias, linear_bias) if p is not None]
         ctx.x_dtype = x.dtype
-        ctx.residual_dtype = None if residual is None else residual.dtype
+        same = seed is None or norm.drop_last
+        ctx.shares = shares and same and residual is not None and residual.dtype == x.dtype
+        ctx.residual_dtype = None if residual is None or ctx.shares else residual.dtype
         ctx.bias_dtypes = tuple(None if b is None else b.dtype for b in (norm_bias, linear_bias))
         ctx.set_materialize_grads(False)
         return (y, h.view_as(h) if h is x else h) if return_sum else y
@@ -187,7 +189,7 @@ class _AddNorm(torch.autograd.Function):
         normed, norm = Normed(dy, h, mean, rstd), ctx.norm._replace(seed=seed)
         dx, dresidual, partial = launch_backward(dy, dsum, normed, weight, norm, slots, ctx.x_dtype, ctx.residual_dtype)
         gradients = give_gradients(ctx, partial, slots, weight.dtype, all(ctx.needs_input_grad[2:5]))
-        return dx, dresidual, *gradients, None, None, None, None
+        return dx, (dx if ctx.shares else dresidual), *gradients, None, None, None, None, None
 
 
 def give_gradients(ctx: Any, partial, slots: Slots, weight_dtype, all_wanted: bool):
@@ -248,6 +250,7 @@ def add_norm(
     drop_last: bool = False,
     return_sum: bool = False,
     side: SideStream | None = None,
+    shares: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """y, or (y, h) with `return_sum`.
 
@@ -256,6 +259,8 @@ def add_norm(
     between a backward and the next forward and not in between. site: a different number for each place in the model.
     drop_last: dropout of y, and not of x.
     side: where the gradients of weight and both biases (all of them then present and leaves) are summed up.
+    shares: the gradients of x and residual may be one tensor where they are the same numbers; the caller makes sure
+    that nobody changes either in place.
     Under torch.compile the mask comes from torch's own generator, which Inductor knows how to fuse, and not from seed.
     """
     if dropout_p > 0.0 and seed is None:
@@ -274,7 +279,7 @@ def add_norm(
     learned = (x, residual, weight, norm_bias, linear_bias)
     norm = Norm(eps, dropout_p, None, site, drop_last)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in learned):
-        out = _AddNorm.apply(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, norm, return_sum, side)
+        out = _AddNorm.apply(x_TD, residual_TD, weight, norm_bias, linear_bias, seed, norm, return_sum, side, shares)
         return (out[0].view(shape), out[1].view(shape)) if return_sum else out.view(shape)
     found = launch_forward(
         x_TD, residual_TD, weight, norm_bias, linear_bias, norm._replace(seed=seed), keep_sum=return_sum

@@ -91,6 +91,7 @@ def add(
     dropout: float = 0.0,
     drop_last: bool = False,
     return_sum: bool = False,
+    shares: bool = False,
 ) -> None:
     """One residual, dropout and norm."""
     with torch.set_grad_enabled(learns):
@@ -104,6 +105,7 @@ def add(
             seed=bench.seed,
             drop_last=drop_last,
             return_sum=return_sum,
+            shares=shares,
         )
         if learns:
             learn(*(out if isinstance(out, tuple) else (out,)))
@@ -134,13 +136,14 @@ def joined_biases(bench: Bench) -> None:
 
 @recipe("add_norm_forward_kernel", "add_norm_backward_kernel", "column_sum_kernel", blocks=("modernbert",))
 def pre_norms(bench: Bench) -> None:
-    """The norm of the embeddings, that before attention, and that before the MLP."""
+    """The norm of the embeddings, that before attention, that before the MLP, and the last."""
     shape = bench.facts.shape
     for learns in bench.modes:
         add(bench, TOKENS, shape.width, learns=learns, residual=False)
-        add(bench, TOKENS, shape.width, learns=learns, residual=False, return_sum=True)
+        add(bench, TOKENS, shape.width, learns=learns, return_sum=True, shares=True)
     for count, learns in bench.row_counts():
-        add(bench, count, shape.width, learns=learns, dropout=shape.out_dropout, return_sum=True)
+        add(bench, count, shape.width, learns=learns, dropout=shape.out_dropout, return_sum=True, shares=True)
+        add(bench, count, shape.width, learns=learns, shares=True)
 
 
 @recipe("geglu_forward_kernel", "geglu_backward_kernel", blocks=("modernbert",))

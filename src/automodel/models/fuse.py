@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch
 from automodel.kernels.side_stream import SideStream
+from automodel.models.block_stream import UnusedAngles
 from automodel.models.decoder_parts import DECODERS
 from automodel.models.fp8 import Fp8Linear
 from automodel.models.fused_decoder import (
@@ -28,12 +29,12 @@ from automodel.models.fused_decoder import (
 )
 from automodel.models.fused_embeddings import FusedEmbeddings
 from automodel.models.fused_encoder import FusedBlock, fuse_encoder, is_fusable, swapped_encoder
-from automodel.models.fused_modernbert import FusedModernBlock, FusedTokens
+from automodel.models.fused_modernbert import FusedModernBlock, FusedModernFinalNorm, FusedTokens
 from automodel.models.pooled_block import PooledBlock
 
 SWAPS = (
-    *(FusedBlock, FusedEmbeddings, FusedModernBlock, FusedTokens),
-    *(FusedDecoderBlock, FusedDecoderTokens, FusedFinalNorm),
+    *(FusedBlock, FusedEmbeddings, FusedModernBlock, FusedModernFinalNorm, FusedTokens),
+    *(FusedDecoderBlock, FusedDecoderTokens, FusedFinalNorm, UnusedAngles),
     *(PooledBlock, Fp8Linear),
 )
 """What takes the place of a `forward`."""

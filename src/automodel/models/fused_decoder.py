@@ -23,7 +23,7 @@ Legend: T tokens, R rows that are read, N width, H query heads, K key/value head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,7 @@ from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_join
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu_linear
 from automodel.kernels.take_rows import take_rows
+from automodel.models.block_stream import Stream, UnusedAngles
 from automodel.models.decoder_parts import DECODERS, Norm, Parts, decoder_parts, fusable_decoder_config
 from automodel.models.fused_decoder_attention import Documents, attend, attend_last, cut_behind, stays_joined
 
@@ -70,13 +71,6 @@ class Angles:
                 return table
         self.tables.append(rope_table(self.inverse_frequencies, positions, self.scaling))
         return self.tables[-1]
-
-
-class Stream(NamedTuple):
-    """What one block hands to the next: a branch, and the stream it is still to be added to."""
-
-    branch_TN: Tensor
-    residual_TN: Tensor
 
 
 class FusedDecoderTokens:
@@ -287,6 +281,7 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     for own in angles.values():
         own.up_to(longest)
     backbone.embed_tokens.forward = FusedDecoderTokens(backbone.embed_tokens)
+    backbone.rotary_emb.forward = UnusedAngles()
     last = len(parts) - 1
     for index, (layer, p) in enumerate(zip(backbone.layers, parts)):
         turning = angles[p.layer_type] if p.turns else None

@@ -1,9 +1,9 @@
 """ModernBERT's pre-norm blocks, fused like the post-norm ones of `fused_encoder.py`.
 
-    y      = LayerNorm(h)                                  handing h on, so that its two gradients meet in one kernel
+    h, y   = h + m, LayerNorm of it                        one kernel, both results; m is what the block before left
     q,k,v  = y Wqkvᵀ, rotated in place                     full or sliding window, by layer
     h, y   = h + dropout(a Woᵀ), LayerNorm of it           one kernel, both results
-    h      = h + (gelu(u) · g) W2ᵀ,   u, g = y W1ᵀ
+    m      = (gelu(u) · g) W2ᵀ,   u, g = y W1ᵀ             to be added in the next block, or in the final norm
 
 The last block of a classifier that pools the first token runs only for that token, if its attention is full. Blocks
 with biases, or with dropout inside the MLP, are left as they are. Angles are fp32 from a table; stock code rounds them
@@ -30,6 +30,7 @@ from automodel.kernels.linear import joined_linear
 from automodel.kernels.pooled_attention import pooled_attention
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.side_stream import SideStream
+from automodel.models.block_stream import Stream, UnusedAngles
 
 
 def fusable_modernbert(model: Any) -> bool:
@@ -75,31 +76,35 @@ class FusedModernBlock:
 
     def __call__(
         self,
-        hidden_states: Tensor,
+        hidden_states: Tensor | Stream,
         *args: Any,
         cu_seq_lens_q: Tensor,
         max_length_q: int,
         pooled_positions: Tensor | None = None,
         **kwargs: Any,
-    ) -> Tensor:
-        h_TN, y_TN = self._normed(hidden_states.squeeze(0), self.layer.attn_norm)
+    ) -> Stream:
+        h_TN, y_TN = self._normed(hidden_states)
         if self.pools and pooled_positions is not None:
             attended, h = self._attend_pooled(y_TN, h_TN, cu_seq_lens_q, pooled_positions)
         else:
             attended, h = self._attend(y_TN, cu_seq_lens_q, max_length_q), h_TN
-        return self._after_attention(attended, h).unsqueeze(0)
+        return self._after_attention(attended, h)
 
-    def _normed(self, h_TN: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    def _normed(self, before: Tensor | Stream) -> tuple[Tensor, Tensor]:
         """(h to go on with, LayerNorm(h)); the first layer of ModernBERT has no norm there."""
+        norm = self.layer.attn_norm
         if isinstance(norm, nn.Identity):
-            return h_TN, h_TN
-        y, h = add_norm(h_TN, None, norm.weight, norm.bias, eps=norm.eps, return_sum=True)
+            assert isinstance(before, Tensor)
+            return before.squeeze(0), before.squeeze(0)
+        x, residual = (before.squeeze(0), None) if isinstance(before, Tensor) else before
+        # The products around it read the gradients and change none, so both may be one tensor.
+        y, h = add_norm(x, residual, norm.weight, norm.bias, eps=norm.eps, return_sum=True, shares=True)
         return h, y
 
     def _linear(self, x: Tensor, weight: nn.Parameter) -> Tensor:
         return joined_linear(x, weight.detach(), [weight], side=self.side)[0]
 
-    def _after_attention(self, attended: Tensor, h: Tensor) -> Tensor:
+    def _after_attention(self, attended: Tensor, h: Tensor) -> Stream:
         attention, mlp, norm = self.layer.attn, self.layer.mlp, self.layer.mlp_norm
         y, h = add_norm(
             self._linear(attended, attention.Wo.weight),
@@ -111,8 +116,9 @@ class FusedModernBlock:
             seed=self.seed,
             site=self.site,
             return_sum=True,
+            shares=True,
         )
-        return h + self._linear(geglu(self._linear(y, mlp.Wi.weight)), mlp.Wo.weight)
+        return Stream(self._linear(geglu(self._linear(y, mlp.Wi.weight)), mlp.Wo.weight), h)
 
     def _attend(self, y_TN: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
         attention = self.layer.attn
@@ -148,6 +154,19 @@ class FusedModernBlock:
         return attended, h_TN.index_select(0, pooled_R)
 
 
+@dataclass
+class FusedModernFinalNorm:
+    """Takes the place of the final norm's `forward`: adds what the last block left to be added."""
+
+    norm: Any
+
+    def __call__(self, hidden_states: Stream) -> Tensor:
+        norm = self.norm
+        out = add_norm(*hidden_states, norm.weight, norm.bias, eps=norm.eps, shares=True)
+        assert isinstance(out, Tensor)
+        return out.unsqueeze(0)
+
+
 def fuse_modernbert(model: Any, seed: Tensor, side: SideStream | None, longest: int) -> int:
     """Swaps embeddings and blocks; returns the number of blocks. `longest` bounds the positions."""
     if not fusable_modernbert(model):
@@ -158,6 +177,8 @@ def fuse_modernbert(model: Any, seed: Tensor, side: SideStream | None, longest: 
         kind: rope_table(getattr(rotary, f"{kind}_inv_freq"), longest, getattr(rotary, f"{kind}_attention_scaling"))
         for kind in set(model.config.layer_types)
     }
+    backbone.final_norm.forward = FusedModernFinalNorm(backbone.final_norm)
+    rotary.forward = UnusedAngles()
     last = len(backbone.layers) - 1
     for index, layer in enumerate(backbone.layers):
         pools = index == last and layer.attn.sliding_window is None and _pools_first_token(model)

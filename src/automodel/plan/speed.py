@@ -22,7 +22,7 @@ SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
 
 LATE_PARAMETERS, LATE_TOKENS = 400_000_000, 4096
 """Models up to so many parameters, or batches up to so many tokens: layers are updated under the next step. DistilBERT
-wins 3 % by it, Llama 3.2 1B about 1 % with 1,400 tokens (of 28 ms, of which the update takes 8)."""
+wins 3 % by it (1.956 to 1.891 ms). What 1.2 B parameters win is not settled: see docs/log.md."""
 
 
 def decide_bucket(

@@ -158,3 +158,15 @@ def test_dropout_after_the_norm(path, residual):
     assert 0.1 < (out == 0).float().mean() < 0.5
     for ours, reference in zip(gradients((out,), tensors), gradients((expected,), tensors)):
         torch.testing.assert_close(ours, reference, **TOLERANCE)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+def test_gradients_that_may_be_one_tensor(path, p):
+    """Shared only where they are the same numbers: with dropout before the sum they are not."""
+    tensors = inputs(6, 64, norm_bias=False)
+    seed = torch.tensor([SEED])
+    keep = keep_mask(seed, 3, 6, 64, p) if p else None
+    found = add_norm(**tensors, dropout_p=p, seed=seed, site=3, return_sum=True, shares=True)
+    expected = add_norm_reference(**tensors, dropout_p=p, keep=keep)
+    for ours, reference in zip(gradients(found, tensors), gradients(expected, tensors)):
+        torch.testing.assert_close(ours, reference, **TOLERANCE)
