@@ -27,7 +27,7 @@ CLASSES = 3
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 ENCODERS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "albert")
-DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2")
+DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "gpt_neox")
 MORE_DECODERS = ("gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
 WINDOWED = {"sliding_window": 6}
 QWEN_WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
@@ -36,7 +36,7 @@ CASES = [
     *[(kind, "text-classification", {}) for kind in ENCODERS + DECODERS],
     *[(kind, "causal-lm", {}) for kind in DECODERS + MORE_DECODERS],
     *[(kind, "text-classification", {}) for kind in MORE_DECODERS if kind != "granite"],  # granite has no such class
-    *[(kind, "token-classification", {}) for kind in (*ENCODERS, "llama", "gpt2")],
+    *[(kind, "token-classification", {}) for kind in (*ENCODERS, "llama", "gpt2", "gpt_neox")],
     ("mistral", "text-classification", WINDOWED),
     ("mistral", "causal-lm", WINDOWED),
     ("qwen2", "causal-lm", QWEN_WINDOWED),
@@ -44,6 +44,7 @@ CASES = [
     ("llama", "text-classification", {"pad_token_id": 2}),  # documents end with the pad token
     ("gpt2", "text-classification", {"pad_token_id": 2}),
     ("llama", "causal-lm", {"tie_word_embeddings": True}),
+    ("gpt_neox", "causal-lm", {"use_parallel_residual": False}),
 ]
 
 
