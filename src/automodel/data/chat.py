@@ -6,11 +6,17 @@ the prompt the model sees when it is asked for that turn later; the turn ends wh
 end-of-turn token included, so the model learns to stop. Templates that rewrite earlier turns (dropping their reasoning)
 are handled by looking for the turn's own words instead.
 
+Tool calls come in several spellings. Arguments are records for nearly every template and JSON text for a few, and text
+in OpenAI's files: they are read, given as records, and as text where a template refuses that. Parquet and Arrow files
+hold a column's records with the keys of all of them, None where a row has none: a key without a value is left out, or a
+model would learn to call `add(city=null, a=1, b=2)`. A call that a template does not write is a bad row.
+
 A tokenizer without a chat template gets `PLAIN_TEMPLATE`, and the plan says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +48,9 @@ ROLES = {
 }
 
 
+TURN_KEYS = ("role", "from", "content", "value")
+
+
 class BadChat(Exception):
     """A conversation cannot be used; the message says why."""
 
@@ -60,20 +69,27 @@ class ChatTemplate:
 
     def text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
         try:
-            return self.tokenizer.apply_chat_template(
-                messages, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=prompt
-            )
+            return self._rendered(messages, tools, prompt)
         except Exception as error:  # whatever a template author chose to raise
+            if any(message.get("tool_calls") for message in messages):
+                with contextlib.suppress(Exception):
+                    return self._rendered([_with_text_arguments(message) for message in messages], tools, prompt)
             raise BadChat(f"the chat template refuses the messages: {error}") from error
+
+    def _rendered(self, messages: list[dict], tools: Any, prompt: bool) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=prompt
+        )
 
     def spans(self, messages: list[dict], tools: Any = None) -> tuple[str, list[tuple[int, int]]]:
         """The conversation as text, and the character ranges of the assistant's turns in it."""
         whole = self.text(messages, tools)
-        spans = []
+        spans: list[tuple[int, int]] = []
         for turn, message in enumerate(messages):
             if message["role"] == "assistant":
                 start = spans[-1][1] if spans else 0
                 spans.append(self._span(whole, messages, turn, tools, start))
+                _check_calls_are_written(whole[slice(*spans[-1])], message, turn)
         if not spans:
             raise BadChat("the conversation has no assistant message")
         if not any(_says_something(message) for message in messages if message["role"] == "assistant"):
@@ -104,6 +120,13 @@ def _says_something(message: dict) -> bool:
     return bool(words) or any(value for key, value in message.items() if key not in ("role", "content"))
 
 
+def _check_calls_are_written(written: str, message: dict, turn: int) -> None:
+    for call in message.get("tool_calls", ()):
+        name = _function_of(call).get("name")
+        if name is not None and str(name) not in written:
+            raise BadChat(f"message {turn} calls '{name}', but the chat template has no place for tool calls")
+
+
 def normalised(messages: Any, system: str | None = None) -> list[dict]:
     """Messages as `role`/`content` records, whichever of the two usual spellings they came in."""
     if not messages:
@@ -115,21 +138,77 @@ def normalised(messages: Any, system: str | None = None) -> list[dict]:
         said = message.get("role") or message.get("from")
         if said is None:
             raise BadChat(f"message {number} has neither 'role' nor 'from'")
-        content = message.get("content", message.get("value"))
-        extras = {k: v for k, v in message.items() if k not in ("role", "from", "content", "value") and v is not None}
+        content = _as_text(message.get("content", message.get("value")), number)
+        extras = {k: _without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}
+        if extras.get("tool_calls"):
+            extras["tool_calls"] = _read_calls(extras["tool_calls"], number)
         if content is None and not extras:
             raise BadChat(f"message {number} has no content")
         result.append({"role": ROLES.get(str(said).lower(), str(said)), "content": content or "", **extras})
     return result
 
 
+def _as_text(content: Any, number: int) -> Any:
+    """Content given in parts (`[{"type": "text", "text": …}]`), as one text."""
+    if not isinstance(content, (list, tuple)):
+        return content
+    kinds = {str(part.get("type", "text")) if isinstance(part, dict) else type(part).__name__ for part in content}
+    if kinds - {"text"}:
+        others = ", ".join(sorted(kinds - {"text"}))
+        raise BadChat(f"message {number} has parts that are not text ({others})")
+    return "".join(part.get("text") or "" for part in content)
+
+
+def _read_calls(calls: Any, number: int) -> list[dict]:
+    """Tool calls as records, with their arguments as records."""
+    calls = _from_json(calls, f"the tool calls of message {number}")
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise BadChat(f"the tool calls of message {number} are not a list of records")
+    read = []
+    for call in calls:
+        function = dict(_function_of(call))
+        if "arguments" in function:
+            what = f"the arguments of the call of '{function.get('name')}' in message {number}"
+            function["arguments"] = _from_json(function["arguments"] or {}, what)
+        read.append({**call, "function": function} if "function" in call else function)
+    return read
+
+
+def _with_text_arguments(message: dict) -> dict:
+    """The same message with the arguments of its calls as JSON text."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = dict(_function_of(call))
+        if not isinstance(function.get("arguments", ""), str):
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _function_of(call: dict) -> dict:
+    """Name and arguments of a call, which lie under `function` or in the call itself."""
+    inner = call.get("function")
+    return inner if isinstance(inner, dict) else call
+
+
+def _without_gaps(value: Any) -> Any:
+    """The value with every key left out that has none."""
+    if isinstance(value, dict):
+        return {key: _without_gaps(inner) for key, inner in value.items() if inner is not None}
+    return [_without_gaps(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _from_json(value: Any, what: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise BadChat(f"{what} are not valid JSON: {error}") from error
+
+
 def parsed_tools(value: Any) -> Any:
     """Tool descriptions of a row, given as a list or as JSON text."""
-    if not value:
-        return None
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise BadChat(f"the tools are not valid JSON: {error}") from error
-    return value or None
+    if isinstance(value, str) and value:
+        return _from_json(value, "the tools") or None  # what JSON says is null is meant
+    return _without_gaps(value) or None
