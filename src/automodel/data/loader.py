@@ -7,7 +7,8 @@ of the batch geometry besides, because continuing at step 400 of other data woul
 
 Underneath is torchdata's StatefulDataLoader with one item = one step: its samplers run in this process and hand whole
 lists of sample numbers to the workers, which slice the memory-mapped store. Workers are forked and never touch the
-GPU or the tokenizer.
+GPU or the tokenizer. What they make travels as plain arrays, by value: each torch tensor would take a file descriptor
+and a handshake, and seven of them cost the main process more than making the batch itself.
 
 `EvalLoader` visits every sample once, longest first; `Batch.indices` says which samples a batch holds.
 """
@@ -20,16 +21,18 @@ import multiprocessing
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, Sampler, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from automodel.config.errors import UserError
 from automodel.data.batch import Batch, StepBatch
 from automodel.data.bins import BinOrder
+from automodel.data.deal import bins_of, documents_of
 from automodel.data.mixture import Mixture
 from automodel.data.order import StepOrder
 
@@ -44,25 +47,53 @@ class _Collated(Dataset):
     def __init__(self, collate: Callable[[Sequence[int]], Batch]):
         self.collate = collate
 
-    def __getitem__(self, index) -> StepBatch | Batch:
+    def __getitem__(self, index) -> StepBatch | Batch | Shipped:
+        item = self._make(index)
+        return item if get_worker_info() is None else Shipped(_replaced(item, torch.Tensor, torch.Tensor.numpy))
+
+    def _make(self, index) -> StepBatch | Batch:
         if isinstance(index, np.ndarray):
             return self.collate(index)
         epoch, step, steps, micro_batches = index
         return StepBatch(tuple(self.collate(chosen) for chosen in micro_batches), epoch, step, steps)
 
 
+@dataclass(frozen=True)
+class Shipped:
+    """A batch on its way from a worker, with arrays for tensors."""
+
+    item: Any
+
+    def unpacked(self) -> Any:
+        return _replaced(self.item, np.ndarray, torch.from_numpy)
+
+    def pin_memory(self) -> Any:
+        return self.unpacked().pin_memory()
+
+
+def _replaced(item: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """The batch with everything of one kind changed, also inside its micro-batches."""
+    if isinstance(item, kind):
+        return change(item)
+    if isinstance(item, tuple):
+        return tuple(_replaced(part, kind, change) for part in item)
+    if is_dataclass(item) and not isinstance(item, type):
+        return type(item)(**{f.name: _replaced(getattr(item, f.name), kind, change) for f in fields(item)})
+    return item
+
+
 class _StepSampler(Sampler):
     """Steps from a position on; to the end of its epoch, or for ever."""
 
-    def __init__(self, order: Order, start: int, one_epoch: bool):
-        self.order, self.start, self.one_epoch = order, start, one_epoch
+    def __init__(self, order: Order, start: int, one_epoch: bool, own: Callable[[list[np.ndarray]], list[np.ndarray]]):
+        self.order, self.start, self.one_epoch, self.own = order, start, one_epoch, own
 
     def __iter__(self):
         epoch, first = self.order.locate(self.start)
         while True:
             steps = self.order.steps_in(epoch)
             for step in range(first, steps):
-                yield epoch, step, steps, self.order.micro_batches(epoch, step)
+                yield epoch, step, steps, self.own(self.order.micro_batches(epoch, step))
             epoch, first = epoch + 1, 0
             if self.one_epoch:
                 return
@@ -117,9 +148,11 @@ def _worker_context():
 
 
 def _closing(iterator: Iterator) -> Iterator:
-    """Iterates, and stops the workers at once when the consumer leaves, instead of whenever garbage is collected."""
+    """Unpacks what comes, and stops the workers at once when the consumer leaves, instead of whenever garbage is
+    collected."""
     try:
-        yield from iterator
+        for item in iterator:
+            yield item.unpacked() if isinstance(item, Shipped) else item
     finally:
         _stop_workers(iterator)
 
@@ -150,10 +183,14 @@ class StepLoader:
         pin_memory: bool = False,
         persistent_workers: bool | None = None,
         prefetch_factor: int | None = None,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         """With a `packed_sequence_size` a micro-batch is a bin of so many tokens, and a step has `grad_acc_steps` of
-        them; `micro_batch_size` is then only the room that the collator has for documents."""
+        them; `micro_batch_size` is then only the room that the collator has for documents. `grad_acc_steps` counts the
+        micro-batches of a step over all `ranks`; this loader gives those of one `rank`."""
         self.collate = collate
+        self.micro_batch_size, self.rank, self.ranks = micro_batch_size, rank, ranks
         self.order: Order
         if packed_sequence_size:
             self.order = BinOrder(
@@ -224,11 +261,19 @@ class StepLoader:
         """Steps from the position on; workers are already at it."""
         # Workers that may not outlive an epoch get a stream that ends with it, and new ones take over.
         one_epoch = self.num_workers > 0 and not self.persistent_workers
-        sampler = _StepSampler(self.order, self.consumed, one_epoch)
+        sampler = _StepSampler(self.order, self.consumed, one_epoch, self._own)
         return iter(_dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor))
 
+    def _own(self, micro_batches: list[np.ndarray]) -> list[np.ndarray]:
+        """What this rank trains on, of the micro-batches of a whole step."""
+        if self.ranks == 1:
+            return micro_batches
+        if isinstance(self.order, BinOrder):
+            return bins_of(self.rank, self.ranks, micro_batches, self.order.lengths)
+        return documents_of(self.rank, self.ranks, micro_batches, self.order.lengths, self.micro_batch_size)
+
     def describe(self) -> dict[str, Any]:
-        """What a position is only valid for."""
+        """What a position is only valid for. Not for a number of ranks: a step has the same documents on any."""
         lengths = self.order.lengths
         return {"samples": len(lengths), "data": _identity(self.collate, lengths), **self.order.describe()}
 
@@ -255,7 +300,7 @@ _SAID = {
     "samples": "number of samples",
     "data": "content of the tokenised data",
     "micro_batch_size": "batch size",
-    "grad_acc_steps": "accumulation steps",
+    "grad_acc_steps": "accumulation steps over all ranks",
     "seed": "seed",
     "shuffle": "dataloader.shuffle",
     "drop_last": "dataloader.drop_last",

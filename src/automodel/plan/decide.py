@@ -46,11 +46,12 @@ def make_plan(
     model: ModelFacts,
     data: DataFacts,
     compiling: CompileFacts = NOTHING_KNOWN,
+    ranks: int = 1,
 ) -> Plan:
-    lines = _what(cfg, task, hardware, model, data)
+    lines = _what(cfg, task, hardware, model, data, ranks)
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
-    batches = _batches(cfg, data, lines)
+    batches = _batches(cfg, data, ranks, lines)
     micro, accumulation, total, mean_tokens = (
         batches.micro, batches.accumulation, batches.total_steps, batches.mean_tokens,
     )  # fmt: skip
@@ -67,8 +68,9 @@ def make_plan(
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room
     capture = decide_capture(
-        cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None
-    )
+        cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None,
+        ranks=ranks,
+    )  # fmt: skip
     fused = decide_fused(cfg, model, hardware, precision, capture, lines)
     mode = decide_compile(
         cfg, hardware, compiling, steps=total, accumulation=accumulation, tokens=mean_tokens, precision=precision,
@@ -87,9 +89,9 @@ def make_plan(
     plain = mode is None and checkpointing == "none"
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
     decide_attention(cfg, path, hardware, fused, lines)
-    workers, pin = _workers(cfg, hardware, lines), _pins(cfg, hardware, lines)
+    workers, pin = _workers(cfg, hardware, capture, lines), _pins(cfg, hardware, capture, lines)
     lines += sinks(cfg)
-    lines += without_effect(cfg, path, hardware)
+    lines += without_effect(cfg, path, hardware, ranks)
     return Plan(
         task=task,
         device=hardware.device,
@@ -124,14 +126,17 @@ def make_plan(
         fp8=fp8,
         offload=offload,
         memory_gib=round(fitting.estimate.total / GIB, 3),
+        ranks=ranks,
     )
 
 
-def _what(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts) -> list[Decision]:
+def _what(
+    cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts, ranks: int
+) -> list[Decision]:
     """What is trained, on what, where."""
     lines = [
         Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
-        Decision("device", hardware.device, _device_reason(hardware)),
+        Decision("device", hardware.device, _device_reason(hardware, ranks)),
         Decision("model", model.name, f"{model.model_type}, {_counted(model.parameters)} parameters"),
         Decision(
             "data",
@@ -140,6 +145,9 @@ def _what(cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data
             f"cut at {data.max_length}",
         ),
     ]
+    if ranks > 1:
+        how = "each holds the model; documents are dealt by cost, gradients are summed once a step"
+        lines.insert(2, Decision("ranks", f"{ranks}, ddp", how))
     if data.columns:
         lines.append(Decision("columns", data.columns, data.labels or "what is read and what is learned"))
     if data.mixture is not None:
@@ -154,6 +162,7 @@ class _Batches(NamedTuple):
     micro: int
     """Documents of a micro-batch, at most."""
     accumulation: int
+    """Micro-batches of a step, for each rank."""
     examples: int
     """Documents of a step; their mean, where bins are filled up to a size."""
     mean_tokens: float
@@ -163,26 +172,27 @@ class _Batches(NamedTuple):
     epochs: float
 
 
-def _batches(cfg: RunConfig, data: DataFacts, lines: list[Decision]) -> _Batches:
-    micro, accumulation = decide_batch(cfg, lines)
-    examples = micro * accumulation
+def _batches(cfg: RunConfig, data: DataFacts, ranks: int, lines: list[Decision]) -> _Batches:
+    micro, accumulation = decide_batch(cfg, lines, ranks)
+    examples = micro * accumulation * ranks
     mean_tokens = micro * data.tokens / max(1, data.rows)
-    bins = decide_bins(cfg, data, accumulation, lines)
+    bins = decide_bins(cfg, data, accumulation * ranks, lines)
     if bins is None:
         steps_per_epoch, total, epochs = _steps(cfg, _equal_epochs(cfg, data.rows, examples), lines)
     else:
         steps_per_epoch, total, epochs = _steps(cfg, bins.steps_in, lines)
-        micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation)
+        micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation * ranks)
         mean_tokens = bins.size * bins.packing(0).fill(bins.lengths, bins.size)
     return _Batches(micro, accumulation, examples, mean_tokens, steps_per_epoch, total, epochs)
 
 
-def _pins(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> bool:
-    """Whether batches wait in page-locked memory."""
+def _pins(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:
+    """Whether the loader's batches wait in page-locked memory."""
     wish = cfg.dataloader.pin_memory
-    if hardware.device == "cpu":
+    if hardware.device == "cpu" or capture:
         if wish:
-            lines.append(Decision("pin_memory", False, "there is no GPU to copy to"))
+            own = "captured steps have page-locked buffers of their own"
+            lines.append(Decision("pin_memory", False, own if capture else "there is no GPU to copy to"))
         return False
     return wish is not False
 
@@ -195,9 +205,9 @@ def _counted(number: int) -> str:
     return str(number)
 
 
-def _device_reason(hardware: Hardware) -> str:
+def _device_reason(hardware: Hardware, ranks: int) -> str:
     if hardware.device == "cuda":
-        more = f"; 1 of {hardware.gpus} GPUs is used" if hardware.gpus > 1 else ""
+        more = f"; 1 of {hardware.gpus} GPUs is used" if hardware.gpus > 1 and ranks == 1 else ""
         return f"{hardware.name}, {hardware.memory_gib:.0f} GiB{more}"
     return f"no CUDA GPU found; {hardware.name}, {hardware.cores} cores, {hardware.memory_gib:.0f} GiB"
 
@@ -313,13 +323,16 @@ def _intervals(
     return validate, save
 
 
-def _workers(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> int:
+def _workers(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> int:
     """Collation processes. Results do not depend on their number; more of them than cores only compete."""
     loader, asked = cfg.dataloader, cfg.dataloader.num_workers
-    # Flat arrays collate in microseconds; a second process pays only while a GPU would otherwise wait.
-    default = 0 if hardware.device == "cpu" else min(2, hardware.cores - 1)
+    # Flat arrays collate in microseconds, and who replays a captured step has nothing else to do. A second process pays
+    # only while a GPU would otherwise wait.
+    default = 0 if hardware.device == "cpu" or capture else min(2, hardware.cores - 1)
     workers = default if asked is None else min(asked, hardware.cores)
     reason = "collation processes" if workers else "collation in the main process"
+    if not workers and capture and asked is None:
+        reason += ", which is idle while a captured step runs"
     if asked is not None and asked > workers:
         reason += f"; {asked} were asked for, but there are only {hardware.cores} cores"
     if workers:
