@@ -149,9 +149,9 @@ class DataloaderConfig(Section):
     shuffle: bool | None = None
     """Shuffle every epoch; default true for training, false for validation."""
     num_workers: CountOrZero | None = None
-    """Worker processes that collate; default 0 on the CPU and where the step is captured. Results do not depend on it."""
+    """Worker processes that collate; default 0 on the CPU and for captured steps. Results do not depend on it."""
     pin_memory: bool | None = None
-    """Page-locked memory for copies to the GPU; default true there, unless the step is captured, which has such buffers of its own."""
+    """Page-locked memory for copies to the GPU; default true there, unless the step is captured: that has its own."""
     persistent_workers: bool | None = None
     """Keep workers between epochs; default true where there are workers."""
     prefetch_factor: Count | None = None
@@ -159,7 +159,7 @@ class DataloaderConfig(Section):
     drop_last: bool = False
     """Drop the last, smaller batch of an epoch."""
     group_by_length: bool | None = None
-    """Padded path: batches of similar lengths; default true there, unless the step is captured, which has such buffers of its own. The packed path has no padding to save."""
+    """Padded path: batches of similar lengths; default true there. The packed path has no padding to save."""
 
 
 @dataclass(frozen=True, kw_only=True)
