@@ -220,11 +220,13 @@ def load_model(
         "use_sdpa_patching": cfg.use_sdpa_patching,
         "use_liger_kernel": cfg.use_liger_kernel,
     }
-    with torch.random.fork_rng(devices=[]), quiet_transformers():
+    drawing = torch.device(device)
+    with torch.random.fork_rng([drawing] if drawing.type == "cuda" else []), quiet_transformers():
         torch.manual_seed(seed)
         if (cfg.target or "").endswith(".from_config"):
             logger.info("%s starts from random weights (from_config)", cfg.pretrained_model_name_or_path)
-            model = auto_class.from_config(hf_config, dtype=dtype, trust_remote_code=cfg.trust_remote_code, **asked)
+            with drawing:  # a billion random numbers take half a minute on a processor, and no time on a GPU
+                model = auto_class.from_config(hf_config, dtype=dtype, trust_remote_code=cfg.trust_remote_code, **asked)
         else:
             model = _load_weights(auto_class, find_model(cfg), hf_config, task, dtype, asked)
     return model.to(device)
