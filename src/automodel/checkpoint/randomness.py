@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from automodel.distributed.world import Alone
+
+RANK_STRIDE = 0x9E3779B97F4A7C15  # far apart: seeds that people choose are small numbers
+
 
 def capture() -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {"torch": torch.get_rng_state()}
@@ -23,6 +27,35 @@ def capture() -> tuple[dict[str, Tensor], dict[str, Any]]:
         "numpy": [kind, int(at), int(has_gauss), float(gauss)],
     }
     return tensors, values
+
+
+def capture_of_all(ranks: Alone) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`capture`, and besides what the other ranks draw dropout from. Called by all of them."""
+    tensors, values = capture()
+    for name in ("torch", "cuda"):
+        if name in tensors and ranks.size > 1:
+            states = ranks.gathered(tensors[name])
+            tensors |= {f"{name}.{rank}": state for rank, state in enumerate(states) if rank}
+    return tensors, values
+
+
+def restore_own(tensors: dict[str, Tensor], values: dict[str, Any], seed: int, ranks: Alone) -> None:
+    """`restore` for the first rank; the others take up their own generators, or begin new ones where there were fewer
+    ranks."""
+    own = {name: tensors.get(f"{name}.{ranks.rank}") for name in ("torch", "cuda")}
+    restore(tensors, values)
+    if ranks.first:
+        return
+    if own["torch"] is None:
+        seed_rank(seed, ranks)
+    else:
+        restore({**tensors, **{name: state for name, state in own.items() if state is not None}}, values)
+
+
+def seed_rank(seed: int, ranks: Alone) -> None:
+    """Another dropout on every rank; the first keeps the run's own."""
+    if not ranks.first:
+        seed_everything((seed + ranks.rank * RANK_STRIDE) % 2**63)
 
 
 def restore(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from automodel.cli.options import collect_overrides
-from automodel.config.errors import UserError
+from automodel.config.errors import EXIT_OK, UserError
+
+if TYPE_CHECKING:
+    from automodel.distributed.world import Alone
+    from automodel.plan.config import RunConfig
 
 
 class Kinds(TyperGroup):
@@ -44,29 +49,66 @@ def llm(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run folder.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, train nothing.")] = False,
+    nproc_per_node: Annotated[
+        int | None, typer.Option("--nproc-per-node", min=1, help="Train on so many ranks of this machine.")
+    ] = None,
     trust: Trust = None,
 ) -> None:
     """Fine-tune a language model or a text classifier.
 
     Any key can be overridden: optimizer.lr=1e-5 or --optimizer.lr 1e-5.
     """
+    from automodel.distributed.world import joined
     from automodel.plan.check import load_run_config
+    from automodel.plan.layout import ranks_of
 
-    cfg = load_run_config(config, collect_overrides(context.args), trust or [])
-    if not dry_run:
-        from automodel.engine.gpu_context import open_gpu_context
+    with joined() as ranks:  # before the config is read: what is wrong with it is said once
+        cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+        count = ranks_of(cfg, nproc_per_node, ranks.world)
+        if dry_run:
+            code = _print_plan(cfg, trust or [], count)
+        elif count > ranks.size:
+            code = _launch(cfg, count)
+        else:
+            code = _finetune(cfg, resume, overwrite, trust or [], ranks)
+    raise typer.Exit(code)
+
+
+def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], ranks: Alone) -> int:
+    """One rank's part, which is everything where there is only one. Returns the exit code."""
+    from automodel.engine.gpu_context import open_gpu_context
+
+    open_gpu_context()
+    if ranks.size == 1:  # the kernels of captured steps
         from automodel.plan.kernels_ahead import compile_kernels_ahead
 
-        open_gpu_context()
         compile_kernels_ahead(cfg)
     from automodel.models.lean_imports import import_transformers
 
     import_transformers()
-    from automodel.engine.run import dry_run as print_only
     from automodel.engine.run import finetune as run_finetune
 
-    if dry_run:
-        print_only(cfg, trust=trust or [])
-        return
-    outcome = run_finetune(cfg, resume=resume, overwrite=overwrite, trust=trust or [])
-    raise typer.Exit(outcome.exit_code)
+    return run_finetune(cfg, resume=resume, overwrite=overwrite, trust=trust, ranks=ranks).exit_code
+
+
+def _print_plan(cfg: RunConfig, trust: list[str], ranks: int) -> int:
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
+    from automodel.engine.run import dry_run
+
+    dry_run(cfg, trust=trust, ranks=ranks)
+    return EXIT_OK
+
+
+def _launch(cfg: RunConfig, ranks: int) -> int:
+    """This very command again, once for each rank; refused first where it cannot work."""
+    from automodel.plan.layout import check_gpus, check_layout
+
+    check_layout(cfg, ranks)
+    import torch
+
+    from automodel.distributed.launch import launch
+
+    check_gpus(ranks, torch.cuda.device_count())
+    return launch(ranks, sys.argv[1:])

@@ -46,7 +46,6 @@ from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.quantized import eight_bit_parameters
 from automodel.optim.schedule import Schedule
 from automodel.plan.fp8 import asked_fp8
-from automodel.plan.plan import Plan
 
 
 @dataclass
@@ -73,7 +72,9 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     if not resume:
         loader.start()  # its workers make the first batches while the weights are loaded and tried out
     prepared, model, step = make_fitting_step(prepared)
-    cfg, plan = prepared.cfg, prepared.plan
+    cfg, plan, ranks = prepared.cfg, prepared.plan, prepared.ranks
+    ranks.same_start([*model.parameters(), *model.buffers()])
+    randomness.seed_rank(cfg.seed, ranks)
     if plan != planned:
         loader.stop()
         loader = make_step_loader(prepared)
@@ -85,7 +86,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
     if resume:
-        state, notes = _restore(folder, checkpoints, step, loader, plan)
+        state, notes = _restore(folder, checkpoints, step, loader, prepared)
     progress = progress_of(plan.total_steps, state.step)
     for note in notes:
         progress.warn(note)
@@ -96,15 +97,17 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
         step.warn = progress.warn
     if remark := ahead.take_remark():
         progress.info(remark)
-    trackers = build_trackers(
-        wandb=cfg.wandb,
-        mlflow=cfg.mlflow,
-        tensorboard=cfg.tensorboard,
-        run_dir=folder.run,
-        resume_step=state.step if resume else None,
-        info=progress.info,
-        warn=progress.warn,
-    )
+    trackers = Trackers([])
+    if ranks.first:
+        trackers = build_trackers(
+            wandb=cfg.wandb,
+            mlflow=cfg.mlflow,
+            tensorboard=cfg.tensorboard,
+            run_dir=folder.run,
+            resume_step=state.step if resume else None,
+            info=progress.info,
+            warn=progress.warn,
+        )
     return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started)
 
 
@@ -172,6 +175,7 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
         precision=plan.precision,
         device=plan.device,
         rows=rows,
+        ranks=prepared.ranks,
     )
 
 
@@ -253,7 +257,7 @@ def make_step_loader(prepared: Prepared) -> StepLoader:
         make_collator(prepared, prepared.train, plan.micro_batch_size),
         lengths=prepared.train.store.lengths,
         micro_batch_size=plan.micro_batch_size,
-        grad_acc_steps=plan.grad_acc_steps,
+        grad_acc_steps=plan.grad_acc_steps * prepared.ranks.size,
         seed=prepared.cfg.seed,
         shuffle=cfg.shuffle is not False,
         drop_last=cfg.drop_last,
@@ -264,6 +268,8 @@ def make_step_loader(prepared: Prepared) -> StepLoader:
         pin_memory=plan.pin_memory,
         persistent_workers=cfg.persistent_workers,
         prefetch_factor=cfg.prefetch_factor,
+        rank=prepared.ranks.rank,
+        ranks=prepared.ranks.size,
     )
 
 
@@ -294,8 +300,10 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
 def save(run: Run) -> None:
     """A resumable checkpoint of the run as it stands now. It is written while training goes on."""
     assert run.checkpoints is not None
+    rng_tensors, rng_values = randomness.capture_of_all(run.prepared.ranks)
+    if not run.prepared.ranks.first:
+        return
     step_tensors, step_values = run.step.state()
-    rng_tensors, rng_values = randomness.capture()
     best = run.state.best.step
     run.checkpoints.begin(
         run.state.step,
@@ -307,6 +315,7 @@ def save(run: Run) -> None:
             "step_kind": type(run.step).__name__,
             "device": run.prepared.plan.device,
             "precision": run.prepared.plan.precision,
+            "ranks": run.prepared.ranks.size,
             "rng": rng_values,
             "config": dump_config(run.prepared.cfg),
         },
@@ -319,7 +328,7 @@ def _restore(
     checkpoints: CheckpointStore | None,
     step: TrainStep | CapturedStep,
     loader: StepLoader,
-    plan: Plan,
+    prepared: Prepared,
 ) -> tuple[TrainState, list[str]]:
     if checkpoints is None:
         raise UserError("--resume needs checkpoints, but checkpoint.enabled is false.")
@@ -333,13 +342,22 @@ def _restore(
     step.load_weights(checkpoint.tensors("model"), str(checkpoint.folder))
     step.load_state(checkpoint.tensors("optimizer"), state["step"])
     loader.load_state_dict(state["loader"])
-    randomness.restore(checkpoint.tensors("rng"), state["rng"])
-    return TrainState.from_json(state["train"]), [*notes, *_changes_since(state, type(step).__name__, plan)]
+    randomness.restore_own(checkpoint.tensors("rng"), state["rng"], prepared.cfg.seed, prepared.ranks)
+    prepared.ranks.barrier()  # nothing is written before everyone has read
+    return TrainState.from_json(state["train"]), [*notes, *_changes_since(state, type(step).__name__, prepared)]
 
 
-def _changes_since(state: dict[str, Any], kind: str, plan: Plan) -> list[str]:
+def _changes_since(state: dict[str, Any], kind: str, prepared: Prepared) -> list[str]:
     """What a person should know where a run goes on in another way than it began."""
     notes = []
+    plan = prepared.plan
+    ranks = state.get("ranks", 1)
+    if ranks != prepared.ranks.size:
+        notes.append(
+            f"The checkpoint comes from {ranks} rank{'s' if ranks > 1 else ''}, and {prepared.ranks.size} "
+            f"{'go' if prepared.ranks.size > 1 else 'goes'} on with it: same steps, same documents; dropout, where "
+            "there is any, is drawn in another way."
+        )
     device = state.get("device", plan.device)  # checkpoints of the first version do not say
     if state["step_kind"] != kind or device != plan.device:
         before = "captured" if state["step_kind"] == CapturedStep.__name__ else "eager"

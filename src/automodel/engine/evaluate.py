@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 
 from automodel.data.batch import Batch, PackedBatch
+from automodel.distributed.world import Alone
 from automodel.engine.step import Forward, labels_of
 from automodel.losses.task_loss import TaskLoss
 from automodel.metrics.compute import EvalAccumulator, EvalMetrics
@@ -55,3 +56,11 @@ class Evaluator:
         finally:
             self.model.train(was_training)
         return accumulator.result()
+
+
+def evaluate_for_all(evaluator: Evaluator, ranks: Alone) -> EvalMetrics:
+    """What the first rank finds, on every rank: they decide alike what is best and when to stop. The others wait; the
+    sums are those of one process."""
+    if ranks.size == 1:
+        return evaluator()
+    return EvalMetrics(**ranks.told(lambda: asdict(evaluator())))

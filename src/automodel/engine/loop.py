@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run, now, save
+from automodel.engine.evaluate import evaluate_for_all
 from automodel.engine.observe import Observer
 from automodel.engine.signals import StopRequest
 from automodel.engine.step import StepResult
@@ -58,14 +59,15 @@ def train(run: Run, observer: Observer) -> Outcome:
             throughput.pause()
             state.train_seconds = seconds_before + throughput.train_s
             improved = False
-            if validates or saves or stop.requested:
+            requested = stop.agreed(run.prepared.ranks)
+            if validates or saves or requested:
                 _check_finite(run, result)
             if validates:
                 outcome.validation, improved = _validate(run)
                 if patience and state.best.stale >= patience.patience and not last:
                     outcome.status, last = "stopped early", True
-            if stop.requested and not last:
-                outcome.status, outcome.signal, last = "interrupted", stop.requested, True
+            if requested and not last:
+                outcome.status, outcome.signal, last = "interrupted", requested, True
             if saves or (run.checkpoints and (last or improved)):
                 save(run)
             throughput.resume()
@@ -87,7 +89,7 @@ def only_evaluate(run: Run) -> Outcome:
     early = run.state.step < run.prepared.plan.total_steps
     memory = MemoryMeter(run.prepared.plan.device)
     memory.read()
-    validation = run.evaluator() if run.evaluator else None
+    validation = evaluate_for_all(run.evaluator, run.prepared.ranks) if run.evaluator else None
     return Outcome("stopped early" if early else "finished", memory, validation)
 
 
@@ -134,7 +136,7 @@ def _diverged(run: Run, what: str, value: float) -> DivergedError:
 
 def _validate(run: Run) -> tuple[EvalMetrics, bool]:
     assert run.evaluator is not None
-    metrics = run.evaluator()
+    metrics = evaluate_for_all(run.evaluator, run.prepared.ranks)
     state = run.state
     state.last_validation = metrics.values
     improved = False

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from automodel.config.errors import NotYetError, UserError
+from automodel.config.errors import UserError
 from automodel.data.prepare import PreparedData
+from automodel.distributed.world import ALONE, Alone
 from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
@@ -24,13 +25,13 @@ from automodel.models.families import PackingSupport, packing_support
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
 from automodel.models.load import load_hf_config, without_memory
-from automodel.plan.check import not_yet
 from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.fp8 import asked_fp8
 from automodel.plan.hardware import Hardware, read_hardware
+from automodel.plan.layout import check_layout
 from automodel.plan.memory import shape_of
 from automodel.plan.plan import Plan
 
@@ -54,15 +55,24 @@ class Prepared:
     trust: tuple[str, ...]
     planned: Callable[[RunConfig], Plan]
     """The plan of another config for the same model, data and machine."""
+    ranks: Alone = ALONE
+    """The processes that train together; this one among them."""
 
 
-def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bool | None = None) -> Prepared:
+def prepare_run(
+    cfg: RunConfig,
+    trust: Sequence[str] = (),
+    *,
+    begun_compiled: bool | None = None,
+    ranks: Alone = ALONE,
+    planned_ranks: int | None = None,
+) -> Prepared:
     """Config in, plan out. Raises `UserError` for everything a user can put right. `begun_compiled`: whether the run
-    that is being resumed is compiled."""
-    unbuilt = not_yet(cfg)
-    if unbuilt:
-        raise NotYetError("the config asks for what is not yet built\n" + "\n".join(f"  {p}" for p in unbuilt))
-    data = read_data(cfg, trust)
+    that is being resumed is compiled. `planned_ranks`: for how many ranks, where only the plan is wanted."""
+    size = planned_ranks or ranks.size
+    check_layout(cfg, size)
+    with ranks.ahead():
+        data = read_data(cfg, trust)
     task, tokenizer, train, validation = data.task, data.tokenizer, data.train, data.validation
     hf_config = load_hf_config(cfg.model, task, train.num_labels, train.label_names, train.problem_type)
     packing = packing_support(hf_config, task)
@@ -107,10 +117,11 @@ def prepare_run(cfg: RunConfig, trust: Sequence[str] = (), *, begun_compiled: bo
             mixture=train.mixture,
         ),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
+        ranks=size,
     )
     return Prepared(
         cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware,
-        planned(cfg), tuple(trust), planned,
+        planned(cfg), tuple(trust), planned, ranks,
     )  # fmt: skip
 
 

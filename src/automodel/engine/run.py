@@ -16,6 +16,7 @@ from rich.console import Console
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
+from automodel.distributed.world import Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
 from automodel.engine.heap import kept_heap
@@ -40,9 +41,9 @@ class Finished:
     exit_code: int
 
 
-def dry_run(cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False) -> Prepared:
-    """Prints what a run would do. Loads no weights and writes nothing but the token cache."""
-    prepared = prepare_run(cfg, trust)
+def dry_run(cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False, ranks: int | None = None) -> Prepared:
+    """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but the token cache."""
+    prepared = prepare_run(cfg, trust, planned_ranks=ranks or cfg.distributed.dp_size)
     if as_json:
         print(json.dumps(prepared.plan.to_json(), indent=2))
     else:
@@ -58,10 +59,19 @@ def finetune(
     trust: Sequence[str] = (),
     console: Any = None,
     observer: Observer | None = None,
+    ranks: Alone | None = None,
 ) -> Finished:
-    """Fine-tunes, saves and reports. Raises `UserError` for bad input before anything expensive happens."""
+    """Fine-tunes, saves and reports. Raises `UserError` for bad input before anything expensive happens. `ranks`: the
+    processes that train together, where they have met already; otherwise they meet here (under torchrun)."""
+    if ranks is None:
+        with joined() as ranks:
+            return finetune(
+                cfg, resume=resume, overwrite=overwrite, trust=trust, console=console, observer=observer, ranks=ranks
+            )
     started = time.perf_counter()
     console = console or Console()
+    if not ranks.first:
+        console = Console(quiet=True, force_terminal=False)
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
     folder = open_folder(cfg.checkpoint.checkpoint_dir, resume=resume, overwrite=overwrite)
@@ -70,7 +80,7 @@ def finetune(
     if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
         console.print("Reading the model and the data …", style="dim")
     begun = (folder.read_json("plan.json") or {}) if resume else {}
-    prepared = prepare_run(cfg, trust, begun_compiled=begun.get("compile"))
+    prepared = prepare_run(cfg, trust, begun_compiled=begun.get("compile"), ranks=ranks)
     print_plan(prepared.plan, console)
     tf32 = prepared.plan.device == "cuda" and (
         prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
@@ -94,9 +104,10 @@ def _carry_out(
             f"This run already finished its {run.state.step} steps. To train further, raise step_scheduler.max_steps "
             "or num_epochs on the command line; otherwise there is nothing to resume."
         )
-    if not resume:
-        start_fresh(folder)  # only now: whatever could be wrong with the new run has not cost the old one
-    _write_start(run)
+    if prepared.ranks.first:
+        if not resume:
+            start_fresh(folder)  # only now: whatever could be wrong with the new run has not cost the old one
+        _write_start(run)
     try:
         with run.progress, run.checkpoints or nullcontext():
             for line in _opening_lines(run):
@@ -104,9 +115,14 @@ def _carry_out(
             try:
                 outcome = only_evaluate(run) if trained else train(run, observer)
             except DivergedError:
+                if not prepared.ranks.first:
+                    raise
                 run.trackers.finish({"status": "diverged", "steps": run.state.step})
                 write_report(folder.run)
                 raise
+            if not prepared.ranks.first:  # the first rank exports, reports and speaks
+                code = EXIT_INTERRUPTED if outcome.status == "interrupted" else EXIT_OK
+                return Finished(folder.root, {}, folder.run / "report.html", code)
             return _finish(run, outcome)
     except (
         KeyboardInterrupt
@@ -120,7 +136,8 @@ def _carry_out(
 def _opening_lines(run: Run) -> list[str]:
     plan, prepared = run.prepared.plan, run.prepared
     attention = "packed attention" if plan.path == "packed" else "length-grouped padding"
-    lines = [f"Applied {attention} to model", "Launching job locally on 1 device"]
+    devices = "1 device" if plan.ranks == 1 else f"{plan.ranks} ranks"
+    lines = [f"Applied {attention} to model", f"Launching job locally on {devices}"]
     for role, data in (("dataset", prepared.train), ("validation_dataset", prepared.validation)):
         if data is not None and data.stats.skipped:
             lines.append(f"{role}: skipped {data.stats.skipped:,} of {data.stats.rows:,} rows (on_bad_row: skip)")

@@ -9,6 +9,8 @@ import signal
 import threading
 from types import FrameType
 
+from automodel.distributed.world import Alone
+
 
 class StopRequest:
     """A context in which the first signal only sets `requested`."""
@@ -28,6 +30,11 @@ class StopRequest:
 
     def __exit__(self, *exc: object) -> None:
         self._restore()
+
+    def agreed(self, ranks: Alone) -> str | None:
+        """The signal that any rank got. All of them ask after the same step, so all stop there."""
+        number = ranks.highest(signal.Signals[self.requested] if self.requested else 0)
+        return signal.Signals(number).name if number else None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requested = signal.Signals(number).name

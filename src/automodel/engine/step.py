@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from automodel.config.errors import UserError
 from automodel.data.batch import Batch, PackedBatch, StepBatch
+from automodel.distributed.world import ALONE, Alone
 from automodel.engine.optimizer_state import (
     VERSION,
     AdamWRecord,
@@ -139,6 +140,7 @@ class TrainStep:
         precision: str,
         device: str,
         rows: AllRows | None = None,
+        ranks: Alone = ALONE,
     ):
         self.model, self.forward, self.loss = model, forward, loss
         self.optimizer, self.schedule = optimizer, schedule
@@ -148,12 +150,17 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
         self.skipped = 0
         self.rows = rows or AllRows()
+        self.ranks = ranks
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.schedule.lr_at(index, self.peak_lr)
         set_lr(self.optimizer, lr)
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
+        # Over all ranks: the loss is divided by the labels of the whole step, whoever has them.
+        count, tokens, samples = self.ranks.total([count, batch.num_tokens, batch.num_documents])
         losses = [self._micro_step(b, count) for b in batch.micro_batches]
+        own = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)  # a rank without documents
+        loss = self.ranks.sum_gradients(self.parameters, own)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_norm if self.max_norm else float("inf"))
         scale = self.scaler.get_scale()
@@ -162,7 +169,7 @@ class TrainStep:
         self.skipped += self.scaler.get_scale() < scale
         self.rows.stepped()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(torch.stack(losses).sum(), norm.detach(), lr, batch.num_tokens, batch.num_documents)
+        return StepResult(loss, norm.detach(), lr, int(tokens), int(samples))
 
     def probe(self, batch: Batch) -> None:
         """Forward and backward of a batch, leaving no gradients: does it work?"""

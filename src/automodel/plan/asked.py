@@ -47,9 +47,9 @@ def asked_checkpointing(cfg: RunConfig) -> Literal["none", "selective", "full", 
     return asked
 
 
-def decide_batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:
-    """Examples of a micro-batch, and micro-batches of a step. Packed by size, a micro-batch is one bin and the keys
-    count bins; how many examples that makes is said when they are packed (`bins.py`)."""
+def decide_batch(cfg: RunConfig, lines: list[Decision], ranks: int = 1) -> tuple[int, int]:
+    """Examples of a micro-batch, and micro-batches that each rank has of a step. Packed by size, a micro-batch is one
+    bin and the keys count bins; how many examples that makes is said when they are packed (`bins.py`)."""
     schedule, by_size = cfg.step_scheduler, cfg.packed_sequence.packed_sequence_size > 0
     micro = schedule.local_batch_size or cfg.dataloader.batch_size or (1 if by_size else DEFAULT_BATCH_SIZE)
     if schedule.global_batch_size:
@@ -58,12 +58,29 @@ def decide_batch(cfg: RunConfig, lines: list[Decision]) -> tuple[int, int]:
                 f"step_scheduler.global_batch_size: {schedule.global_batch_size} is not a multiple of the micro-batch "
                 f"of {micro} examples. Use a multiple, or change dataloader.batch_size."
             )
-        accumulation = schedule.global_batch_size // micro
+        if schedule.global_batch_size % (micro * ranks):
+            raise _unequal_shares(schedule.global_batch_size, micro, ranks)
+        accumulation = schedule.global_batch_size // (micro * ranks)
         reason = f"global_batch_size {schedule.global_batch_size}"
     else:
         accumulation = schedule.grad_acc_steps or 1
         reason = "one micro-batch for each step" if accumulation == 1 else "grad_acc_steps"
     if by_size:
         return 1, micro * accumulation
-    lines.append(Decision("batch", f"{micro} × {accumulation} = {micro * accumulation}", reason))
+    product = f"{micro} × {accumulation}" + (f" × {ranks} ranks" if ranks > 1 else "")
+    lines.append(Decision("batch", f"{product} = {micro * accumulation * ranks}", reason))
     return micro, accumulation
+
+
+def _unequal_shares(total: int, micro: int, ranks: int) -> UserError:
+    """A global batch that so many ranks cannot share, with the nearest that they can."""
+    below, above = total // (micro * ranks) * micro * ranks, -(-total // (micro * ranks)) * micro * ranks
+    nearest = f"{below} or {above}" if below else str(above)
+    smaller = max((m for m in range(1, micro + 1) if total % (m * ranks) == 0), default=None)
+    other = f", or dataloader.batch_size: {smaller}" if smaller else ""
+    fewer = max(r for r in range(1, ranks + 1) if total % (micro * r) == 0)
+    return UserError(
+        f"step_scheduler.global_batch_size: {total} cannot be shared by {ranks} ranks with micro-batches of {micro} "
+        f"examples. The nearest that can: global_batch_size: {nearest}{other}, or {fewer} "
+        f"rank{'s' if fewer > 1 else ''}."
+    )

@@ -311,16 +311,27 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
         if fp8 is not None and fp8.enabled and fp8.recipe_name not in (None, "tensorwise"):
             later = f"`{fp8.recipe_name}` comes in a later release. Use `tensorwise`, or leave it out."
             yield Problem(f"{path}.recipe_name", later)
-    if world_devices > 1:
+    ranks = max(world_devices, layout.dp_size or 1)
+    if ranks > 1 and layout.shards:
+        key = "strategy" if layout.strategy else "_target_"
+        asked = layout.strategy or (layout.target or "").split(".")[-1]
         yield Problem(
-            "distributed", f"{world_devices} ranks were started; several come in a later release. Start one process."
+            f"distributed.{key}",
+            f"{asked} over {ranks} ranks comes in a later release. What is there: `strategy: ddp`, where every rank "
+            "holds the whole model.",
         )
-    for name in ("dp_size", "dp_replicate_size", "tp_size", "cp_size", "ep_size"):
+    if ranks > 1 and layout.reduce_dtype:
+        yield Problem(
+            "distributed.reduce_dtype",
+            "comes in a later release; gradients are summed in their own dtype. Remove it for now.",
+        )
+    for name in ("dp_replicate_size", "tp_size", "cp_size", "ep_size"):
         size = getattr(layout, name) or 1
         if size > 1:
             yield Problem(
-                f"distributed.{name}", f"is {size}; several ranks come in a later release. Remove it to run on one."
+                f"distributed.{name}",
+                f"is {size}; it comes in a later release. Remove it, and use data-parallel ranks (`dp_size`).",
             )
     for name in ("sequence_parallel", "cpu_offload"):
         if getattr(layout, name):
-            yield Problem(f"distributed.{name}", "comes with several ranks, in a later release. Remove it for now.")
+            yield Problem(f"distributed.{name}", "comes with sharded models, in a later release. Remove it for now.")

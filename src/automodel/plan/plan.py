@@ -41,7 +41,7 @@ class Plan:
     micro_batch_size: int
     """Examples of a micro-batch; with `packed_sequence_size`, the most that a bin has room for."""
     grad_acc_steps: int
-    """Micro-batches of a step."""
+    """Micro-batches of a step, for each rank."""
     global_batch_size: int
     """Examples of a step; with `packed_sequence_size`, on average."""
     steps_per_epoch: int
@@ -87,6 +87,8 @@ class Plan:
     """Whether large products are made in FP8."""
     memory_gib: float = 0.0
     """The need of memory, as estimated."""
+    ranks: int = 1
+    """Processes that train together, each with the whole model."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -57,11 +57,11 @@ def sinks(cfg: RunConfig) -> Iterator[Decision]:
         yield Decision("sinks", ", ".join(chosen), "besides run/metrics.jsonl and run/report.html")
 
 
-def without_effect(cfg: RunConfig, path: str, hardware: Hardware) -> Iterator[Decision]:
+def without_effect(cfg: RunConfig, path: str, hardware: Hardware, ranks: int = 1) -> Iterator[Decision]:
     """Keys that were given and change nothing here, each with the reason."""
     layout = cfg.distributed
-    if layout.target or layout.strategy != "fsdp2" or layout.reduce_dtype:
-        kind = (layout.target or layout.strategy).split(".")[-1]
+    if ranks == 1 and (layout.target or layout.strategy or layout.reduce_dtype):
+        kind = (layout.target or layout.strategy or "reduce_dtype").split(".")[-1]
         yield Decision("distributed", "1 device", f"{kind} has nothing to share out on one device")
     if cfg.training_optimizations.tf32 and not hardware.tf32:
         yield Decision("tf32", "off", f"{hardware.name} has no TF32")

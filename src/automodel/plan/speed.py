@@ -72,6 +72,7 @@ def decide_capture(
     kind: Kind | None,
     checkpointing: str,
     dropout: bool,
+    ranks: int = 1,
 ) -> bool:
     """Whether the whole step becomes a CUDA graph; every obstacle is named. `kind`: the optimizer, if it has a name
     here. `dropout`: whether layers drop something at random."""
@@ -79,6 +80,8 @@ def decide_capture(
         return False
     if cfg.training_optimizations.capture is False:
         reason = "training_optimizations.capture is false"
+    elif ranks > 1:
+        reason = "several ranks sum gradients between backward and update, which is not recorded yet"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
     elif not _plain_adamw(cfg, kind):

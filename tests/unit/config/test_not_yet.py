@@ -19,7 +19,13 @@ from automodel.plan.check import load_run_config, not_yet
         ("fp8: {enabled: false, recipe_name: rowwise}", []),
         ("distributed: {dp_size: none, tp_size: 1}", []),
         ("distributed: {dp_size: 1, strategy: ddp}", []),
-        ("distributed: {dp_size: 4, tp_size: 2}", ["distributed.dp_size", "distributed.tp_size"]),
+        ("distributed: {dp_size: 4}", []),
+        ("distributed: {dp_size: 4, strategy: ddp, tp_size: 2}", ["distributed.tp_size"]),
+        ("distributed: {dp_size: 4, strategy: fsdp2}", ["distributed.strategy"]),
+        ("distributed: {dp_size: 1, strategy: fsdp2}", []),
+        ("distributed: {dp_size: 4, _target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager}",
+         ["distributed._target_"]),
+        ("distributed: {dp_size: 4, reduce_dtype: float32}", ["distributed.reduce_dtype"]),
         ("distributed: {cp_size: 2, ep_size: 2, dp_replicate_size: 2}",
          ["distributed.dp_replicate_size", "distributed.cp_size", "distributed.ep_size"]),
         ("distributed: {sequence_parallel: true, cpu_offload: true}",
@@ -39,4 +45,9 @@ def test_not_yet(tmp_path, line, paths):
 def test_several_ranks(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("model: bert\ndataset: x.csv\n")
-    assert [p.path for p in not_yet(load_run_config([path]), world_devices=2)] == ["distributed"]
+    assert not_yet(load_run_config([path]), world_devices=2) == []
+    path.write_text("model: bert\ndataset: x.csv\ndistributed: {strategy: fsdp2}\n")
+    assert not_yet(load_run_config([path])) == []
+    (problem,) = not_yet(load_run_config([path]), world_devices=2)
+    assert problem.path == "distributed.strategy"
+    assert "`strategy: ddp`" in problem.message

@@ -1,0 +1,178 @@
+"""Ranks as real processes: torch's process group, with gloo on the CPU and NCCL between GPUs.
+
+Gradients are summed once for each optimizer step, after its last micro-batch: copied into flat buckets, each reduced
+while the next is being copied, and handed back as views. Torch's DistributedDataParallel would overlap the reduction
+with the backward pass, but it counts on every rank running forward and backward equally often; a rank that got no
+document of a small last step would leave the others waiting. Here a rank may have had any number of micro-batches, none
+too. The loss of the step is summed beside them.
+
+Which parameters have a gradient is agreed on first: one that has none anywhere must keep none, because an optimizer
+leaves it alone then, and decays it otherwise.
+
+Small things (counts, signals, metrics) go through gloo also where there are GPUs, so that no device waits for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.distributed.world import Alone, World
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=12)
+"""Ranks wait so long: the first tokenises a large dataset and evaluates alone. A rank that dies is noticed at once."""
+BUCKET_BYTES = 32 << 20
+
+
+class LostRankError(UserError):
+    """Another rank is gone, or cannot be reached."""
+
+    exit_code = EXIT_FAILED
+
+
+class Processes(Alone):
+    """This process and its peers."""
+
+    def __init__(self, world: World):
+        self.world = world
+        gpus = torch.cuda.device_count()
+        if gpus:
+            if world.local_rank >= gpus:
+                raise UserError(
+                    f"{world.local_size} ranks were started on a machine with {gpus} GPU{'s' if gpus > 1 else ''}; "
+                    f"each needs its own. Use --nproc-per-node {gpus}."
+                )
+            torch.cuda.set_device(world.local_rank)
+        with _together("meeting"):
+            store, _, _ = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = dist.PrefixStore(f"automodel/{attempt}", store)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if gpus else "gloo",
+                store=self._store,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=PATIENCE,
+            )
+
+    def barrier(self) -> None:
+        self.highest(0)  # NCCL's own barrier would wait for the device
+
+    @contextmanager
+    def ahead(self) -> Generator[None]:
+        if not self.first:
+            self.barrier()
+        yield
+        if self.first:
+            self.barrier()
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        summed = torch.tensor(values, dtype=torch.float64)
+        with _together("adding counts"):
+            dist.all_reduce(summed)
+        return summed.tolist()
+
+    def highest(self, value: int) -> int:
+        among = torch.tensor([value], dtype=torch.int64)
+        with _together("waiting for the others"):
+            dist.all_reduce(among, op=dist.ReduceOp.MAX)
+        return int(among)
+
+    def told(self, make: Callable[[], T]) -> T:
+        text = json.dumps(make()).encode() if self.first else b""
+        length = self.highest(len(text))
+        carried = torch.zeros(length, dtype=torch.uint8)
+        if self.first:
+            carried = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        with _together("hearing from the first rank"):
+            dist.broadcast(carried, src=0)
+        return json.loads(carried.numpy().tobytes())
+
+    def gathered(self, tensor: Tensor) -> list[Tensor]:
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        with _together("collecting"):
+            dist.all_gather(found, tensor)
+        return found
+
+    @torch.no_grad()
+    def same_start(self, tensors: Sequence[Tensor]) -> None:
+        with _together("sharing the first weights"):
+            for tensor in tensors:
+                whole = tensor.detach().contiguous()
+                dist.broadcast(whole, src=0)
+                if whole.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(whole)
+
+    @torch.no_grad()
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+        have = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
+        with _together("adding gradients"):
+            dist.all_reduce(have, op=dist.ReduceOp.MAX)
+            learning = [p for p, anywhere in zip(parameters, have.tolist()) if anywhere]
+            under_way = []
+            for bucket in buckets(learning):
+                flat = torch.cat([_gradient(p).reshape(-1) for p in bucket])
+                for parameter in bucket:
+                    parameter.grad = None
+                under_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+            total = loss.detach().clone().reshape(1)
+            dist.all_reduce(total)
+            for bucket, flat, work in under_way:
+                work.wait()
+                for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad = part.view(parameter.shape)
+        return total[0]
+
+    def claims_failure(self) -> bool:
+        try:
+            return self._store.add("failed", 1) == 1
+        except RuntimeError:  # the store went with the process that held it; whoever is left speaks
+            return True
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Neighbours of one dtype and device, as many as a bucket holds; at least one."""
+    bucket: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        fits = size + parameter.nbytes <= BUCKET_BYTES
+        if bucket and not (fits and (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.nbytes
+    if bucket:
+        yield bucket
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+@contextmanager
+def _together(doing: str) -> Generator[None]:
+    """What the process group throws, in words. Out of memory stays what it is."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LostRankError(
+            f"another rank cannot be reached any more while {doing}; it ended or was killed. --resume continues from "
+            f"the last checkpoint. ({first_line[:200]})"
+        ) from error

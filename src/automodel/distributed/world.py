@@ -1,0 +1,147 @@
+"""How many processes train together, and which one this is: read from the environment that torchrun sets.
+
+`joined()` is the way in. One process: `ALONE`, an object that answers every question of several ranks at once, and
+nothing of torch's distributed package is imported. Several: the process group of `processes.py`, which answers the same
+questions by talking. Whoever asks does not have to know which it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from automodel.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of this process among those that were started together."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    """Ranks on this machine."""
+
+
+def world_of_environment() -> World:
+    """What torchrun (or whoever sets its variables) says. No variables: one process."""
+    size = _number("WORLD_SIZE", 1)
+    if size == 1:
+        return World()
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise UserError(
+            f"WORLD_SIZE is {size} in the environment, but {', '.join(missing)} is not set, so the ranks cannot find "
+            "each other. Start with torchrun or --nproc-per-node, or unset WORLD_SIZE to train in one process."
+        )
+    rank = _number("RANK", 0)
+    if rank >= size:
+        raise UserError(f"RANK is {rank}, but WORLD_SIZE is {size}: ranks are counted from 0 to {size - 1}.")
+    return World(rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size))
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isdigit():
+        raise UserError(f"{name} is '{text}' in the environment; a whole number is expected there.")
+    return int(text)
+
+
+class Alone:
+    """One rank, which has nobody to ask."""
+
+    world = World()
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def size(self) -> int:
+        return self.world.size
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank writes and speaks for all."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Returns when every rank is here."""
+
+    @contextmanager
+    def ahead(self) -> Generator[None]:
+        """The first rank runs the block, then the others: they find what it left in a cache."""
+        yield
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks. On the host: no device waits for it."""
+        return list(values)
+
+    def highest(self, value: int) -> int:
+        """The highest of the ranks' values."""
+        return value
+
+    def told(self, make: Callable[[], T]) -> T:
+        """What `make` gives on the first rank, which alone calls it; a value that JSON can carry."""
+        return make()
+
+    def gathered(self, tensor: Tensor) -> list[Tensor]:
+        """A tensor of every rank, all of one shape, in the host's memory."""
+        return [tensor]
+
+    def same_start(self, tensors: Sequence[Tensor]) -> None:
+        """Gives every rank the tensors of the first."""
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+        """Leaves in `.grad` the sum of all ranks' gradients, and returns the sum of their losses."""
+        return loss
+
+    def claims_failure(self) -> bool:
+        """Whether this rank is the first to fail, and so the one that says why."""
+        return True
+
+    def close(self) -> None:
+        """Leaves the group."""
+
+
+ALONE = Alone()
+
+
+@contextmanager
+def joined() -> Generator[Alone]:
+    """The ranks that this process trains with, for the length of the block. An error is told by the first rank that has
+    one; the others, which fail in the same way or because it is gone, end with its exit code and say nothing."""
+    world = world_of_environment()
+    if world.size == 1:
+        yield ALONE
+        return
+    from automodel.distributed.processes import Processes
+
+    ranks = Processes(world)
+    try:
+        yield ranks
+        ranks.barrier()  # whoever left early would be taken for lost while the first rank still exports
+    except BaseException as error:
+        if not ranks.claims_failure():
+            raise SystemExit(_exit_code(error)) from None
+        error.add_note(f"(rank {world.rank} of {world.size})")
+        raise
+    ranks.close()
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    code: Any = getattr(error, "exit_code", None) or getattr(error, "code", None)
+    return code if isinstance(code, int) else EXIT_FAILED
