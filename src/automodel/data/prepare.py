@@ -124,7 +124,7 @@ def prepare(
     key = keys[0] if cfg.mixture is None else digest("mixture", keys)
     names = names_of([member for _, member in members])
     store, cached = open_or_build(cache_root(cfg) / key, lambda: build(parts, names, key), vocabulary=len(tokenizer))
-    return _described(store, cfg, task, cached)
+    return _described(store, cfg, task, section, cached)
 
 
 def within_limits(
@@ -202,11 +202,17 @@ def store_key(content: str, request: Request, room: int | None) -> str:
     )
 
 
-def _described(store: TokenStore, cfg: DatasetConfig, task: str, cached: bool) -> PreparedData:
+def _described(store: TokenStore, cfg: DatasetConfig, task: str, section: str, cached: bool) -> PreparedData:
     meta = store.meta
     labels = LabelMap.from_json(meta["labels"]) if meta["labels"] else None
     stats = DataStats.from_json(meta["stats"])
     notes = list(meta["notes"])
+    if stats.skipped:
+        first = stats.skipped_rows[0]
+        notes.append(
+            f"{stats.skipped:,} of {stats.rows:,} rows are left out ({section}.on_bad_row: skip); "
+            f"the first, row {first['row']}: {first['reason']}"
+        )
     if cfg.streaming:
         notes.append(
             "streaming: the rows are read and tokenised in pieces, once, into memory-mapped files under "

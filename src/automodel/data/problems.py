@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from automodel.config.errors import UserError
+
+
+class SeveralProblems(UserError):
+    """Problems that were found together. Whoever collects it takes them one by one."""
+
+    def __init__(self, found: Sequence[UserError]) -> None:
+        self.found = tuple(found)
+        listed = "\n".join(f"- {error}".replace("\n", "\n  ") for error in self.found)
+        super().__init__(f"{len(self.found)} problems with the data\n{listed}")
 
 
 class Problems:
@@ -20,8 +29,9 @@ class Problems:
         try:
             yield
         except UserError as error:
-            if str(error) not in map(str, self.found):
-                self.found.append(error)
+            for one in error.found if isinstance(error, SeveralProblems) else (error,):
+                if str(one) not in map(str, self.found):
+                    self.found.append(one)
 
     def __len__(self) -> int:
         return len(self.found)
@@ -31,5 +41,4 @@ class Problems:
         if len(self.found) == 1:
             raise self.found[0]
         if self.found:
-            listed = "\n".join(f"- {error}".replace("\n", "\n  ") for error in self.found)
-            raise UserError(f"{len(self.found)} problems with the data\n{listed}")
+            raise SeveralProblems(self.found)
