@@ -98,10 +98,8 @@ def test_rows_that_are_left_out_are_a_line_of_the_plan(folder):
     path = config(folder, [GOOD, SILENT, GOOD], [GOOD], keys=", on_bad_row: skip")
     plan = json.loads(tiny.automodel("plan", "-c", path, "--json").stdout)
     reasons = [line["reason"] for line in plan["decisions"] if line["name"] == "note"]
-    assert reasons == [
-        "1 of 3 rows are left out (dataset.on_bad_row: skip); the first, row 1: the conversation has no assistant "
-        "message"
-    ]
+    why = "row 1: the conversation has no assistant message"
+    assert reasons == [f"1 of 3 rows are left out (dataset.on_bad_row: skip); the first, {why}"]
 
 
 def test_a_missing_chat_template_is_said_and_one_is_kept_with_the_model(tmp_path, monkeypatch):
