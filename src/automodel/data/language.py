@@ -21,6 +21,7 @@ from automodel.data.batch import IGNORE
 from automodel.data.chat import BadChat, ChatTemplate, normalised, parsed_tools
 from automodel.data.classify import text_problem
 from automodel.data.samples import SampleWriter
+from automodel.data.written_answers import read_answer
 
 ANSWER_ROLES = ("answer", "answers", "completion", "output", "response", "target")
 
@@ -95,6 +96,7 @@ def _stopped(ids: np.ndarray, learned: np.ndarray, tokenizer: Any) -> tuple[np.n
 
 def answer_text(value: Any) -> Any:
     """The answer of a row: text, the first of several, or SQuAD's record of texts and offsets."""
+    value = read_answer(value) if isinstance(value, str) else value
     if isinstance(value, dict):
         value = value.get("text")
     if isinstance(value, (list, tuple)):
@@ -288,6 +290,7 @@ def encoder_of(record: Mapping[str, Any], tokenizer: Any) -> Instructions | Chat
 
 def every_answer(value: Any) -> list[str]:
     """All right answers of a row: a text, several, or SQuAD's record of texts and offsets."""
+    value = read_answer(value) if isinstance(value, str) else value
     if isinstance(value, dict):
         value = value.get("text")
     if isinstance(value, (list, tuple)):
