@@ -24,8 +24,10 @@ def launch(ranks: int, arguments: Sequence[str]) -> int:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
-    # Its log lines say in five ways what is said once below.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # Its log lines say in five ways what is said once below; each of its modules has a logger with a level of its own.
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     settings = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0", "--monitor-interval", "0.1"]
     try:
         torchrun.run(torchrun.parse_args([*settings, "-m", "automodel", *arguments]))

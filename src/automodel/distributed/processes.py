@@ -174,5 +174,5 @@ def _together(doing: str) -> Generator[None]:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise LostRankError(
             f"another rank cannot be reached any more while {doing}; it ended or was killed. --resume continues from "
-            f"the last checkpoint. ({first_line[:200]})"
+            f"the last checkpoint. ({first_line[:120]})"
         ) from error

@@ -1,0 +1,100 @@
+"""`--nproc-per-node`: one command, several processes, one voice, one exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import tiny_runs as tiny
+
+LONG = (
+    "step_scheduler: {max_steps: 3000, log_every_steps: 1, global_batch_size: 4, ckpt_every_steps: 1000, "
+    "val_every_steps: 1000}\n"
+    "dataloader: {batch_size: 2}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    tiny.write_run(folder, text=LONG)
+    return folder
+
+
+def start(folder, *more) -> subprocess.Popen:
+    command = [sys.executable, "-m", "automodel", "finetune", "llm", "-c", str(folder / "run.yaml"), *more]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AUTOMODEL_CACHE": str(folder / "cache")}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_a_step(process) -> None:
+    for line in process.stdout:
+        if line.startswith("[Step "):
+            return
+    raise AssertionError("the process ended before its first step")
+
+
+def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
+    process = start(run, "--nproc-per-node", "2")
+    wait_for_a_step(process)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert said.count("Stopped by SIGTERM") == 1
+    assert said.count("continue with --resume") == 1
+
+    process = start(run, "distributed.dp_size=2", "--resume")  # the config may say how many, too
+    wait_for_a_step(process)
+    ranks = psutil.Process(process.pid).children()
+    assert len(ranks) == 2
+    ranks[1].kill()
+    killed = time.monotonic()
+    said = process.communicate(timeout=60)[0]
+    assert time.monotonic() - killed < 20
+    assert process.returncode == 128 + signal.SIGKILL
+    assert said.count("was ended by SIGKILL") == 1
+    assert "Traceback" not in said
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+    one = tiny.automodel(
+        "finetune", "llm", "-c", run / "run.yaml", "--resume", "step_scheduler.max_steps=1", check=False,
+        AUTOMODEL_CACHE=str(run / "cache"),
+    )  # fmt: skip
+    assert "The checkpoint comes from 2 ranks, and 1 goes on with it" in one.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "message"),
+    [
+        (["distributed.strategy=fsdp2"], 3, "fsdp2 over 3 ranks comes in a later release"),
+        ([], 2, "4 cannot be shared by 3 ranks"),
+        (["distributed.dp_size=2"], 2, "nearest possible: dp_size: 3"),
+    ],
+)
+def test_layouts_are_refused_before_ranks_are_started(run, settings, code, message):
+    done = tiny.automodel("finetune", "llm", "-c", run / "run.yaml", "--nproc-per-node", "3", *settings, check=False)
+    assert done.returncode == code
+    assert done.stderr.count(message) == 1
+
+
+def test_the_plan_says_what_the_ranks_do(run):
+    plan = tiny.automodel("finetune", "llm", "-c", run / "run.yaml", "--nproc-per-node", "2", "--dry-run").stdout
+    assert "ranks        2, ddp" in plan
+    assert "2 × 1 × 2 ranks = 4" in plan
+
+
+def test_a_wrong_config_under_torchrun_is_said_once(run):
+    options = ["--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "automodel", "finetune", "llm"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "-c", str(run / "run.yaml"), "optimzer.lr=3"], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("did you mean `optimizer`?") == 1

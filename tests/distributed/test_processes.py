@@ -1,0 +1,34 @@
+"""What ranks ask each other, and how they end together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def torchrun(what: str, ranks: int) -> subprocess.CompletedProcess[str]:
+    options = ["--standalone", "--nproc-per-node", str(ranks), "--monitor-interval", "0.1"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(Path(__file__).with_name("one_rank.py"))]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, what], env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_ranks_talk():
+    done = torchrun("talk", 3)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["talked"] * 3
+
+
+def test_an_error_that_all_have_is_shown_once():
+    done = torchrun("fail", 2)
+    assert done.returncode != 0
+    assert done.stderr.count("KeyError: 'boom'") == 1
+    assert done.stderr.count("of 2)") == 1  # with the rank that speaks
+
+
+def test_a_lost_rank_ends_the_others():
+    done = torchrun("lose", 3)
+    assert done.returncode != 0
+    assert done.stderr.count("another rank cannot be reached") <= 1  # none where torchrun was faster

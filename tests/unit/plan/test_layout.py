@@ -1,0 +1,75 @@
+"""Layouts that cannot work are refused before anything is started, with the nearest that can."""
+
+from __future__ import annotations
+
+import pytest
+
+from automodel.config.errors import NotYetError, UserError
+from automodel.distributed.world import World
+from automodel.plan.asked import decide_batch
+from automodel.plan.check import load_run_config
+from automodel.plan.layout import check_gpus, check_layout, ranks_of
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(text=""):
+        path = tmp_path / "run.yaml"
+        path.write_text(f"model: bert\ndataset: x.csv\n{text}\n")
+        return load_run_config([path])
+
+    return make
+
+
+def test_who_says_how_many(config):
+    plain, four = config(), config("distributed: {dp_size: 4}")
+    assert ranks_of(plain, None, World()) == 1
+    assert ranks_of(plain, 2, World()) == 2
+    assert ranks_of(four, None, World()) == 4
+    assert ranks_of(plain, None, World(1, 8, 1, 4)) == 8
+    assert ranks_of(plain, 4, World(1, 8, 1, 4)) == 8
+    with pytest.raises(UserError, match="--nproc-per-node is 2, but torchrun started 4 ranks"):
+        ranks_of(plain, 2, World(1, 8, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "micro", "accumulation"),
+    [
+        ("", 4, 8, 1),
+        ("step_scheduler: {global_batch_size: 64}", 4, 8, 2),
+        ("step_scheduler: {global_batch_size: 64, grad_acc_steps: 3}\ndataloader: {batch_size: 2}", 8, 2, 4),
+        ("step_scheduler: {grad_acc_steps: 3}\ndataloader: {batch_size: 2}", 8, 2, 3),
+    ],
+)
+def test_accumulation_follows_from_the_global_batch(config, text, ranks, micro, accumulation):
+    lines = []
+    assert decide_batch(config(text), lines, ranks) == (micro, accumulation)
+    assert f"{micro} × {accumulation} × {ranks} ranks = {micro * accumulation * ranks}" in lines[0].value
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "message"),
+    [
+        ("step_scheduler: {global_batch_size: 16}", 4, "nearest that can: global_batch_size: 32, or dataloader.batch"),
+        ("step_scheduler: {global_batch_size: 16}", 4, "batch_size: 4, or 2 ranks"),
+        ("step_scheduler: {global_batch_size: 40}\ndataloader: {batch_size: 4}", 3, "global_batch_size: 36 or 48"),
+        ("distributed: {dp_size: 2}", 4, "nearest possible: dp_size: 4 .or none., or --nproc-per-node 2"),
+        ("distributed: {dp_size: 2}", 1, "dp_size is 2, but 1 rank is started"),
+    ],
+)
+def test_impossible_layouts(config, text, ranks, message):
+    with pytest.raises(UserError, match=message):
+        check_layout(config(text), ranks)
+
+
+def test_what_is_not_built(config):
+    with pytest.raises(NotYetError, match="fsdp2 over 4 ranks"):
+        check_layout(config("distributed: {strategy: fsdp2}"), 4)
+    check_layout(config("distributed: {strategy: fsdp2}"), 1)
+
+
+def test_a_gpu_for_each():
+    check_gpus(2, 0)
+    check_gpus(2, 2)
+    with pytest.raises(UserError, match="--nproc-per-node 2"):
+        check_gpus(3, 2)
