@@ -10,7 +10,7 @@ from torch import Tensor
 
 from automodel.kernels.ahead_bench import TOKENS, Bench, documents, learn, recipe
 from automodel.kernels.ahead_facts import Shape
-from automodel.kernels.attention import WIDEST_HEAD, Attention, attention
+from automodel.kernels.attention import WIDEST_HEAD, Attention, Turned, attention, can_turn
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy, linear_cross_entropy_scores
 from automodel.kernels.rms_norm import rms_norm
@@ -73,18 +73,26 @@ def heads_of_products(bench: Bench) -> None:
         learn(*(part for part in ([made] if isinstance(made, Tensor) else made) if part.numel()))
 
 
-@recipe("attention_forward_kernel", "attention_delta_kernel", "attention_backward_kernel", blocks=("decoder",))
+@recipe(
+    "attention_forward_kernel", "attention_delta_kernel", "attention_backward_kernel", "rope_kernel",
+    blocks=("decoder",),
+)  # fmt: skip
 def causal_attentions(bench: Bench) -> None:
+    """Its backward turns gradients back, unless heads are normed before they turn. Some layers may not turn at all."""
     shape = bench.facts.shape
     sizes = (shape.heads, shape.key_heads, shape.head_dim)
     windows = [shape.window] if shape.all_windowed else sorted({-1, shape.window})
     for window, learns in itertools.product(windows if shape.head_dim <= WIDEST_HEAD else (), bench.modes):
         dropout = shape.attention_dropout if learns else 0.0
         with torch.set_grad_enabled(learns):
-            how = Attention(*sizes, 1.0, causal=True, window=window, dropout=dropout)
-            out = attention(bench.rows(TOKENS, _width(Heads(*sizes))), documents(), TOKENS, how, bench.seed)
-            if learns:
-                learn(out)
+            how, angles = Attention(*sizes, 1.0, causal=True, window=window, dropout=dropout), _angles(shape)
+            inside = not shape.head_norms and can_turn(angles[1], how)
+            ways = [Turned(*angles)] if inside else []
+            for turned in ways if shape.all_turn and inside else [*ways, None]:
+                product = bench.rows(TOKENS, _width(Heads(*sizes)))
+                out = attention(product, documents(), TOKENS, how, bench.seed, turned)
+                if learns:
+                    learn(out)
 
 
 @recipe("rms_norm_forward_kernel", "rms_norm_backward_kernel", "column_sum_kernel", "rope_kernel", blocks=("decoder",))

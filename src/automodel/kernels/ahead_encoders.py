@@ -11,7 +11,7 @@ from automodel.kernels.activate import Dropout, activate
 from automodel.kernels.add_norm import Norm, add_norm
 from automodel.kernels.ahead_bench import DOCUMENTS, TOKENS, Bench, documents, learn, recipe
 from automodel.kernels.ahead_facts import Shape
-from automodel.kernels.attention import FORWARD, Attention, attention
+from automodel.kernels.attention import FORWARD, Attention, Turned, attention, can_turn
 from automodel.kernels.bias_gelu import bias_gelu, geglu
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import power_of_two_above
@@ -22,7 +22,7 @@ from automodel.kernels.rope import rope_, rope_table
 
 
 @recipe(
-    "attention_forward_kernel", "attention_delta_kernel", "attention_backward_kernel",
+    "attention_forward_kernel", "attention_delta_kernel", "attention_backward_kernel", "rope_kernel",
     blocks=("post-norm", "modernbert"),
 )  # fmt: skip
 def attentions(bench: Bench) -> None:
@@ -32,8 +32,11 @@ def attentions(bench: Bench) -> None:
         return  # torch's own kernel
     for window, learns in itertools.product(sorted({-1, shape.window}), bench.modes):
         with torch.set_grad_enabled(learns):
-            how = attention_of(shape, window, learns)
-            out = attention(bench.rows(TOKENS, 3 * shape.width), documents(), TOKENS, how, bench.seed)
+            how, turned = attention_of(shape, window, learns), None
+            if shape.blocks == "modernbert":
+                angles = rope_table(torch.zeros(shape.width // shape.heads // 2), TOKENS)
+                turned = Turned(torch.zeros(TOKENS, dtype=torch.int64), angles) if can_turn(angles, how) else None
+            out = attention(bench.rows(TOKENS, 3 * shape.width), documents(), TOKENS, how, bench.seed, turned)
             if learns:
                 learn(out)
 

@@ -61,6 +61,8 @@ class Shape:
     head_dim: int = 0
     turning_dim: int = 0
     """Elements of a head that are rotated."""
+    all_turn: bool = True
+    """Whether heads are rotated in every layer."""
     norms: Literal["before", "after", "around"] = "before"
     """Where a block normalises."""
     head_norms: Literal["", "each", "all"] = ""
@@ -309,7 +311,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], Callable[[Mapping[str, Any]], Shape]]]
     "mistral": (MISTRAL, partial(_decoder, all_windowed=True)),
     "qwen2": (QWEN2, partial(_decoder, qkv_bias=True)),
     "qwen3": (QWEN3, partial(_decoder, head_norms="each")),
-    "smollm3": (SMOLLM3, _decoder),
+    "smollm3": (SMOLLM3, partial(_decoder, all_turn=False)),
     "phi3": (PHI3, partial(_decoder, all_windowed=True)),
     "gemma": (GEMMA, partial(_decoder, window=-1, norm_offset=1.0, round_first=False)),
     "gemma3_text": (

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.philox import THRESHOLD_BITS, drop_threshold, philox
+from automodel.kernels.rope import rope_reference, turn_in_place
 
 LOG2_E = 1.4426950408889634
 DELTA_ROWS = 64
@@ -79,6 +80,19 @@ class Attention:
         return max(16, power_of_two_above(self.head_dim))
 
 
+class Turned(NamedTuple):
+    """Queries and keys that are rotated by their positions on the way (`rope.py`)."""
+
+    positions_T: Tensor
+    table: Tensor
+    """(2, positions, D / 2), fp32."""
+
+
+def can_turn(table: Tensor, how: Attention) -> bool:
+    """Whether attention's backward pass can turn gradients back: whole heads turn, and fill their tile."""
+    return 2 * table.shape[2] == how.head_dim == how.block
+
+
 def attention_keep_mask(seed: Tensor, site: int, head: int, rows: Tensor, keys: Tensor, p: float) -> Tensor:
     """(rows, keys) of kept weights for tokens `rows` and `keys` of the stream: the bits the kernels compute."""
     word = philox(seed, (rows, torch.full_like(rows, head), torch.full_like(rows, site), torch.zeros_like(rows)))[0]
@@ -117,9 +131,20 @@ def attention_reference(qkv_TW: Tensor, cu_seqlens: Tensor, how: Attention, seed
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, seed: Tensor | None):
+    def forward(
+        ctx: Any,
+        qkv_TW: Tensor,
+        cu_seqlens: Tensor,
+        longest: int,
+        how: Attention,
+        seed: Tensor | None,
+        positions_T: Tensor | None,
+        table: Tensor | None,
+    ):
+        if positions_T is not None and table is not None:
+            turn_in_place(qkv_TW, positions_T, table, how.heads + how.key_heads, 1.0, how.head_dim)
         out_TN, lse_HT, words_HT = _forward(qkv_TW, cu_seqlens, longest, how, seed)
-        ctx.save_for_backward(qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens)
+        ctx.save_for_backward(qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, positions_T, table)
         ctx.longest, ctx.how = longest, how
         return out_TN
 
@@ -128,7 +153,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout_TN: Tensor):
         from automodel.kernels.attention_triton import attention_backward_kernel, attention_delta_kernel
 
-        qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens = ctx.saved_tensors
+        qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, positions_T, table = ctx.saved_tensors
         how, tiles, T = ctx.how, BACKWARD[ctx.how.block], qkv_TW.shape[0]
         dout_TN, delta_HT, dqkv_TW = dout_TN.contiguous(), torch.empty_like(lse_HT), torch.empty_like(qkv_TW)
         attention_delta_kernel[(-(-T // DELTA_ROWS), how.heads)](
@@ -136,12 +161,13 @@ class _Attention(torch.autograd.Function):
         )
         blocks = -(-ctx.longest // min(tiles.queries, tiles.keys))
         attention_backward_kernel[(2 * blocks, how.heads, len(cu_seqlens) - 1)](
-            qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, cu_seqlens,
-            T, blocks, how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
+            qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, cu_seqlens, positions_T, table,
+            T, 0 if table is None else table.shape[1], blocks,
+            how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
             H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
             BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-        return dqkv_TW, None, None, None, None
+        return dqkv_TW, None, None, None, None, None, None
 
 
 def _forward(
@@ -180,14 +206,25 @@ def varlen_flash(
     )[0]  # fmt: skip
 
 
-def attention(qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, seed: Tensor | None = None) -> Tensor:
+def attention(
+    qkv_TW: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    how: Attention,
+    seed: Tensor | None = None,
+    turned: Turned | None = None,
+) -> Tensor:
     """(T, H·D) from queries, keys and values side by side, (T, (H + 2K)·D) contiguous. `seed`: one int64 on the device,
-    read where it lies, needed for dropout. `longest` bounds the length of a document."""
+    read where it lies, needed for dropout. `longest` bounds the length of a document. `turned`: queries and keys are
+    rotated first, in place: nobody may read qkv before or after, and `can_turn` must be true."""
     if how.dropout > 0.0 and seed is None:
         raise ValueError("attention with dropout needs `seed`, an int64 tensor on the device of qkv")
     if not runs_triton(qkv_TW):
+        if turned is not None:
+            qkv_TW = rope_reference(qkv_TW, *turned, how.heads + how.key_heads, head_dim=how.head_dim)
         return attention_reference(qkv_TW, cu_seqlens, how, seed)
     if how.head_dim > WIDEST_HEAD:
         heads = qkv_TW.unflatten(1, (-1, how.head_dim)).split([how.heads, how.key_heads, how.key_heads], dim=1)
         return varlen_flash(*heads, (cu_seqlens, cu_seqlens), (longest, longest), how).flatten(1)
-    return _Attention.apply(qkv_TW, cu_seqlens, longest, how, seed if how.dropout > 0.0 else None)
+    positions_T, table = turned or (None, None)
+    return _Attention.apply(qkv_TW, cu_seqlens, longest, how, seed if how.dropout > 0.0 else None, positions_T, table)

@@ -171,8 +171,27 @@ def load_query_side(
 
 
 @triton.jit
+def store_turned_back(
+    TO, g, place, exists, POSITIONS, TABLE, n_positions, ROWS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """The gradient of a tile of rotated vectors, (ROWS, D), as that of the vectors before. TO: the head's first column;
+    place: rows of the stream. Both halves of a vector meet in one thread, once a tile."""
+    HALF: tl.constexpr = D // 2
+    first, second = tl.split(tl.permute(tl.reshape(g, (ROWS, 2, HALF)), (0, 2, 1)))
+    half = tl.arange(0, HALF)
+    position = tl.load(POSITIONS + place, mask=exists, other=0)
+    inside = exists[:, None] & (half < HALF)[None, :]
+    cos = tl.load(TABLE + position[:, None] * HALF + half[None, :], mask=inside, other=1.0)
+    sin = tl.load(TABLE + (n_positions + position)[:, None] * HALF + half[None, :], mask=inside, other=0.0)
+    at = TO + place[:, None] * WIDTH + half[None, :]
+    tl.store(at, (first * cos + second * sin).to(TO.dtype.element_ty), mask=inside)
+    tl.store(at + HALF, (second * cos - first * sin).to(TO.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def gradients_of_keys(
-    QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+    QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
+    begin, length, first, head, n_tokens, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -211,13 +230,20 @@ def gradients_of_keys(
                 dv = tl.dot(p.to(dout.dtype), dout, dv)
             ds = p * (dp - delta[None, :])
             dk = tl.dot(ds.to(q.dtype), q, dk)
-    tl.store(gradient + at, (dk * scale).to(DQKV.dtype.element_ty), mask=inside)
     tl.store(gradient + at + K * D, dv.to(DQKV.dtype.element_ty), mask=inside)
+    if TABLE is not None:
+        place = (begin + keys).to(tl.int64)
+        store_turned_back(
+            DQKV + (H + head) * D, dk * scale, place, keys < length, POSITIONS, TABLE, n_positions, BLOCK_N, WIDTH, D
+        )
+    else:
+        tl.store(gradient + at, (dk * scale).to(DQKV.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gradient_of_queries(
-    QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+    QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
+    begin, length, first, head, n_tokens, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -250,19 +276,25 @@ def gradient_of_queries(
             dp = tl.where(keep, dp * kept_scale, 0.0)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
-    at = rows[:, None] * WIDTH + head * D + dims[None, :]
-    tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])
+    if TABLE is not None:
+        place = (begin + rows).to(tl.int64)
+        store_turned_back(DQKV + head * D, dq * scale, place, real, POSITIONS, TABLE, n_positions, BLOCK_M, WIDTH, D)
+    else:
+        at = rows[:, None] * WIDTH + head * D + dims[None, :]
+        tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["n_tokens", "blocks", "threshold"])
+@triton.jit(do_not_specialize=["n_tokens", "n_positions", "blocks", "threshold"])
 def attention_backward_kernel(
-    QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, n_tokens, blocks, scale, threshold, kept_scale,
+    QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, POSITIONS, TABLE,
+    n_tokens, n_positions, blocks, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
     but the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
-    nothing to dq, and their own gradients are not stored; queries past the end have weight zero."""
+    nothing to dq, and their own gradients are not stored; queries past the end have weight zero. With TABLE, queries
+    and keys were rotated by their positions, and their gradients are those of before."""
     part = tl.program_id(0)
     head = tl.program_id(1)
     document = tl.program_id(2)
@@ -272,14 +304,16 @@ def attention_backward_kernel(
         first = part * BLOCK_N
         if (first < length) & (head < K):
             gradients_of_keys(
-                QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+                QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
+                begin, length, first, head, n_tokens, scale, threshold, kept_scale,
                 H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         first = (part - blocks) * BLOCK_M
         if first < length:
             gradient_of_queries(
-                QKV, DOUT, LSE, DELTA, WORDS, DQKV, begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+                QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
+                begin, length, first, head, n_tokens, scale, threshold, kept_scale,
                 H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
             )  # fmt: skip
 

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch
-from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
+from automodel.kernels.attention import ATTENTION_SITES, Attention, Turned, attention, can_turn
 from automodel.kernels.embedding import word_embedding
 from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
 from automodel.kernels.lazy_rows import lazy_rows_of
@@ -188,8 +188,11 @@ class FusedDecoderBlock:
         if p.norms.before_attention is None:
             h = around
         if stays_joined(qkv, documents, how):
-            qkv = self._joined_heads(qkv, documents)
-            return attention(qkv, documents.boundaries, documents.longest, how, self.seed), h
+            table = self._table(documents.longest)
+            turned = None if table is None or p.head_norms is not None else Turned(documents.positions_T, table)
+            if turned is None or not can_turn(turned.table, how):
+                qkv, turned = self._joined_heads(qkv, documents), None
+            return attention(qkv, documents.boundaries, documents.longest, how, self.seed, turned), h
         q, k, v = self._heads(qkv, documents.positions_T, documents.longest, p.heads)
         return attend(q, k, v, documents, how), h
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch
 from automodel.kernels.add_norm import add_norm
-from automodel.kernels.attention import ATTENTION_SITES, Attention
+from automodel.kernels.attention import ATTENTION_SITES, Attention, Turned, can_turn
 from automodel.kernels.attention import attention as packed_attention
 from automodel.kernels.bias_gelu import geglu
 from automodel.kernels.embedding import word_embedding
@@ -124,9 +124,11 @@ class FusedModernBlock:
         attention = self.layer.attn
         heads = attention.config.num_attention_heads
         assert self.tokens.batch is not None
-        qkv = self._linear(y_TN, attention.Wqkv.weight)
-        qkv = rope_(qkv, self.tokens.batch.position_ids_T, self.table, 2 * heads)
-        return packed_attention(qkv, cu_seqlens, longest, self._how(), self.seed)
+        qkv, how = self._linear(y_TN, attention.Wqkv.weight), self._how()
+        turned = Turned(self.tokens.batch.position_ids_T, self.table)
+        if not can_turn(self.table, how):
+            qkv, turned = rope_(qkv, *turned, 2 * heads), None
+        return packed_attention(qkv, cu_seqlens, longest, how, self.seed, turned)
 
     def _how(self) -> Attention:
         attention = self.layer.attn

@@ -174,8 +174,8 @@ def attention_cases():
     from automodel.kernels.pooled_attention import KEYS, WARPS
 
     kinds = types("*bf16", "QKV OUT DOUT DQKV Q KV DQ DKV") | types("*fp32", "LSE DELTA") | types("*i32", "WORDS CU")
-    kinds |= types("*i64", "SEED") | types("fp32", "scale kept_scale")
-    kinds |= types("i32", "n_tokens n_queries blocks site threshold")
+    kinds |= types("*i64", "SEED POSITIONS") | types("fp32", "scale kept_scale")
+    kinds |= types("i32", "n_tokens n_positions n_queries blocks site threshold") | constant(TABLE=None)
     for dim in (32, 64):
         sizes = constant(H=12, K=12, D=dim, BLOCK_D=dim, CAUSAL=False, WINDOW=-1, ROWS=attention.DELTA_ROWS, BLOCK=KEYS)
         pairs = (
@@ -185,6 +185,8 @@ def attention_cases():
         for kernel, tiles in pairs:
             blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys)
             yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes | blocks, tiles.warps
+        turned = kinds | sizes | blocks | types("*fp32", "TABLE")
+        yield f"attention_backward_kernel, turned, D={dim}", kernels.attention_backward_kernel, turned, tiles.warps
         yield f"attention_delta_kernel D={dim}", kernels.attention_delta_kernel, kinds | sizes, 4
         for kernel in (pooled.pooled_forward_kernel, pooled.pooled_backward_kernel):
             yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes, WARPS

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from automodel.kernels.attention import Attention, attention, attention_keep_mask, attention_reference
+from automodel.kernels.attention import (
+    Attention,
+    Turned,
+    attention,
+    attention_keep_mask,
+    attention_reference,
+    can_turn,
+)
 from automodel.kernels.pooled_attention import pooled_attention, pooled_attention_reference
+from automodel.kernels.rope import rope_reference, rope_table
 from automodel.models.packed_attention import packed_attention_reference
 
 CASES = {
@@ -102,3 +110,28 @@ def test_a_query_of_an_empty_document_gets_zeros():
     how = Attention(1, 1, 32, 0.2)
     out = pooled_attention_reference(torch.randn(2, 32), torch.randn(4, 64), torch.tensor([0, 4, 4]), how)
     assert out[1].abs().max() == 0.0
+
+
+@pytest.mark.parametrize("case", ["plain", "causal, grouped heads", "causal window, dropout", "wide heads"])
+def test_rotated_on_the_way(path, case):
+    """Queries and keys are turned first, and their gradients turned back, as by two operations."""
+    how, lengths = CASES[case], [70, 1, 64, 0, 37]
+    qkv, boundaries = stream(how, lengths)
+    twin = qkv.detach().clone().requires_grad_()
+    seed = torch.tensor([77])
+    positions = torch.cat([torch.arange(n) for n in lengths])
+    table = rope_table(10000.0 ** -(torch.arange(how.head_dim // 2) / (how.head_dim // 2)), 70)
+    assert can_turn(table, how)
+    ours = attention(qkv * 1.0, boundaries, 70, how, seed, Turned(positions, table))
+    turned = rope_reference(twin, positions, table, how.heads + how.key_heads, head_dim=how.head_dim)
+    theirs = attention_reference(turned, boundaries, how, seed)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1))
+    ours.backward(upstream)
+    theirs.backward(upstream)
+    torch.testing.assert_close(qkv.grad, twin.grad, rtol=1e-4, atol=2e-5)
+
+
+def test_only_whole_heads_that_fill_a_tile_can_turn_inside():
+    assert not can_turn(torch.zeros(2, 10, 12), Attention(2, 2, 32, 0.2))
+    assert not can_turn(torch.zeros(2, 10, 20), Attention(2, 2, 40, 0.2))
