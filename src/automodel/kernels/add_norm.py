@@ -53,10 +53,11 @@ def add_norm_reference(
     """(y, h) in plain torch; `keep` is the dropout mask, of x's shape."""
 
     def drop(t: torch.Tensor) -> torch.Tensor:
-        return torch.where(keep, t / (1.0 - dropout_p), torch.zeros((), dtype=t.dtype, device=t.device))
+        zero = torch.zeros((), dtype=t.dtype, device=t.device)
+        return t if keep is None else torch.where(keep, t / (1.0 - dropout_p), zero)
 
     h = x if linear_bias is None else x + linear_bias
-    if keep is not None and not drop_last:
+    if not drop_last:
         h = drop(h)
     if residual is not None:
         h = residual + h
@@ -64,7 +65,7 @@ def add_norm_reference(
     wide = torch.promote_types(h.dtype, weight.dtype)
     bias = None if norm_bias is None else norm_bias.to(wide)
     y = F.layer_norm(h.to(wide), weight.shape, weight.to(wide), bias, eps).to(h.dtype)
-    return (drop(y) if keep is not None and drop_last else y), h
+    return (drop(y) if drop_last else y), h
 
 
 class Launch(NamedTuple):

@@ -124,7 +124,7 @@ class JoinedBiases:
     def __init__(self, blocks: Sequence[Sequence[Tensor]]):
         first = blocks[0][0].detach()
         self.buffer = torch.empty(0, dtype=first.dtype, device=first.device).set_(first.untyped_storage())
-        places = [torch.arange(b.storage_offset(), b.storage_offset() + b.numel()) for block in blocks for b in block]
+        places = [int(b.storage_offset()) + torch.arange(b.numel()) for block in blocks for b in block]
         self.places = torch.cat(places).to(first.device)
         self.joined = torch.empty(len(self.places), dtype=first.dtype, device=first.device)
         self.sizes = [sum(b.numel() for b in block) for block in blocks]
