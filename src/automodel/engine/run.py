@@ -114,11 +114,11 @@ def _carry_out(
                 run.progress.info(line)
             try:
                 outcome = only_evaluate(run) if trained else train(run, observer)
-            except DivergedError:
-                if not prepared.ranks.first:
-                    raise
-                run.trackers.finish({"status": "diverged", "steps": run.state.step})
-                write_report(folder.run)
+            except DivergedError:  # every rank has the same loss, and so this error
+                if prepared.ranks.first:
+                    run.trackers.finish({"status": "diverged", "steps": run.state.step})
+                    write_report(folder.run)
+                prepared.ranks.barrier()
                 raise
             if not prepared.ranks.first:  # the first rank exports, reports and speaks
                 code = EXIT_INTERRUPTED if outcome.status == "interrupted" else EXIT_OK
