@@ -1,8 +1,7 @@
-"""One rank of a small exercise; `python one_rank.py talk|fail|lose`, under torchrun."""
+"""One rank of a small exercise; `python one_rank.py talk|fail`, under torchrun."""
 
 from __future__ import annotations
 
-import os
 import sys
 
 import torch
@@ -47,13 +46,5 @@ def fail() -> None:
         raise KeyError("boom")
 
 
-def lose() -> None:
-    """The last rank is gone without a word."""
-    with joined() as ranks:
-        if ranks.rank == ranks.size - 1:
-            os._exit(9)
-        ranks.barrier()
-
-
 if __name__ == "__main__":
-    {"talk": talk, "fail": fail, "lose": lose}[sys.argv[1]]()
+    {"talk": talk, "fail": fail}[sys.argv[1]]()

@@ -48,10 +48,13 @@ RUNS = {
     ),
 }
 PER_BIN = ("batch_size: 2", "batch_size: 1")
+DROPOUT = (
+    "model: {dropping}\ntask: text-classification\ndataset: {{path: {rows}}}\nvalidation_dataset: {{path: {test}}}\n"
+)
 
 
-def start(ranks: int, folder: Path, names: list[str]) -> None:
-    """The runs, on so many ranks; fails with what they said."""
+def start(ranks: int, folder: Path, names: list[str]) -> str:
+    """The runs, on so many ranks, and what they said."""
     command = [sys.executable, str(Path(__file__).with_name("train_many.py"))]
     if ranks > 1:
         options = ["--standalone", "--nproc-per-node", str(ranks)]
@@ -62,6 +65,7 @@ def start(ranks: int, folder: Path, names: list[str]) -> None:
         [*command, str(folder / f"on{ranks}"), *files], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +74,7 @@ def runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     places = {
         "bert": tiny.make_model_folder(folder / "bert"),
+        "dropping": tiny.make_model_folder(folder / "dropping", dropout=0.2),
         "llama": tiny.make_model_folder(folder / "llama", "llama"),
         "rows": tiny.write_jsonl(folder / "rows.jsonl", tiny.reviews(41)),
         "test": tiny.write_jsonl(folder / "test.jsonl", tiny.reviews(11, seed=1)),
@@ -78,8 +83,10 @@ def runs(tmp_path_factory) -> Path:
     for name, text in RUNS.items():
         common = COMMON.replace(*PER_BIN) if name == "bins" else COMMON
         (folder / f"{name}.yaml").write_text(text.format(**places) + common)
-    for ranks in (1, 2, 4):
-        start(ranks, folder, list(RUNS))
+    (folder / "dropout.yaml").write_text(DROPOUT.format(**places) + COMMON)
+    start(1, folder, list(RUNS))
+    start(2, folder, [*RUNS, "dropout"])
+    start(4, folder, list(RUNS))
     return folder
 
 
@@ -99,6 +106,14 @@ def assert_same(expected: Path, found: Path, since: int = 0) -> None:
             torch.testing.assert_close(got[name], wanted[name], atol=TOLERANCE, rtol=TOLERANCE)
 
 
+def cut_short(runs: Path, folder: Path, ranks: int, names: list[str]) -> None:
+    """What two ranks leave that die after step 5, for so many ranks to go on with."""
+    for name in names:
+        shutil.copy(runs / f"{name}.yaml", folder)
+        left = shutil.copytree(runs / "on2" / name, folder / f"on{ranks}" / name)
+        shutil.rmtree(left / "run" / "steps" / f"step-{STEPS:08d}")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", RUNS)
@@ -110,13 +125,21 @@ def test_ranks_train_what_one_process_trains(runs, name, ranks):
 @pytest.mark.slow
 def test_what_is_saved_on_two_ranks_goes_on_on_one(runs, tmp_path):
     """Two ranks died after step 5; one process takes over."""
-    for name in RUNS:
-        shutil.copy(runs / f"{name}.yaml", tmp_path)
-        left = shutil.copytree(runs / "on2" / name, tmp_path / "on1" / name)
-        shutil.rmtree(left / "run" / "steps" / f"step-{STEPS:08d}")
-    start(1, tmp_path, list(RUNS))
+    cut_short(runs, tmp_path, 1, list(RUNS))
+    said = start(1, tmp_path, list(RUNS))
+    assert said.count("The checkpoint comes from 2 ranks, and 1 goes on with it") == len(RUNS)
     for name in RUNS:
         assert_same(runs / "on1" / name, tmp_path / "on1" / name, since=SAVED)
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_with_their_own_dropout(runs, tmp_path):
+    """Each rank draws its own; both take up where they were, to the last digit."""
+    cut_short(runs, tmp_path, 2, ["dropout"])
+    start(2, tmp_path, ["dropout"])
+    assert tiny.losses(tmp_path / "on2" / "dropout") == tiny.losses(runs / "on2" / "dropout")
+    states = saved(runs / "on2" / "dropout", STEPS, "rng")
+    assert not torch.equal(states["torch"], states["torch.1"])
 
 
 @pytest.mark.slow
