@@ -5,33 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from automodel.config.section import Count, Section, ShareBelowOne
+from automodel.config.section import Count, Positive, Section, ShareBelowOne
+
+DEFAULT_DIM = 8
+DEFAULT_ALPHA = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeftConfig(Section):
-    """`peft:` low-rank adapters. Understood today, built in a later release."""
+    """`peft:` low-rank adapters (LoRA) beside frozen weights; an empty section turns them on. See docs/adapters.md."""
 
     SLOT: ClassVar[str | None] = "peft"
-    ALIASES: ClassVar[dict[str, str]] = {"lora_r": "dim", "r": "dim", "lora_alpha": "alpha", "lora_dropout": "dropout"}
+    ALIASES: ClassVar[dict[str, str]] = {
+        "lora_r": "dim",
+        "r": "dim",
+        "lora_alpha": "alpha",
+        "lora_dropout": "dropout",
+        "adapter_path": "pretrained_adapter",
+    }
 
     target: str | None = None
     """`nemo_automodel.components._peft.lora.PeftConfig` or nothing."""
-    dim: Count = 8
-    """Rank of the adapters."""
-    alpha: Count = 32
-    """Scale of the adapters (alpha / dim)."""
+    dim: Count | None = None
+    """Rank of the adapters; 8 where it is left out."""
+    alpha: Count | None = None
+    """Scale of the adapters (alpha / dim); 32 where it is left out."""
     dropout: ShareBelowOne = 0.0
     """Dropout before the adapters."""
     target_modules: str | tuple[str, ...] | None = None
-    """Modules that get adapters: names, globs or `all-linear`."""
+    """Modules that get adapters: names (`q_proj`), globs (`*.mlp.*`) or `all-linear`, the default."""
     exclude_modules: tuple[str, ...] = ()
-    """Modules that do not."""
+    """Modules that do not, in the same form."""
     modules_to_save: tuple[str, ...] = ()
-    """Modules trained in full and saved with the adapter."""
+    """More modules to train in full and save with the adapter; classification heads and poolers always are."""
+    pretrained_adapter: str | None = None
+    """A PEFT adapter folder to start from: its rank, scale and modules are taken over."""
     use_dora: bool = False
-    """Weight-decomposed adapters."""
+    """Weight-decomposed adapters. Understood today, built in a later release."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(dim)."""
+    loraplus_lr_ratio: Positive | None = None
+    """LoRA+: learning rate of B over that of A. Understood today, built in a later release."""
     use_triton: bool = False
-    """Fused adapter kernels where they win."""
+    """Fused adapter kernels where they win. There are none yet; the plan says so."""

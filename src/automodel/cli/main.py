@@ -26,6 +26,7 @@ VERBS = {
     "predict": ("automodel.cli.predict", "Classify or complete text with a fine-tuned model."),
     "generate": ("automodel.cli.generate", "Let a fine-tuned language model answer or continue prompts."),
     "evaluate": ("automodel.cli.evaluate", "Measure a fine-tuned model on a dataset."),
+    "export": ("automodel.cli.export", "Write the model of an adapter run as a plain Hugging Face folder."),
     "examples": ("automodel.cli.examples", "List and copy example configs."),
     "quickstart": ("automodel.cli.quickstart", "Fine-tune a real model on real reviews, in minutes."),
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from automodel.adapters.attach import attach
 from automodel.checkpoint import randomness
 from automodel.checkpoint.store import CheckpointStore
 from automodel.config.errors import UserError
@@ -143,6 +144,9 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
     align_pad_token(model, prepared.tokenizer)
     model.train()
+    if prepared.adapter is not None:
+        halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
+        attach(model, prepared.adapter, seed=cfg.seed, hold=halves.get(plan.precision))
     if plan.checkpointing != "none":
         use_gradient_checkpointing(model, plan.checkpointing)
     if plan.offload or (plan.checkpointing != "none" and plan.fused_kernels and will_recompute(model)):

@@ -22,7 +22,8 @@ from automodel.config.errors import UserError
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
 LAYOUT = "layout.json"  # how a language model is asked (`prompts.py`)
 MODEL_FILE = re.compile(
-    r"(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?"
+    r"adapter_(config\.json|model\.safetensors)"
+    r"|(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?"
     r"|(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab)\.json"
     r"|vocab\.txt|merges\.txt|chat_template\.jinja|.*\.model"
 )

@@ -6,12 +6,13 @@ Whatever can be wrong with the input is found in here, in seconds, and nothing i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from automodel.adapters.attach import Adapter, count_trained
 from automodel.config.errors import UserError
 from automodel.data.prepare import PreparedData
 from automodel.distributed.world import ALONE, Alone
@@ -19,6 +20,7 @@ from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
+from automodel.models.adapted import adapter_for_run
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.families import PackingSupport, packing_support
@@ -55,6 +57,8 @@ class Prepared:
     trust: tuple[str, ...]
     planned: Callable[[RunConfig], Plan]
     """The plan of another config for the same model, data and machine."""
+    adapter: Adapter | None = field(default=None, kw_only=True)
+    """What is trained beside the frozen model; none: the model itself."""
     ranks: Alone = ALONE
     """The processes that train together; this one among them."""
 
@@ -80,6 +84,7 @@ def prepare_run(
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
     hardware = read_hardware()
     skeleton = without_memory(hf_config, task)
+    adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task)
     words = plain_word_table(skeleton) if hardware.device == "cpu" and task != "seq2seq" else None
     planned = partial(
         make_plan,
@@ -102,6 +107,8 @@ def prepare_run(
             products=tuple(products(skeleton, fused=False)) if asked_fp8(cfg) else (),
             products_fused=tuple(products(skeleton, fused=True)) if asked_fp8(cfg) and can_fuse(hf_config) else (),
             dropout=layer_dropout(hf_config.to_dict()),
+            trained=0 if adapter is None else count_trained(adapter, skeleton),
+            adapter_in_words="" if adapter is None else adapter.in_words(),
         ),
         data=DataFacts(
             rows=train.mixture.total if train.mixture else train.stats.used,
@@ -122,6 +129,7 @@ def prepare_run(
     return Prepared(
         cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware,
         planned(cfg), tuple(trust), planned, ranks,
+        adapter=adapter,
     )  # fmt: skip
 
 

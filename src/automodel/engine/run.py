@@ -266,7 +266,7 @@ def _config_dict(cfg: RunConfig) -> dict[str, Any]:
     return yaml.safe_load(dump_config(cfg))
 
 
-MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn")
+MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft")
 
 
 def _check_same_run(cfg: RunConfig, folder: RunFolder) -> None:

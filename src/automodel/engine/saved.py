@@ -19,11 +19,13 @@ from typing import Any
 import torch
 import yaml
 
-from automodel.config.errors import NotYetError, UserError
+from automodel.adapters.peft_folder import is_adapter_folder
+from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import members_of
 from automodel.engine.folder import LAYOUT, RunFolder
+from automodel.models.adapted import foreign_config, load_adapted, tokenizer_of
 from automodel.models.config import ModelConfig
 from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, read_hf_config
 from automodel.models.save import finish_interrupted_save
@@ -74,7 +76,10 @@ class SavedModel:
 
     def load(self, device: str, dtype: torch.dtype = torch.float32) -> Any:
         """The model with its weights, ready to be asked."""
-        model = load_model(self.source, self.hf_config, self.task, dtype=dtype, device=device)
+        if is_adapter_folder(self.folder):
+            model = load_adapted(self.source, self.hf_config, self.task, dtype=dtype, device=device)
+        else:
+            model = load_model(self.source, self.hf_config, self.task, dtype=dtype, device=device)
         align_pad_token(model, self.tokenizer)
         return model.eval()
 
@@ -95,9 +100,12 @@ def open_saved(
         run = load_run_config(files, [f"model={quoted(str(root))}", *settings], trust)
     remote = run.model.trust_remote_code if run else REMOTE_CODE in trust
     source = ModelConfig(pretrained_model_name_or_path=str(root), trust_remote_code=remote)
+    layout = RunFolder(root).read_json(LAYOUT)
+    if not (root / "config.json").is_file():  # an adapter that somebody else saved
+        task, hf_config = foreign_config(source)
+        return SavedModel(root, source, task, hf_config, load_tokenizer(tokenizer_of(source), hf_config), run, layout)
     task = _task_of(source, run)
     hf_config = load_hf_config(source, task)
-    layout = RunFolder(root).read_json(LAYOUT)
     return SavedModel(root, source, task, hf_config, load_tokenizer(source, hf_config), run, layout)
 
 
@@ -119,7 +127,7 @@ def require_model(folder: str | Path) -> Path:
         hint = f" Did you mean '{root.parent / near[0]}'?" if near else ""
         raise UserError(f"there is no folder '{folder}'. Give the run folder (checkpoint.checkpoint_dir).{hint}")
     finish_interrupted_save(root)
-    if not (root / "config.json").is_file():
+    if not (root / "config.json").is_file() and not is_adapter_folder(root):
         raise _no_model(root)
     return root
 
@@ -138,8 +146,6 @@ def _in_cache(name: str) -> Path | None:
 
 def _no_model(root: Path) -> UserError:
     folder = RunFolder(root)
-    if (root / "adapter_config.json").is_file():
-        return NotYetError(f"'{root}' holds an adapter; adapters come in a later release.")
     if root.name == "run" and (root.parent / "config.json").is_file():
         return UserError(f"'{root}' is the record of a run; the model lies beside it. Give '{root.parent}'.")
     if not folder.holds_run():

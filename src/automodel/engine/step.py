@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from automodel.adapters.attach import adapter_of, trained_tensors
 from automodel.config.errors import UserError
 from automodel.data.batch import Batch, PackedBatch, StepBatch
 from automodel.distributed.world import ALONE, Alone
@@ -105,7 +106,10 @@ def labels_of(batch: Batch) -> Tensor:
 
 
 def model_tensors(model: nn.Module) -> Named:
-    """Parameters and saved buffers of a model, tied ones once."""
+    """Parameters and saved buffers of a model, tied ones once. Under an adapter, what it trains: the frozen base is the
+    folder that the config names."""
+    if adapter_of(model) is not None:
+        return trained_tensors(model)
     named: Named = dict(model.named_parameters())
     kept = model.state_dict().keys()
     named.update({n: b for n, b in model.named_buffers() if n in kept})

@@ -8,6 +8,7 @@ of other origin are never touched; only weight files that the new ones replace a
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from automodel.adapters.attach import adapter_of
+from automodel.adapters.peft_folder import write_folder
 from automodel.checkpoint.store import flush_to_disk
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
@@ -38,7 +41,7 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     writing = target / _WRITING
     writing.mkdir()
     with stock_attention(model), quiet_transformers():
-        model.save_pretrained(writing)
+        _write_model(model, writing)
     if tokenizer is not None:
         tokenizer.save_pretrained(writing)
     names = [str(path.relative_to(writing)) for path in _files(writing)]
@@ -52,6 +55,18 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     flush_to_disk(target)
     _move_in(target)
     return target
+
+
+def _write_model(model: PreTrainedModel, folder: Path) -> None:
+    """The model; of an adapter its two files, and the config with its class names."""
+    adapter = adapter_of(model)
+    if adapter is None:
+        model.save_pretrained(folder)
+        return
+    write_folder(model, adapter, folder)
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
 
 
 def finish_interrupted_save(folder: str | Path) -> None:
@@ -77,7 +92,7 @@ def _move_in(target: Path) -> None:
 
 def _replaced_weights(target: Path, new: set[str]) -> list[Path]:
     """Weight files of the previous model that would be loaded beside, or instead of, the new ones."""
-    old = {_SINGLE, _INDEX}
+    old = {_SINGLE, _INDEX, "adapter_config.json", "adapter_model.safetensors"}
     index = target / _INDEX
     if index.is_file():
         with suppress(ValueError, KeyError, AttributeError):  # not an index we understand: leave what it names alone

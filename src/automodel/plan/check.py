@@ -303,11 +303,14 @@ def not_yet(cfg: RunConfig, world_devices: int = 1) -> list[Problem]:
 
 def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
     layout = cfg.distributed
-    if cfg.peft is not None:
-        yield Problem("peft", "adapters come in a later release. Remove the section to fine-tune the whole model.")
+    for name in ("use_dora", "loraplus_lr_ratio"):
+        if cfg.peft is not None and getattr(cfg.peft, name):
+            yield Problem(f"peft.{name}", "comes in a later release. Remove it for plain LoRA.")
     if cfg.quantization is not None:
         yield Problem("quantization", "4- and 8-bit weights come in a later release. Remove the section for now.")
     for path, fp8 in (("fp8", cfg.fp8), ("model.fp8_config", cfg.model.fp8_config)):
+        if cfg.peft is not None and fp8 is not None and fp8.enabled:
+            yield Problem(path, "an FP8 base under an adapter comes in a later release. Remove one of the sections.")
         if fp8 is not None and fp8.enabled and fp8.recipe_name not in (None, "tensorwise"):
             later = f"`{fp8.recipe_name}` comes in a later release. Use `tensorwise`, or leave it out."
             yield Problem(f"{path}.recipe_name", later)

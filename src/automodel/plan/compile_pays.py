@@ -137,6 +137,10 @@ def decide_compile(
     lines: list[Decision],
 ) -> str | None:
     """The mode to compile blocks with, or none; the plan gets its line."""
+    if cfg.peft is not None:
+        but = "asked for, but " if asked_compile(cfg) else ""
+        lines.append(Decision("compile", "off", f"{but}blocks with adapters are not compiled yet"))
+        return None
     mode, remark = used_mode(cfg.compile.mode)
     guess = estimate(facts, mode, steps=steps, accumulation=accumulation, tokens=tokens, precision=precision)
     on, reason = _verdict(asked_compile(cfg), hardware.device, facts, guess, capture=capture, fused=fused)

@@ -23,7 +23,7 @@ from automodel.plan.hardware import Hardware
 from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
 from automodel.plan.plan import Decision, Plan
-from automodel.plan.remarks import how_it_learns, sinks, without_effect
+from automodel.plan.remarks import adapter, how_it_learns, sinks, without_effect
 from automodel.plan.speed import (
     decide_attention,
     decide_bucket,
@@ -64,6 +64,7 @@ def make_plan(
         cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, lines=room
     )
     kind, checkpointing = fitting.kind, fitting.checkpointing
+    lines += adapter(cfg, model.trained, model.parameters, model.adapter_in_words)
     lines += how_it_learns(cfg, total, kind)
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room

@@ -44,6 +44,10 @@ class ModelFacts:
     """Those of its fused blocks."""
     dropout: str | None = None
     """The key of its config that lets layers drop something at random."""
+    trained: int = 0
+    """Parameters that are trained, where an adapter leaves the rest frozen; 0: all."""
+    adapter_in_words: str = ""
+    """That adapter."""
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,7 @@ def decide_fitting(
                 device=hardware.device,
                 stored_logits=stored_logits,
                 offload=cfg.training_optimizations.activation_offload and captured,
+                trained=model.trained,
             )
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)

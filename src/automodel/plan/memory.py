@@ -150,6 +150,8 @@ class Setting:
     stored_logits: bool = True
     offload: bool = False
     """Whether inputs of checkpointed layers wait in host memory."""
+    trained: int = 0
+    """Parameters that are trained, where an adapter leaves the rest frozen; 0: all."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,11 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
     weights = parameters * (held + (2 if half else 0))
     gradients = parameters * (2 if half and setting.captured else held)
     states = parameters * _state_bytes(setting, held, shape, parameters)
+    if setting.trained:
+        # Frozen products are held as they are computed; the word table, which is looked up, as it was loaded.
+        table = 0 if shape is None else min(parameters, shape.vocabulary * shape.width)
+        weights = table * held + (parameters - table) * (2 if half else held) + setting.trained * (6 if half else 4)
+        gradients, states = setting.trained * 4, setting.trained * _state_bytes(setting, 4, None, parameters)
     paged = setting.kind is not None and setting.kind.paged
     return Estimate(
         weights=weights,

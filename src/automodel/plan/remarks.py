@@ -46,6 +46,18 @@ def how_it_learns(cfg: RunConfig, total_steps: int, kind: Kind | None) -> Iterat
         yield Decision("loss", " and ".join(parts), "loss_fn asks for it")
 
 
+def adapter(cfg: RunConfig, trained: int, parameters: int, words: str) -> Iterator[Decision]:
+    """What is trained beside a frozen model."""
+    if cfg.peft is None:
+        return
+    share = trained / max(1, parameters)
+    start = f"; starts from {cfg.peft.pretrained_adapter}" if cfg.peft.pretrained_adapter else ""
+    reason = f"{words}; everything else is frozen{start}"
+    yield Decision("adapter", f"LoRA, {trained:,} parameters ({share:.1%})", reason)
+    if cfg.peft.use_triton:
+        yield Decision("use_triton", "not used", "there are no adapter kernels yet; torch's products give the same")
+
+
 def sinks(cfg: RunConfig) -> Iterator[Decision]:
     """Where the numbers go besides the run folder."""
     chosen = [

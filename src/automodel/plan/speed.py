@@ -82,6 +82,8 @@ def decide_capture(
         reason = "training_optimizations.capture is false"
     elif ranks > 1:
         reason = "several ranks sum gradients between backward and update, which is not recorded yet"
+    elif cfg.peft is not None:
+        reason = "adapters are not recorded yet: their layers run one by one, without fused blocks"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
     elif not _plain_adamw(cfg, kind):
@@ -190,6 +192,8 @@ def decide_word_rows(
 ) -> int:
     """Rows that no example reads have no gradient, and AdamW gives them nothing but weight decay, which can wait until
     they are read. Exact. `plain`: neither compiled nor checkpointed. Returns the rows that are trained; 0: all."""
+    if cfg.peft is not None:  # the table is frozen
+        return 0
     possible = hardware.device == "cpu" and plain and task != "seq2seq"  # whose decoder reads what it has to write
     adamw = _plain_adamw(cfg, kind) and (kind is None or kind.bits == 32)
     if not possible or not adamw or not 0 < data.word_rows <= MOST_WORDS * model.word_rows:

@@ -11,7 +11,8 @@ from automodel.plan.check import load_run_config, not_yet
     ("line", "paths"),
     [
         ("", []),
-        ("peft: {dim: 8}", ["peft"]),
+        ("peft: {dim: 8}", []),
+        ("peft: {use_dora: true, loraplus_lr_ratio: 16}", ["peft.use_dora", "peft.loraplus_lr_ratio"]),
         ("quantization: {load_in_4bit: true}", ["quantization"]),
         ("fp8: {recipe_name: rowwise}", ["fp8.recipe_name"]),
         ("fp8: {recipe_name: tensorwise}", []),

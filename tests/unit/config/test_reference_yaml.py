@@ -62,7 +62,9 @@ def test_the_fragments_are_layered(classification):
     assert cfg.distributed.dp_size is None
     assert (cfg.dataloader.num_workers, cfg.dataloader.prefetch_factor) == (8, 4)
     assert cfg.training_optimizations.use_compile is True
-    assert [p.path for p in not_yet(cfg)] == ["peft"]
+    assert cfg.peft is not None
+    assert (cfg.peft.dim, cfg.peft.alpha, cfg.peft.use_triton) == (8, 16, True)
+    assert not_yet(cfg) == []
 
 
 def test_the_commented_fp8_lines_work_too(classification):
@@ -70,7 +72,7 @@ def test_the_commented_fp8_lines_work_too(classification):
     classification[2].write_text(re.sub(r"^(  )# (fp8_config:|  _target_:)", r"\1\2", text, flags=re.MULTILINE))
     cfg = load_run_config(classification)
     assert cfg.model.fp8_config is not None
-    assert [p.path for p in not_yet(cfg)] == ["peft"]
+    assert [p.path for p in not_yet(cfg)] == ["model.fp8_config"]
 
 
 def test_the_speedup_fragment_lies_on_the_squad_example(tmp_path):

@@ -1,0 +1,241 @@
+"""Adapters against the real PEFT library: logits, gradients, folders in both directions, and a whole loss curve.
+
+PEFT is not a dependency; without it these tests are skipped, visibly.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import tiny_models
+import tiny_runs as tiny
+from automodel.adapters.attach import attach, merge, resolve, trained_tensors
+from automodel.adapters.config import PeftConfig
+from automodel.adapters.peft_folder import read_tensors, resolve_folder, write_folder
+from automodel.data.batch import PackedBatch
+from automodel.models.checkpointing import use_gradient_checkpointing
+from automodel.models.forward import make_forward
+
+peft = pytest.importorskip("peft")
+
+FP32 = {"rtol": 1e-4, "atol": 2e-6}
+KINDS = [
+    ("llama", "causal-lm"), ("qwen3", "causal-lm"), ("bert", "text-classification"),
+    ("distilbert", "text-classification"), ("gpt2", "causal-lm"), ("llama", "token-classification"),
+]  # fmt: skip
+
+
+def adapted(kind, task, **section):
+    """Ours: a tiny model with an adapter that is not zero."""
+    _, model = tiny_models.tiny(kind, task)
+    attach(model, resolve(PeftConfig(dim=4, alpha=8, **section), model, task, "base"))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, tensor in trained_tensors(model).items():
+            if name.endswith("lora_B"):
+                tensor.normal_(std=0.1)
+    return model
+
+
+def theirs_from(folder, kind, task):
+    _, stock = tiny_models.tiny(kind, task)
+    return peft.PeftModel.from_pretrained(stock, folder, is_trainable=True).eval()
+
+
+def their_gradients(model):
+    found = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.grad is not None:
+            name = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
+            found[name.replace(".default.weight", "") if "lora_" in name else name] = parameter.grad
+    return found
+
+
+def documents(task):
+    torch.manual_seed(1)
+    return [torch.randint(5, 90, (length,)) for length in (9, 4, 13)]
+
+
+def packed(task, ids):
+    lengths = torch.tensor([len(i) for i in ids])
+    ends = lengths.cumsum(0)
+    cu = torch.cat([torch.zeros(1, dtype=torch.long), ends]).int()
+    total = int(ends[-1])
+    read = torch.arange(total) if task != "text-classification" else cu[:-1].long()
+    return PackedBatch(
+        input_ids_T=torch.cat(ids), position_ids_T=torch.cat([torch.arange(n) for n in lengths]), cu_seqlens_D=cu,
+        max_seqlen=int(lengths.max()), read_positions_R=read, labels_R=torch.zeros(len(read), dtype=torch.long),
+        num_tokens=total, num_documents=len(ids), num_labels=len(read), token_type_ids_T=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["plain", "packed", "recomputed", "accumulated"])
+@pytest.mark.parametrize(("kind", "task"), KINDS)
+def test_logits_and_gradients_are_those_of_peft(tmp_path, kind, task, how):
+    ours = adapted(kind, task, use_rslora=kind == "qwen3")
+    write_folder(ours, ours._automodel_adapter, tmp_path)
+    theirs, ids = theirs_from(tmp_path, kind, task), documents(task)
+    if how == "recomputed":
+        use_gradient_checkpointing(ours, "full")
+        ours.train()  # no dropout in tiny models
+    expected = [theirs(input_ids=i[None]).logits[0] for i in ids]
+    sum(logits.square().sum() for logits in expected).backward()
+    if how in ("packed", "recomputed"):
+        logits = make_forward(ours, task, "packed")(packed(task, ids))
+        torch.testing.assert_close(logits, torch.cat([e.reshape(-1, e.shape[-1]) for e in expected]), **FP32)
+        logits.square().sum().backward()
+    else:
+        for document, e in zip(ids, expected, strict=True):
+            logits = ours(input_ids=document[None]).logits[0]
+            torch.testing.assert_close(logits, e, **FP32)
+            if how == "accumulated":
+                logits.square().sum().backward()
+        if how == "plain":
+            sum(ours(input_ids=i[None]).logits.square().sum() for i in ids).backward()
+    own, other = {n: t.grad for n, t in trained_tensors(ours).items()}, their_gradients(theirs)
+    assert own.keys() == other.keys()
+    for name, gradient in own.items():
+        torch.testing.assert_close(gradient, other[name], rtol=1e-3, atol=1e-4 * float(other[name].abs().max()) + 1e-7)
+    assert all(p.grad is None for p in ours.parameters() if not p.requires_grad)
+
+
+@pytest.mark.parametrize(("kind", "task"), KINDS)
+def test_merged_is_the_adapter(kind, task):
+    model, ids = adapted(kind, task), documents(task)
+    with torch.no_grad():
+        before = [model(input_ids=i[None]).logits for i in ids]
+        merge(model)
+        for document, expected in zip(ids, before, strict=True):
+            torch.testing.assert_close(model(input_ids=document[None]).logits, expected, **FP32)
+
+
+@pytest.mark.parametrize(("kind", "task"), KINDS[:4])
+def test_an_adapter_of_peft_is_read_whatever_rule_made_it(tmp_path, kind, task):
+    _, stock = tiny_models.tiny(kind, task)
+    linear = {"llama": ["q_proj", "down_proj"], "qwen3": ["q_proj", "down_proj"], "bert": ["query", "value"]}
+    targets = linear.get(kind, ["q_lin", "lin1"])
+    task_type = "CAUSAL_LM" if task == "causal-lm" else "SEQ_CLS"
+    config = peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=targets, layers_to_transform=[1], rank_pattern={targets[0]: 2},
+        alpha_pattern={targets[0]: 16}, init_lora_weights=False, task_type=task_type,
+    )  # fmt: skip
+    theirs = peft.get_peft_model(stock, config).eval()
+    theirs.save_pretrained(tmp_path)
+    _, model = tiny_models.tiny(kind, task)
+    adapter = resolve_folder(tmp_path, model, task, "base")
+    assert sorted(set(adapter.ranks.values())) == [2, 4]
+    attach(model, adapter)
+    for document in documents(task):
+        expected = theirs(input_ids=document[None]).logits
+        torch.testing.assert_close(model(input_ids=document[None]).logits, expected, **FP32)
+    again = tmp_path / "again"  # and out once more, patterns included
+    again.mkdir()
+    write_folder(model, adapter, again)
+    reloaded = theirs_from(again, kind, task)
+    torch.testing.assert_close(reloaded(input_ids=document[None]).logits, expected, **FP32)
+
+
+@pytest.mark.parametrize(("kind", "task"), [("llama", "causal-lm"), ("distilbert", "text-classification")])
+def test_twenty_steps_have_the_losses_of_hf_trainer_with_peft(tmp_path, monkeypatch, kind, task):
+    from automodel.engine.run import finetune
+    from automodel.plan.check import load_run_config
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    classifies = task == "text-classification"
+    tokenizer = tiny.make_tokenizer()
+    _, model = tiny_models.tiny(kind, task, pad_token_id=0, initializer_range=0.2)
+    model.save_pretrained(tmp_path / "start")
+    tokenizer.save_pretrained(tmp_path / "start")
+    texts = [(tokenizer(r["text"])["input_ids"], r["label"]) for r in tiny.reviews(96)]
+    rows = [
+        {"input_ids": ids, "label": label} if classifies else {"input_ids": ids, "labels": ids} for ids, label in texts
+    ]
+    tiny.write_jsonl(tmp_path / "train.jsonl", rows)
+    config = f"""task: {task}
+model: {tmp_path}/start
+dataset: {{path: {tmp_path}/train.jsonl}}
+peft: {{dim: 4, alpha: 16}}
+dataloader: {{shuffle: false, batch_size: 4}}
+optimizer: {{lr: 1e-2, weight_decay: 0.01}}
+step_scheduler: {{max_steps: 20, log_every_steps: 1, grad_acc_steps: {1 if classifies else 2}}}
+"""
+    (tmp_path / "run.yaml").write_text(config + f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\n")
+    finetune(load_run_config([tmp_path / "run.yaml"]))
+    ours = list(tiny.losses(tmp_path / "out").values())
+    theirs = their_losses(tmp_path, kind, task, rows, model)
+    assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-4)
+    assert max(ours) - min(ours) > 0.05 * ours[0], "nothing moved, so equality would prove little"
+
+
+def their_losses(folder, kind, task, rows, model):
+    """HF Trainer over real PEFT, from the A that our run drew (attach draws it from the seed)."""
+    from torch.utils.data import SequentialSampler
+    from transformers import (
+        AutoTokenizer,
+        DataCollatorForSeq2Seq,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    _, ours = tiny_models.tiny(kind, task, pad_token_id=0, initializer_range=0.2)
+    attach(ours, resolve(PeftConfig(dim=4, alpha=16), ours, task, "base"), seed=42)
+    start = folder / "adapter"
+    start.mkdir()
+    write_folder(ours, ours._automodel_adapter, start)
+    adapted_model = peft.PeftModel.from_pretrained(model, start, is_trainable=True)
+    losses = []
+
+    class Keep(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if "loss" in logs:
+                losses.append(logs["loss"])
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *args):
+            return SequentialSampler(self.train_dataset)
+
+    classifies = task == "text-classification"
+    collator = (DataCollatorWithPadding if classifies else DataCollatorForSeq2Seq)(
+        AutoTokenizer.from_pretrained(folder / "start")
+    )
+    given = [{"input_ids": r["input_ids"], "labels": r["label"] if classifies else r["labels"]} for r in rows]
+    if not classifies:
+        given = [{**r, "attention_mask": [1] * len(r["input_ids"])} for r in given]
+    arguments = TrainingArguments(
+        output_dir=str(folder / "hf"), max_steps=20, per_device_train_batch_size=4,
+        gradient_accumulation_steps=1 if classifies else 2, learning_rate=1e-2, weight_decay=0.01, logging_steps=1,
+        save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0,
+    )  # fmt: skip
+    InOrder(
+        model=adapted_model, args=arguments, train_dataset=given, data_collator=collator, callbacks=[Keep()]
+    ).train()
+    return losses
+
+
+def test_a_run_folder_is_loaded_by_peft_with_identical_logits(tmp_path, monkeypatch):
+    from transformers import AutoModelForSequenceClassification
+
+    from automodel.engine.run import finetune
+    from automodel.engine.saved import open_saved
+    from automodel.plan.check import load_run_config
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    run = tiny.write_run(tmp_path, text="peft: {dim: 4}\nstep_scheduler: {max_steps: 8}\n")
+    finetune(load_run_config([run]))
+    torch.manual_seed(99)  # PEFT must bring the whole head along: this one is random
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=2)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()
+    saved = open_saved(tmp_path / "out")
+    ours = saved.load("cpu")
+    ids = torch.tensor([saved.tokenizer("good film and a dull plot")["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-5, atol=1e-7)
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        tmp_path / "model"
+    )
+    assert set(read_tensors(tmp_path / "out")) == set(trained_tensors(ours))
