@@ -15,6 +15,7 @@ import tiny_runs as tiny
 from automodel.adapters.attach import attach, merge, resolve, trained_tensors
 from automodel.adapters.config import PeftConfig
 from automodel.adapters.peft_folder import read_tensors, resolve_folder, write_folder
+from automodel.config.errors import UserError
 from automodel.data.batch import PackedBatch
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_forward
@@ -239,3 +240,36 @@ def test_a_run_folder_is_loaded_by_peft_with_identical_logits(tmp_path, monkeypa
         tmp_path / "model"
     )
     assert set(read_tensors(tmp_path / "out")) == set(trained_tensors(ours))
+
+
+def test_a_folder_that_peft_wrote_answers_questions(tmp_path):
+    """It has neither config nor labels nor tokenizer: those come from the base and from the head's size."""
+    from transformers import AutoModelForSequenceClassification
+
+    from automodel.engine.predict import Predictor
+
+    folder = tiny.make_model_folder(tmp_path / "model", classifier=True, num_labels=3)
+    base = AutoModelForSequenceClassification.from_pretrained(folder)
+    config = peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, task_type="SEQ_CLS")
+    theirs = peft.get_peft_model(base, config).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    predictor = Predictor(tmp_path / "adapter")
+    answer = predictor.classify(["a good film"])[0]
+    assert answer is not None
+    with torch.no_grad():
+        logits = theirs(torch.tensor([predictor.tokenizer("a good film")["input_ids"]])).logits[0]
+    assert list(answer.scores.values()) == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+
+
+def test_an_adapter_without_a_part_that_its_base_lacks_is_refused(tmp_path):
+    """PEFT trains the classifier, but saves no pooler: with a base that has none, each loading would draw another."""
+    from transformers import AutoModelForSequenceClassification
+
+    from automodel.engine.saved import open_saved
+
+    folder = tiny.make_model_folder(tmp_path / "model")
+    base = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    config = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"'bert.pooler.dense.bias' is neither in the adapter"):
+        open_saved(tmp_path / "adapter").load("cpu")

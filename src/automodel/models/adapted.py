@@ -82,7 +82,14 @@ def load_adapted(
     """Base and adapter of an adapter folder, frozen or not as in training."""
     model: Any = load_model(base_source(source), hf_config, task, dtype=dtype, device=device)
     folder = source.pretrained_model_name_or_path
-    attach(model, resolve_folder(folder, model, task, base_of(folder)))
+    adapter = resolve_folder(folder, model, task, base_of(folder))
+    random = sorted(model.newly_initialised - set(adapter.start or ()))
+    if random:
+        raise UserError(
+            f"'{random[0]}' is neither in the adapter '{folder}' nor in its base '{adapter.base}': answers would "
+            "be random. Save the adapter with that module among modules_to_save."
+        )
+    attach(model, adapter)
     return model
 
 

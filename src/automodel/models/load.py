@@ -304,6 +304,7 @@ def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: 
             f"model: weights of {name!r} do not fit the config: {_few(sorted(wrong))}. Remove the attributes under "
             "`model:` that change sizes."
         )
+    model.newly_initialised = frozenset([*missing, *mismatched])  # an adapter must bring these along
     if missing:
         logger.info("newly initialised: %s", _few(missing))
     if mismatched:
