@@ -18,7 +18,7 @@ from automodel.models.lazy_logits import Promise
 from tiny_models import VOCAB, tiny, tiny_config
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
-LANGUAGE = ["llama", "qwen3", "mistral", "gemma3_text", "gpt2", "gemma2"]
+LANGUAGE = ["llama", "qwen3", "mistral", "gemma3_text", "gpt2", "gpt_neox", "gemma2"]
 FUSABLE = {
     "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96,
 }  # fmt: skip
