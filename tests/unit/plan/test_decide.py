@@ -45,7 +45,7 @@ def test_defaults_on_the_cpu():
 def test_defaults_on_a_modern_gpu():
     plan = plan_for(hardware=H200)
     assert (plan.precision, plan.bucket_tokens, plan.capture) == ("bf16", 512, True)
-    assert (plan.num_workers, plan.pin_memory) == (0, False)  # the main process is idle, and the step has its own buffers
+    assert (plan.num_workers, plan.pin_memory) == (0, False)  # the main process is idle, the step has its own buffers
     assert "fp32 master weights" in reason(plan, "precision")
 
 
