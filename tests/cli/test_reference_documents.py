@@ -201,7 +201,7 @@ def test_the_experimental_fragment_trains_an_adapter(parts, machine, tmp_path):
     done = finetune(tmp_path, machine, *files)
     assert "rank 8, alpha 16 on" in done.stdout
     assert "there are no adapter kernels yet" in done.stdout
-    assert "[Step 6/6] Loss:" in done.stdout
+    assert re.search(r"\[Step (\d+)/\1\] Loss:", done.stdout)
 
 
 @pytest.mark.parametrize(
