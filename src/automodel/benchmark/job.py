@@ -78,6 +78,8 @@ def _without_extras(cfg: RunConfig, steps: int | None, notes: list[str]) -> RunC
 
 def _check_comparable(cfg: RunConfig) -> None:
     """Refuses what Trainer cannot be told to do as well: a comparison of two different things is none."""
+    if cfg.peft is not None:
+        raise NotYetError("peft: adapters are not compared with Trainer and PEFT yet. Remove the section to compare.")
     if cfg.dataset.mixture is not None:
         raise NotYetError("dataset.mixture: Trainer mixes no datasets. Give one path to compare.")
     if cfg.packed_sequence.packed_sequence_size:

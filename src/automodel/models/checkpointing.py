@@ -39,7 +39,11 @@ def use_gradient_checkpointing(model: Any, mode: str) -> int:
     """Switches checkpointing on, `full` or `selective`; returns the number of checkpointed layers."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    options = {"use_reentrant": False, "preserve_rng_state": layer_dropout(model.config.to_dict()) is not None}
+    from automodel.adapters.attach import adapter_of  # torch; the plan asks this file about dropout before it is there
+
+    adapter = adapter_of(model)
+    drops = layer_dropout(model.config.to_dict()) is not None or (adapter is not None and adapter.dropout > 0)
+    options = {"use_reentrant": False, "preserve_rng_state": drops}
     try:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     except ValueError as error:
