@@ -18,7 +18,7 @@ def torchrun(what: str, ranks: int) -> subprocess.CompletedProcess[str]:
 def test_ranks_talk():
     done = torchrun("talk", 3)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["talked"] * 3
+    assert done.stdout.count("talked") == 3  # lines of several processes may run into each other
 
 
 def test_an_error_that_all_have_is_shown_once():
