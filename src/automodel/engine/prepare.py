@@ -90,39 +90,8 @@ def prepare_run(
         make_plan,
         task=task,
         hardware=hardware,
-        model=ModelFacts(
-            name=cfg.model.pretrained_model_name_or_path,
-            model_type=hf_config.model_type,
-            parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
-            can_pack=packing.packed,
-            packing_reason=packing.reason,
-            can_fuse=can_fuse(hf_config),
-            fused_in_words=fused_in_words(hf_config),
-            can_pool=can_pool(hf_config, fused=False),
-            can_pool_fused=can_pool(hf_config, fused=True),
-            pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
-            head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
-            shape=shape_of(hf_config),
-            word_rows=words.num_embeddings if words is not None else 0,
-            products=tuple(products(skeleton, fused=False)) if asked_fp8(cfg) else (),
-            products_fused=tuple(products(skeleton, fused=True)) if asked_fp8(cfg) and can_fuse(hf_config) else (),
-            dropout=layer_dropout(hf_config.to_dict()),
-            trained=0 if adapter is None else count_trained(adapter, skeleton),
-            adapter_in_words="" if adapter is None else adapter.in_words(),
-        ),
-        data=DataFacts(
-            rows=train.mixture.total if train.mixture else train.stats.used,
-            tokens=round(train.mixture.mean_tokens(train.store.lengths)) if train.mixture else train.stats.tokens,
-            longest=int(train.store.lengths.max()),
-            max_length=train.max_length,
-            has_validation=validation is not None,
-            notes=_notes(train, validation),
-            columns=train.description,
-            labels=labels_in_words(train),
-            lengths=train.store.lengths,
-            word_rows=len(words_read(train, words, tokenizer)) if words is not None else 0,
-            mixture=train.mixture,
-        ),
+        model=_model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
+        data=_data_facts(train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
         ranks=size,
     )
@@ -131,6 +100,50 @@ def prepare_run(
         planned(cfg), tuple(trust), planned, ranks,
         adapter=adapter,
     )  # fmt: skip
+
+
+def _model_facts(
+    cfg: RunConfig, task: str, hf_config: Any, packing: PackingSupport, skeleton: Any, adapter: Any, words: Any
+) -> ModelFacts:
+    """What the plan must know of the model. `words`: its word table, where rows of it may be left out."""
+    return ModelFacts(
+        name=cfg.model.pretrained_model_name_or_path,
+        model_type=hf_config.model_type,
+        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        can_pack=packing.packed,
+        packing_reason=packing.reason,
+        can_fuse=can_fuse(hf_config),
+        fused_in_words=fused_in_words(hf_config),
+        can_pool=can_pool(hf_config, fused=False),
+        can_pool_fused=can_pool(hf_config, fused=True),
+        pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
+        head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
+        shape=shape_of(hf_config),
+        word_rows=words.num_embeddings if words is not None else 0,
+        products=tuple(products(skeleton, fused=False)) if asked_fp8(cfg) else (),
+        products_fused=tuple(products(skeleton, fused=True)) if asked_fp8(cfg) and can_fuse(hf_config) else (),
+        dropout=layer_dropout(hf_config.to_dict()),
+        trained=0 if adapter is None else count_trained(adapter, skeleton),
+        adapter_in_words="" if adapter is None else adapter.in_words(),
+    )
+
+
+def _data_facts(train: PreparedData, validation: PreparedData | None, word_rows: int) -> DataFacts:
+    """What the plan must know of the data. `word_rows`: rows of the word table that it reads; 0: not counted."""
+    mixture = train.mixture
+    return DataFacts(
+        rows=mixture.total if mixture else train.stats.used,
+        tokens=round(mixture.mean_tokens(train.store.lengths)) if mixture else train.stats.tokens,
+        longest=int(train.store.lengths.max()),
+        max_length=train.max_length,
+        has_validation=validation is not None,
+        notes=_notes(train, validation),
+        columns=train.description,
+        labels=labels_in_words(train),
+        lengths=train.store.lengths,
+        word_rows=word_rows,
+        mixture=mixture,
+    )
 
 
 def words_read(data: PreparedData, table: Any, tokenizer: Any) -> np.ndarray:

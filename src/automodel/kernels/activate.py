@@ -21,7 +21,7 @@ from automodel.kernels.add_norm import WIDEST, forward_launch
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.philox import drop_threshold, keep_mask
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 
 FUNCTIONS = {"none": lambda x: x, "relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
 
@@ -54,10 +54,8 @@ class _Activate(torch.autograd.Function):
     def backward(ctx: Any, dy_RN: Tensor):
         (x_RN,) = ctx.saved_tensors
         dx_RN, dbias = _launch(x_RN, ctx.bias, dy_RN.contiguous(), ctx.function, ctx.dropout), None
-        if ctx.bias is not None and ctx.side is not None and SideStream.can_take([ctx.bias]):
-            ctx.side.give([ctx.bias], lambda: [rows_sum(dx_RN)], dx_RN)
-        elif ctx.bias is not None:
-            dbias = rows_sum(dx_RN)
+        if ctx.bias is not None:
+            (dbias,) = gradients_by(ctx.side, [ctx.bias], lambda: [rows_sum(dx_RN)], dx_RN)
         return dx_RN, dbias, None, None, None
 
 

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.column_sum import column_sum
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 
 APPROXIMATIONS = ("none", "tanh")
 BACKWARD_PROGRAMS_PER_PROCESSOR = 4
@@ -103,10 +103,7 @@ class _BiasGelu(torch.autograd.Function):
         )  # fmt: skip
         dbias = None
         if partial is not None:
-            if ctx.side is not None and SideStream.can_take([ctx.parameter]):
-                ctx.side.give([ctx.parameter], lambda: [column_sum(partial, bias.dtype)], partial)
-            else:
-                dbias = column_sum(partial, bias.dtype)
+            (dbias,) = gradients_by(ctx.side, [ctx.parameter], lambda: [column_sum(partial, bias.dtype)], partial)
         return dx_TF, dbias, None, None
 
 

@@ -28,8 +28,8 @@ from automodel.kernels.add_norm import (
     slots_of,
 )
 from automodel.kernels.dispatch import runs_triton
-from automodel.kernels.embedding import add_up_runs, sum_by_position
-from automodel.kernels.lazy_rows import LazyRows, RowGradients
+from automodel.kernels.embedding import position_gradients, word_gradients
+from automodel.kernels.lazy_rows import LazyRows
 from automodel.kernels.side_stream import SideStream
 
 
@@ -82,36 +82,11 @@ class _EmbedNorm(torch.autograd.Function):
         )
         dwords_VN = None
         if lazy is not None or ctx.needs_input_grad[2]:
-            dwords_VN = _word_gradients(drows_TN, stream, ctx.words, padding_id, lazy)
-        dplaces_PN = None
-        if side is not None and SideStream.can_take([ctx.places]):
-            side.give(
-                [ctx.places],
-                lambda: [sum_by_position(drows_TN, stream.cu_seqlens_D, ctx.places.shape, offset)],
-                drows_TN,
-            )
-        else:
-            dplaces_PN = sum_by_position(drows_TN, stream.cu_seqlens_D, ctx.places.shape, offset)
+            assert stream.runs_2T is not None, "gradients of a table need its tokens in order"
+            dwords_VN = word_gradients(drows_TN, stream.ids_T, stream.runs_2T, ctx.words, padding_id, lazy)
+        dplaces_PN = position_gradients(drows_TN, stream.cu_seqlens_D, ctx.places, offset, side)
         gradients = give_gradients(ctx, partial, slots, weight.dtype, all(ctx.needs_input_grad[4:7]))
         return None, None, dwords_VN, dplaces_PN, *gradients
-
-
-def _word_gradients(drows_TN: Tensor, stream: Stream, words_VN: Tensor, padding_id: int, lazy: LazyRows | None):
-    """Into `lazy`, into a gradient that is there already, or as a new table."""
-    ids_T, runs_2T = stream.ids_T, stream.runs_2T
-    assert runs_2T is not None, "gradients of a table need its tokens in order"
-    if lazy is not None:
-        rows_TN = torch.empty_like(drows_TN)
-        add_up_runs(drows_TN, runs_2T, ids_T, rows_TN, padding_id, by_run=True)
-        lazy.gradients = RowGradients(rows_TN, ids_T, runs_2T, padding_id)
-        return None
-    there_VN = words_VN.grad if words_VN.is_leaf else None
-    if there_VN is not None and there_VN.is_contiguous():
-        add_up_runs(drows_TN, runs_2T, ids_T, there_VN, padding_id, by_run=False, add=True)
-        return None
-    dwords_VN = torch.zeros(words_VN.shape, dtype=drows_TN.dtype, device=drows_TN.device)
-    add_up_runs(drows_TN, runs_2T, ids_T, dwords_VN, padding_id, by_run=False)
-    return dwords_VN
 
 
 def can_embed_norm(words_VN: Tensor) -> bool:

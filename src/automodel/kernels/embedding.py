@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.lazy_rows import LazyRows, RowGradients
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 
 LONG_RUN = 8  # tokens that occur more often are added up by several programs
 BLOCK = 128  # columns of one program
@@ -51,14 +51,7 @@ class _WordEmbedding(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, drows_TN: Tensor):
-        ids_T, runs_2T = ctx.saved_tensors
-        there_VN = ctx.weight.grad if ctx.weight.is_leaf else None
-        if there_VN is not None and there_VN.is_contiguous():
-            add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, there_VN, ctx.padding_id, by_run=False, add=True)
-            return None, None, None, None
-        dweight_VN = torch.zeros(ctx.weight.shape, dtype=drows_TN.dtype, device=drows_TN.device)
-        add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, dweight_VN, ctx.padding_id, by_run=False)
-        return None, dweight_VN, None, None
+        return None, word_gradients(drows_TN, *ctx.saved_tensors, ctx.weight, ctx.padding_id), None, None
 
 
 class _LazyWordEmbedding(torch.autograd.Function):
@@ -67,21 +60,38 @@ class _LazyWordEmbedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ids_T: Tensor, weight_VN: Tensor, runs_2T: Tensor, padding_id: int, lazy: LazyRows) -> Tensor:
         ctx.save_for_backward(ids_T, runs_2T)
-        ctx.padding_id, ctx.lazy = padding_id, lazy
+        ctx.weight, ctx.padding_id, ctx.lazy = weight_VN, padding_id, lazy
         lazy.catch_up(ids_T, runs_2T)
         return weight_VN.index_select(0, ids_T)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, drows_TN: Tensor):
-        ids_T, runs_2T = ctx.saved_tensors
-        rows_TN = torch.empty_like(drows_TN, memory_format=torch.contiguous_format)
-        add_up_runs(drows_TN.contiguous(), runs_2T, ids_T, rows_TN, ctx.padding_id, by_run=True)
-        ctx.lazy.gradients = RowGradients(rows_TN, ids_T, runs_2T, ctx.padding_id)
+        word_gradients(drows_TN, *ctx.saved_tensors, ctx.weight, ctx.padding_id, ctx.lazy)
         return None, None, None, None, None
 
 
-def add_up_runs(
+def word_gradients(
+    drows_TN: Tensor, ids_T: Tensor, runs_2T: Tensor, weight_VN: Tensor, padding_id: int, lazy: LazyRows | None = None
+) -> Tensor | None:
+    """The gradient of a word table from those of the rows that were read: into `lazy`, into the table's gradient where
+    there is one already, or as a new table."""
+    drows_TN = drows_TN.contiguous()
+    if lazy is not None:
+        rows_TN = torch.empty_like(drows_TN)
+        _add_up_runs(drows_TN, runs_2T, ids_T, rows_TN, padding_id, by_run=True)
+        lazy.gradients = RowGradients(rows_TN, ids_T, runs_2T, padding_id)
+        return None
+    there_VN = weight_VN.grad if weight_VN.is_leaf else None
+    if there_VN is not None and there_VN.is_contiguous():
+        _add_up_runs(drows_TN, runs_2T, ids_T, there_VN, padding_id, by_run=False, add=True)
+        return None
+    dweight_VN = torch.zeros(weight_VN.shape, dtype=drows_TN.dtype, device=drows_TN.device)
+    _add_up_runs(drows_TN, runs_2T, ids_T, dweight_VN, padding_id, by_run=False)
+    return dweight_VN
+
+
+def _add_up_runs(
     drows_TN: Tensor, runs_2T: Tensor, ids_T: Tensor, out: Tensor, padding_id: int, *, by_run: bool, add: bool = False
 ) -> None:
     """Sums of the gradients of equal tokens, into the row of the token or, `by_run`, of the place its run starts at;
@@ -114,25 +124,27 @@ class _PositionEmbedding(torch.autograd.Function):
         side: SideStream | None,
     ) -> Tensor:
         ctx.save_for_backward(cu_seqlens_D)
-        ctx.shape, ctx.offset, ctx.weight, ctx.side = weight_VN.shape, offset, weight_VN, side
+        ctx.offset, ctx.weight, ctx.side = offset, weight_VN, side
         return weight_VN.index_select(0, positions_T)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, drows_TN: Tensor):
         (cu_seqlens_D,) = ctx.saved_tensors
-        drows_TN = drows_TN.contiguous()
-        dweight_VN = None
-        if ctx.side is not None and SideStream.can_take([ctx.weight]):
-            ctx.side.give(
-                [ctx.weight], lambda: [sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)], drows_TN
-            )
-        else:
-            dweight_VN = sum_by_position(drows_TN, cu_seqlens_D, ctx.shape, ctx.offset)
-        return None, dweight_VN, None, None, None
+        return None, position_gradients(drows_TN, cu_seqlens_D, ctx.weight, ctx.offset, ctx.side), None, None, None
 
 
-def sum_by_position(drows_TN: Tensor, cu_seqlens_D: Tensor, shape: torch.Size, offset: int) -> Tensor:
+def position_gradients(
+    drows_TN: Tensor, cu_seqlens_D: Tensor, weight_VN: Tensor, offset: int, side: SideStream | None
+) -> Tensor | None:
+    """The gradient of a table of positions; None where `side` takes it."""
+    drows_TN = drows_TN.contiguous()
+    return gradients_by(
+        side, [weight_VN], lambda: [_sum_by_position(drows_TN, cu_seqlens_D, weight_VN.shape, offset)], drows_TN
+    )[0]
+
+
+def _sum_by_position(drows_TN: Tensor, cu_seqlens_D: Tensor, shape: torch.Size, offset: int) -> Tensor:
     from automodel.kernels.embedding_triton import position_backward_kernel
 
     dweight_VN = torch.empty(shape, dtype=drows_TN.dtype, device=drows_TN.device)

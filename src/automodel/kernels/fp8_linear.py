@@ -19,7 +19,7 @@ Shapes: T rows, I inputs, O outputs; G = 2F inner width of a gated MLP, N its ou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.fp8 import E4M3, E5M2, MULTIPLE, Quantised, product, quantise, round_trip_reference
 from automodel.kernels.linear import fixed_place
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 from automodel.kernels.swiglu import _backward_in_place, _forward, swiglu_reference
 
 SMALLEST_WIDTH = 4096
@@ -113,22 +113,12 @@ class _Fp8JoinedLinear(torch.autograd.Function):
             return [*found, *rows_sum(dy_TO).split(sizes)] if biases else found
 
         reads = (d.columns_IP, d.scale, x_columns, x_scale, *([dy_TO] if biases else []))
-        found = _given(ctx.side, (*ctx.weights, *biases), gradients, reads)
+        found = gradients_by(ctx.side, (*ctx.weights, *biases), gradients, *reads)
         dx_TI = None
         if ctx.needs_input_grad[2]:
             dx_TI = _input_gradient(d, weight_OI, weight_scale)
             dx_TI = dx_TI if around_TI is None else around_TI.add_(dx_TI)
         return None, None, dx_TI, None, None, *found
-
-
-def _given(
-    side: SideStream | None, parameters: Sequence[Tensor], gradients: Callable[[], list[Tensor]], reads: Sequence[Any]
-) -> Sequence[Tensor | None]:
-    """The gradients, or Nones where the side stream takes them."""
-    if side is not None and SideStream.can_take(parameters):
-        side.give(parameters, gradients, *reads)
-        return [None] * len(parameters)
-    return gradients()
 
 
 class _Fp8SwiGLULinear(torch.autograd.Function):
@@ -170,7 +160,7 @@ class _Fp8SwiGLULinear(torch.autograd.Function):
             return [*found, rows_sum(dy_TN)] if biases else found
 
         reads = (d.columns_IP, d.scale, a.columns_IP, a_scale, *([dy_TN] if biases else []))
-        found = list(_given(ctx.side, ctx.parameters, gradients, reads))
+        found = gradients_by(ctx.side, ctx.parameters, gradients, *reads)
         return dx_TG, found[0], (found[1] if biases else None), None, None, None
 
 

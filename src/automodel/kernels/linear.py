@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from automodel.kernels.column_sum import rows_sum
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 
 
 def joined_linear_reference(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -60,11 +60,9 @@ class _JoinedLinear(torch.autograd.Function):
     def backward(ctx: Any, dy_TO: Tensor, around_TI: Tensor | None):
         x_TI, weight_OI = ctx.saved_tensors
         parameters = (*ctx.weights, *ctx.biases)
-        gradients: list[Tensor | None] = [None] * len(parameters)
-        if ctx.side is not None and SideStream.can_take(parameters):
-            ctx.side.give(parameters, lambda: _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases), dy_TO, x_TI)
-        else:
-            gradients = _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases)
+        gradients = gradients_by(
+            ctx.side, parameters, lambda: _parameter_gradients(dy_TO, x_TI, ctx.weights, ctx.biases), dy_TO, x_TI
+        )
         if not ctx.needs_input_grad[1]:
             dx_TI = None
         elif around_TI is None:

@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.column_sum import column_sum
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 
 WIDEST = 16384
 BACKWARD_PROGRAMS_PER_PROCESSOR = 2
@@ -127,10 +127,7 @@ class _RmsNorm(torch.autograd.Function):
         )  # fmt: skip
         dweight = None
         if partial is not None:
-            if ctx.side is not None and SideStream.can_take([ctx.weight]):
-                ctx.side.give([ctx.weight], lambda: [column_sum(partial, weight.dtype)], partial)
-            else:
-                dweight = column_sum(partial, weight.dtype)
+            (dweight,) = gradients_by(ctx.side, [ctx.weight], lambda: [column_sum(partial, weight.dtype)], partial)
         return dh, (dh if ctx.needs_input_grad[1] else None), dweight, None, None, None, None
 
 

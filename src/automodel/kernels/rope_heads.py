@@ -29,7 +29,7 @@ from automodel.kernels.column_sum import column_sum
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
 from automodel.kernels.rms_norm import rms_norm_reference
 from automodel.kernels.rope import rope_, rope_reference, turn_in_place, warps_for
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 
 BACKWARD_PROGRAMS_PER_PROCESSOR = 4
 
@@ -217,10 +217,7 @@ def _weight_gradients(ctx: Any, partial: Tensor | None) -> tuple[Tensor | None, 
         sums = column_sum(partial.flatten(1), weights[0].dtype).unflatten(0, (2, -1))
         return [sums[i] for i in wanted]
 
-    if weights and ctx.side is not None and SideStream.can_take(weights):
-        ctx.side.give(weights, gradients, partial)
-        return None, None
-    found = dict(zip(wanted, gradients())) if weights else {}
+    found = dict(zip(wanted, gradients_by(ctx.side, weights, gradients, partial))) if weights else {}
     return found.get(0), found.get(1)
 
 

@@ -34,7 +34,7 @@ class SideStream:
     def can_take(parameters: Iterable[Tensor]) -> bool:
         return all(p.is_leaf and p.grad is None for p in parameters)
 
-    def give(self, parameters: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], *reads: Tensor) -> None:
+    def give(self, parameters: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], *reads: Any) -> None:
         """Sets each parameter's `.grad` to what `gradients` computes, on this stream."""
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
@@ -51,3 +51,14 @@ class SideStream:
         if self.pieces:
             torch.cuda.current_stream().wait_stream(self.stream)
             self.pieces.clear()
+
+
+def gradients_by(
+    side: SideStream | None, parameters: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], *reads: Any
+) -> list[Tensor | None]:
+    """What a backward pass returns for its parameters: their gradients, or Nones where the side stream takes them.
+    `reads`: what they are made of."""
+    if side is not None and SideStream.can_take(parameters):
+        side.give(parameters, gradients, *reads)
+        return [None] * len(parameters)
+    return list(gradients())

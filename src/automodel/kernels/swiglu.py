@@ -32,7 +32,7 @@ from torch.autograd.graph import increment_version
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.linear import fixed_place
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, gradients_by
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -136,11 +136,8 @@ class _SwiGLULinear(torch.autograd.Function):
             found = [torch.mm(dy_TN.t(), a_TF, out=fixed_place([weight_NF]))]
             return found if len(ctx.parameters) == 1 else [*found, rows_sum(dy_TN)]
 
-        if ctx.side is not None and SideStream.can_take(ctx.parameters):
-            ctx.side.give(ctx.parameters, gradients, dy_TN, a_TF)
-            return x_TG.detach(), None, None, None, None, None
-        found = gradients()
-        return x_TG.detach(), found[0], (found[1] if len(found) > 1 else None), None, None, None
+        dweight, *dbias = gradients_by(ctx.side, ctx.parameters, gradients, dy_TN, a_TF)
+        return x_TG.detach(), dweight, (dbias[0] if dbias else None), None, None, None
 
 
 def _check(activation: str) -> None:

@@ -17,7 +17,7 @@ from automodel.plan.bins import decide_bins, no_packing
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
-from automodel.plan.fitting import decide_fitting, load_of
+from automodel.plan.fitting import Fitting, decide_fitting, load_of
 from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
 from automodel.plan.loss import decide_loss
@@ -63,34 +63,16 @@ def make_plan(
     fitting = decide_fitting(
         cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, lines=room
     )
-    kind, checkpointing = fitting.kind, fitting.checkpointing
     lines += adapter(cfg, model.trained, model.parameters, model.adapter_in_words)
-    lines += how_it_learns(cfg, total, kind)
+    lines += how_it_learns(cfg, total, fitting.kind)
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room
-    capture = decide_capture(
-        cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None,
-        ranks=ranks,
+    step = _step(
+        cfg, task, hardware, model, data, compiling, batches, fitting, precision=precision, path=path, ranks=ranks,
+        lines=lines,
     )  # fmt: skip
-    fused = decide_fused(cfg, model, hardware, precision, capture, lines)
-    mode = decide_compile(
-        cfg, hardware, compiling, steps=total, accumulation=accumulation, tokens=mean_tokens, precision=precision,
-        capture=capture, fused=fused, lines=lines,
-    )  # fmt: skip
-    offload = decide_offload(cfg, checkpointing, lines, capture=capture, compiled=mode is not None)
-    fp8 = decide_fp8(cfg, hardware, model, precision, lines, capture=capture, fused=fused, compiled=mode is not None)
-    # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
-    pooled = decide_pooled(task, path, model, checkpointing, capture or mode is not None, fused, lines)
-    # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
-    wide = kind is None or kind.bits == 32
-    late = decide_late_update(
-        fused and wide and checkpointing == "none", accumulation, model.parameters, mean_tokens, lines
-    )
-    lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
-    plain = mode is None and checkpointing == "none"
-    word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
-    decide_attention(cfg, path, hardware, fused, lines)
-    workers, pin = _workers(cfg, hardware, capture, lines), _pins(cfg, hardware, capture, lines)
+    decide_attention(cfg, path, hardware, step.fused_kernels, lines)
+    workers, pin = _workers(cfg, hardware, step.capture, lines), _pins(cfg, hardware, step.capture, lines)
     lines += sinks(cfg)
     lines += without_effect(cfg, path, hardware, ranks)
     return Plan(
@@ -108,27 +90,72 @@ def make_plan(
         num_epochs=batches.epochs,
         val_every_steps=validate,
         ckpt_every_steps=save,
-        capture=capture,
-        pooled_last_block=pooled,
-        fused_kernels=fused,
-        late_update=late,
-        lazy_embeddings=lazy,
-        compile=mode is not None,
-        compile_mode=mode or "",
         num_workers=workers,
         pin_memory=pin,
         parameters=model.parameters,
         decisions=tuple(lines),
         fused_loss=fused_loss,
         packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
-        optimizer=kind,
-        word_rows=word_rows,
-        checkpointing=checkpointing,
-        fp8=fp8,
-        offload=offload,
+        optimizer=fitting.kind,
+        checkpointing=fitting.checkpointing,
         memory_gib=round(fitting.estimate.total / GIB, 3),
         ranks=ranks,
+        **step._asdict(),
     )
+
+
+class _Step(NamedTuple):
+    """How a step runs, under the plan's own names."""
+
+    capture: bool
+    fused_kernels: bool
+    compile: bool
+    compile_mode: str
+    offload: bool
+    fp8: bool
+    pooled_last_block: bool
+    late_update: bool
+    lazy_embeddings: bool
+    word_rows: int
+
+
+def _step(
+    cfg: RunConfig,
+    task: str,
+    hardware: Hardware,
+    model: ModelFacts,
+    data: DataFacts,
+    compiling: CompileFacts,
+    batches: _Batches,
+    fitting: Fitting,
+    *,
+    precision: str,
+    path: Literal["packed", "padded"],
+    ranks: int,
+    lines: list[Decision],
+) -> _Step:
+    kind, checkpointing = fitting.kind, fitting.checkpointing
+    accumulation, tokens = batches.accumulation, batches.mean_tokens
+    capture = decide_capture(
+        cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None,
+        ranks=ranks,
+    )  # fmt: skip
+    fused = decide_fused(cfg, model, hardware, precision, capture, lines)
+    mode = decide_compile(
+        cfg, hardware, compiling, steps=batches.total_steps, accumulation=accumulation, tokens=tokens,
+        precision=precision, capture=capture, fused=fused, lines=lines,
+    )  # fmt: skip
+    compiled, kept = mode is not None, checkpointing == "none"
+    offload = decide_offload(cfg, checkpointing, lines, capture=capture, compiled=compiled)
+    fp8 = decide_fp8(cfg, hardware, model, precision, lines, capture=capture, fused=fused, compiled=compiled)
+    # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
+    pooled = decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
+    # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
+    wide = kind is None or kind.bits == 32
+    late = decide_late_update(fused and wide and kept, accumulation, model.parameters, tokens, lines)
+    lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
+    word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=kept and not compiled)
+    return _Step(capture, fused, compiled, mode or "", offload, fp8, pooled, late, lazy, word_rows)
 
 
 def _what(
