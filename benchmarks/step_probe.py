@@ -43,10 +43,13 @@ class Work:
     offload: bool = False
     """Inputs of checkpointed layers wait in host memory."""
     fp8: bool = False
+    lora: int = 0
+    """Rank of adapters on every linear layer of the blocks; 0: the model itself is trained."""
 
 
 TIGHT: dict[str, Any] = {"task": WRITE, "rows": 16, "pure": True, "eight_bit": True}
 LARGE: dict[str, Any] = {"task": WRITE, "rows": 8, "pure": True}
+LORA: dict[str, Any] = {"task": WRITE, "rows": 8, "pure": True, "lora": 16}
 SHORT, SQUAD, FULL = (5.4, 0.55, 16, 512), (5.1, 0.35, 16, 512), (9.0, 0.0, 4096, 4096)
 WORKLOADS = {
     "distilbert-b8": Work("distilbert", 8, SHORT),
@@ -65,6 +68,8 @@ WORKLOADS = {
     "llama1b-4k-tight-none": Work("llama-1b", 2, FULL, **TIGHT),
     "qwen3-8b-bf16": Work("qwen3-8b", 2, FULL, **LARGE),
     "qwen3-8b-fp8": Work("qwen3-8b", 2, FULL, **LARGE, fp8=True),
+    "qwen3-8b-lora-4k": Work("qwen3-8b", 2, FULL, **LORA),
+    "qwen3-8b-lora-short": Work("qwen3-8b", 8, SQUAD, **{**LORA, "rows": 128}, bucket=128),
     "llama1b-short16k": Work("llama-1b", 93, SQUAD, WRITE, rows=744, bucket=512),
 }
 
@@ -121,6 +126,8 @@ class Probe:
 
 def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     """(step, model, fused blocks): as `engine/build.py` makes them, from random weights."""
+    from automodel.adapters.attach import attach, resolve
+    from automodel.adapters.config import PeftConfig
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
@@ -139,14 +146,18 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
 
     torch.manual_seed(0)
     model = make_model(work.model).to("cuda", torch.bfloat16 if work.pure else torch.float32).train()
+    if work.lora:
+        attach(model, resolve(PeftConfig(dim=work.lora, alpha=32), model, work.task, "base"))
     if work.checkpointing != "none":
         use_gradient_checkpointing(model, work.checkpointing)
         use_own_checkpoints(model, work.offload)
-    layers = [] if options.plain_update or work.eight_bit or work.checkpointing != "none" else layers_of(model)
+    at_once = options.plain_update or work.eight_bit or work.checkpointing != "none" or work.lora
+    layers = [] if at_once else layers_of(model)
     waits = work.task == CLASSIFY and not options.plain_embeddings
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0,
-        copy_dtype=None if work.pure else torch.bfloat16, lr_factors=torch.ones(10_000, dtype=torch.float64),
+        copy_dtype=None if work.pure and not work.lora else torch.bfloat16,
+        lr_factors=torch.ones(10_000, dtype=torch.float64),
         lazy=model.get_input_embeddings().weight if waits else None, late=late_parameters(layers),
         eight_bit=eight_bit_parameters(model) if work.eight_bit else (),
     )  # fmt: skip

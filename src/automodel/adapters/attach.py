@@ -38,6 +38,8 @@ class Adapter:
     revision: str | None = None
     dropout: float = 0.0
     rslora: bool = False
+    dora: bool = False
+    """Whether directions and lengths of the weights are trained apart (DoRA)."""
     start: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
     """Tensors to begin with, by the model's names; none: a new adapter."""
 
@@ -78,10 +80,13 @@ def count_trained(adapter: Adapter, model: nn.Module) -> int:
     return added + sum(whole.values())
 
 
-def attach(model: Any, adapter: Adapter, *, seed: int = 42, hold: torch.dtype | None = None) -> None:
+def attach(
+    model: Any, adapter: Adapter, *, seed: int = 42, hold: torch.dtype | None = None, everything: bool = False
+) -> None:
     """Freezes the model, puts the adapter in, and loads what it starts from. `hold`: the dtype that frozen products are
     computed in, where that is not the one they were loaded in; they are then kept in it, half as large and with the
-    very numbers that autocast would make of them in every step."""
+    very numbers that autocast would make of them in every step. `everything`: so are tables and norms, for steps that
+    compute without autocast."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +101,7 @@ def attach(model: Any, adapter: Adapter, *, seed: int = 42, hold: torch.dtype | 
     if adapter.start is not None:
         _load(model, adapter.start)
     if hold is not None:
-        _hold_frozen(model, hold)
+        _hold_frozen(model, hold, everything)
 
 
 def adapter_of(model: Any) -> Adapter | None:
@@ -153,15 +158,15 @@ def _load(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def _hold_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    """Weights of frozen products; not the tied ones, which are also read as a table."""
+def _hold_frozen(model: nn.Module, dtype: torch.dtype, everything: bool) -> None:
+    """Weights of frozen products; not the tied ones, which are also read as a table, unless everything is."""
     homes: dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             homes[id(parameter)] = homes.get(id(parameter), 0) + 1
     for module in model.modules():
-        if not (isinstance(module, LoraLinear) or is_linear(module)):
-            continue
+        product = isinstance(module, LoraLinear) or is_linear(module)
         for parameter in module.parameters(recurse=False):
-            if not parameter.requires_grad and homes[id(parameter)] == 1:
+            chosen = everything or (product and homes[id(parameter)] == 1)
+            if chosen and not parameter.requires_grad and parameter.is_floating_point():
                 parameter.data = parameter.data.to(dtype)

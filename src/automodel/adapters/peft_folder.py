@@ -101,7 +101,7 @@ def resolve_folder(folder: str | Path, model: Any, task: str, base: str, revisio
         raise UserError(f"'{folder}' trains '{lost[0]}' in full, but does not hold it. Save the adapter again.")
     return Adapter(
         ranks, alphas, saved, task, base, revision, config.get("lora_dropout") or 0.0,
-        bool(config.get("use_rslora")), tensors,
+        bool(config.get("use_rslora")), start=tensors,
     )  # fmt: skip
 
 

@@ -140,13 +140,15 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
 
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     cfg, plan = prepared.cfg, prepared.plan
-    dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
-    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
+    if prepared.layout.fsdp:
+        return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
+    model = load_model(
+        cfg.model, prepared.hf_config, prepared.task, dtype=_loaded_in(prepared), device=plan.device, seed=cfg.seed
+    )
     align_pad_token(model, prepared.tokenizer)
     model.train()
     if prepared.adapter is not None:
-        halves = {"bf16": torch.bfloat16, "fp16": torch.float16}
-        attach(model, prepared.adapter, seed=cfg.seed, hold=halves.get(plan.precision))
+        attach(model, prepared.adapter, seed=cfg.seed, hold=_half(prepared), everything=plan.capture)
     if plan.checkpointing != "none":
         use_gradient_checkpointing(model, plan.checkpointing)
     if plan.offload or (plan.checkpointing != "none" and plan.fused_kernels and will_recompute(model)):
@@ -157,6 +159,23 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     cfg, plan = prepared.cfg, prepared.plan
     pooled = plan.pooled_last_block and pool_last_block(model)
+def _half(prepared: Prepared) -> torch.dtype | None:
+    """The 16-bit dtype that a step computes in over fp32 masters. Adapters are small: theirs are always fp32."""
+    plan = prepared.plan
+    if plan.precision == "bf16-pure" and prepared.adapter is not None and plan.capture:
+        return torch.bfloat16
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
+
+
+def _loaded_in(prepared: Prepared) -> torch.dtype:
+    """The dtype that weights are read in: that of the masters, or, of a frozen model, what it is computed in."""
+    plan, adapter = prepared.plan, prepared.adapter
+    if plan.precision == "bf16-pure":
+        return torch.bfloat16
+    frozen = adapter is not None and not adapter.saved  # modules trained in full begin with all their bits
+    return (_half(prepared) or torch.float32) if frozen and plan.capture else torch.float32
+
+
     forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
     if plan.compile:
         compile_model(prepared, model)
@@ -197,7 +216,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         betas=cfg.optimizer.betas,
         eps=cfg.optimizer.eps,
         max_norm=cfg.training_optimizations.gradient_clipping or float("inf"),
-        copy_dtype={"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision),
+        copy_dtype=_half(prepared),
         flat_gradients=accumulates,
         lr_factors=torch.tensor(factors, dtype=torch.float64),
         initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,

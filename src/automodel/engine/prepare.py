@@ -21,7 +21,7 @@ from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.adapted import adapter_for_run
-from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving
+from automodel.models.block_support import can_fuse, can_fuse_adapters, can_pool, fused_in_words, pooled_saving
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.families import PackingSupport, packing_support
 from automodel.models.fp8 import products
@@ -112,7 +112,7 @@ def _model_facts(
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         can_pack=packing.packed,
         packing_reason=packing.reason,
-        can_fuse=can_fuse(hf_config),
+        can_fuse=can_fuse(hf_config) and (adapter is None or can_fuse_adapters(hf_config, adapter)),
         fused_in_words=fused_in_words(hf_config),
         can_pool=can_pool(hf_config, fused=False),
         can_pool_fused=can_pool(hf_config, fused=True),
@@ -122,7 +122,7 @@ def _model_facts(
         word_rows=words.num_embeddings if words is not None else 0,
         products=tuple(products(skeleton, fused=False)) if asked_fp8(cfg) else (),
         products_fused=tuple(products(skeleton, fused=True)) if asked_fp8(cfg) and can_fuse(hf_config) else (),
-        dropout=layer_dropout(hf_config.to_dict()),
+        dropout="peft.dropout" if adapter is not None and adapter.dropout else layer_dropout(hf_config.to_dict()),
         trained=0 if adapter is None else count_trained(adapter, skeleton),
         adapter_in_words="" if adapter is None else adapter.in_words(),
     )

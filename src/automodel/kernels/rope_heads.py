@@ -209,7 +209,8 @@ def _gradient(d: Tensor | None, shape: tuple[int, int, int], ctx: Any) -> Tensor
 
 
 def _weight_gradients(ctx: Any, partial: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    wanted = [i for i, count in enumerate((ctx.heads.queries, ctx.heads.keys)) if count and partial is not None]
+    counts, learned = (ctx.heads.queries, ctx.heads.keys), ctx.needs_input_grad[3:5]  # frozen ones have none
+    wanted = [i for i in range(2) if counts[i] and learned[i] and partial is not None]
     weights = [ctx.weights[i] for i in wanted]
 
     def gradients() -> list[Tensor]:

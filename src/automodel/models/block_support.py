@@ -28,6 +28,12 @@ def can_fuse(config: Any) -> bool:
     return fusable_decoder_config(config)
 
 
+def can_fuse_adapters(config: Any, adapter: Any) -> bool:
+    """Whether fused blocks compute an adapter of this kind: those of decoders do, where every layer of them is frozen
+    and the adapter is a plain product of two (`adapted_product.py`)."""
+    return config.model_type in DECODERS and not adapter.dora and not any(".layers." in n for n in adapter.saved)
+
+
 def fused_in_words(config: Any) -> str:
     """What the fused blocks join."""
     if config.model_type in DECODERS:

@@ -22,7 +22,7 @@ Legend: T tokens, R rows that are read, N width, H query heads, K key/value head
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from automodel.data.batch import PackedBatch
 from automodel.kernels.attention import ATTENTION_SITES, Attention, Turned, attention, can_turn
 from automodel.kernels.embedding import word_embedding
 from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
+from automodel.kernels.frozen import Frozen
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import joined_linear, joined_view
 from automodel.kernels.recompute import computing_again
@@ -41,14 +42,24 @@ from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_join
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu_linear
 from automodel.kernels.take_rows import take_rows
+from automodel.models.adapted_product import (
+    adapted_down,
+    adapted_product,
+    can_fuse_adapter,
+    is_frozen,
+    join_frozen,
+)
 from automodel.models.block_stream import Stream, UnusedAngles
 from automodel.models.decoder_parts import DECODERS, Norm, Parts, decoder_parts, fusable_decoder_config
 from automodel.models.fused_decoder_attention import Documents, attend, attend_last, cut_behind, stays_joined
 
 
 def fusable_decoder(model: Any) -> bool:
-    """Whether `fuse_decoder` will swap this model's layers once its parameters are flat."""
-    return fusable_decoder_config(model.config) and all(p.requires_grad for p in model.model.parameters())
+    """Whether `fuse_decoder` will swap this model's layers once its parameters are flat: all of them are trained, or
+    adapters beside them are."""
+    if not fusable_decoder_config(model.config):
+        return False
+    return all(p.requires_grad for p in model.model.parameters()) or can_fuse_adapter(model)
 
 
 def _weights(linears: tuple[nn.Linear, ...]) -> list[nn.Parameter]:
@@ -108,6 +119,8 @@ class FusedDecoderBlock:
     side: SideStream | None
     fp8: frozenset[int] = frozenset()
     """Linear layers, by identity, whose products are made in FP8 (`fp8.py`)."""
+    held: dict[int, Frozen] = field(default_factory=dict)
+    """Frozen matrices that are held in another form than their weights, by the identity of the first layer."""
 
     def __call__(
         self,
@@ -150,6 +163,8 @@ class FusedDecoderBlock:
 
     def _product(self, x: Tensor, linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor]:
         """(all layers' outputs side by side, x to go on with)."""
+        if is_frozen(linears[0]):
+            return adapted_product(x, linears, self.held.get(id(linears[0])), self.side)
         weights = _weights(linears)
         joined = joined_view(weights)
         assert joined is not None, "the weights of one product were moved apart after the model was fused"
@@ -162,10 +177,13 @@ class FusedDecoderBlock:
         inner, around = self._product(y, p.gate_up)
         if p.norms.before_mlp is None:
             h = around  # the stream itself was read: both its gradients meet in the product's backward
-        make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
         # Computed again, the last product is left out, unless a norm inside the block reads it.
         read = not computing_again() or p.norms.after_mlp is not None
-        x = make(inner, p.down.weight, p.down.bias, p.activation, self.side, read)
+        if is_frozen(p.down):
+            x = adapted_down(inner, p.down, self.held.get(id(p.down)), p.activation, self.side, read)
+        else:
+            make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
+            x = make(inner, p.down.weight, p.down.bias, p.activation, self.side, read)
         return Stream(self._branch(x, p.norms.after_mlp), h)
 
     def _how(self) -> Attention:
@@ -201,7 +219,11 @@ class FusedDecoderBlock:
         p, heads = self.parts, self.parts.heads
         pieces = cut_behind(pooled_R, documents)
         y_B = y.index_select(0, pieces.queries_B)
-        if len(p.qkv) == 1:
+        if is_frozen(p.qkv[0]) and (len(p.qkv) == 1 or id(p.qkv[0]) in self.held):
+            # One matrix holds all three, and cannot be taken apart. One layer can afford the whole product.
+            n = heads.queries * heads.dim
+            q, kv = self._product(y_B, p.qkv)[0][:, :n], self._product(y, p.qkv)[0][:, n:]
+        elif len(p.qkv) == 1:
             # One parameter holds all three: slices of it, whose gradients autograd joins. One layer can afford that.
             n, linear = heads.queries * heads.dim, p.qkv[0]
             bias = (None, None) if linear.bias is None else (linear.bias[:n], linear.bias[n:])
@@ -277,6 +299,9 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     if not fusable_decoder(model):
         return 0
     parts = [decoder_parts(layer, model.config) for layer in backbone.layers]
+    for p in parts:
+        join_frozen(p.qkv)
+        join_frozen(p.gate_up)
     if any(joined_view(_weights(linears)) is None for p in parts for linears in (p.qkv, p.gate_up)):
         return 0
     kinds = {p.layer_type for p in parts if p.turns}

@@ -151,7 +151,7 @@ def _step(
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
     pooled = decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
-    wide = kind is None or kind.bits == 32
+    wide = (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
     late = decide_late_update(fused and wide and kept, accumulation, model.parameters, tokens, lines)
     lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=kept and not compiled)

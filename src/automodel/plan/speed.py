@@ -82,8 +82,6 @@ def decide_capture(
         reason = "training_optimizations.capture is false"
     elif ranks > 1:
         reason = "several ranks sum gradients between backward and update, which is not recorded yet"
-    elif cfg.peft is not None:
-        reason = "adapters are not recorded yet: their layers run one by one, without fused blocks"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
     elif not _plain_adamw(cfg, kind):
@@ -122,12 +120,14 @@ def decide_fused(
         lines.append(Decision("kernels", "stock", "fused blocks use flash attention: Ampere GPUs and newer"))
         return False
     if not model.can_fuse:
-        lines.append(Decision("kernels", "stock", f"there are no fused blocks for this {model.model_type} yet"))
+        kind = "adapter of this kind" if cfg.peft is not None else model.model_type
+        lines.append(Decision("kernels", "stock", f"there are no fused blocks for this {kind} yet"))
         return False
     if asked_compile(cfg):
         lines.append(Decision("kernels", "stock", "compile was asked for: stock blocks are compiled instead of fused"))
         return False
-    lines.append(Decision("kernels", "fused", model.fused_in_words))
+    beside = "; adapters: one read of x for a joined product, added in place" if cfg.peft is not None else ""
+    lines.append(Decision("kernels", "fused", model.fused_in_words + beside))
     return True
 
 

@@ -1,0 +1,83 @@
+"""Weights that are not trained, and the two products they take part in.
+
+    y  = x Wᵀ + b               forward
+    dx = dy W  (+ onto)         backward; there is no gradient of W, a third of a trained layer's arithmetic
+
+How such a weight is held is nobody's business but its own: as it is (`Held`), in FP8 (`Fp8Held`), in 4 or 8 bits that
+are expanded for each product (`quantised.py`). Adapters (`lora_linear.py`) know these two products and nothing else.
+
+Shapes: T rows, I inputs, O outputs of all layers of a joined product together.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from automodel.kernels.fp8 import E4M3, E5M2, product, quantise
+
+
+class Frozen(Protocol):
+    """A matrix (O, I) that is not trained."""
+
+    outputs: int
+
+    def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        """x Wᵀ + b, a new tensor."""
+        ...
+
+    def back(self, dy_TO: Tensor, onto_TI: Tensor | None = None) -> Tensor:
+        """dy W, added to `onto` in place where that is given."""
+        ...
+
+
+class Held:
+    """The weight in the dtype that it is computed in."""
+
+    def __init__(self, weight_OI: Tensor):
+        self.weight_OI = weight_OI.detach()
+        self.outputs = weight_OI.shape[0]
+
+    def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        return F.linear(x_TI, self.weight_OI, bias_O)
+
+    def back(self, dy_TO: Tensor, onto_TI: Tensor | None = None) -> Tensor:
+        return dy_TO @ self.weight_OI if onto_TI is None else onto_TI.addmm_(dy_TO, self.weight_OI)
+
+
+class Fp8Held:
+    """The weight in 8 bits, as it lies and transposed: both products want the summed dimension last in memory. It is
+    quantised once; x and dy in every step. The two copies together are as large as the bf16 weight, which nobody needs
+    any more."""
+
+    def __init__(self, weight_OI: Tensor):
+        made = quantise(weight_OI.detach(), E4M3)
+        assert made.rows_TI is not None
+        assert made.columns_IP is not None
+        self.rows_OI, self.columns_IO, self.scale = made.rows_TI, made.columns_IP, made.scale
+        self.outputs, self.dtype = weight_OI.shape[0], weight_OI.dtype
+
+    def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        x = quantise(x_TI, E4M3, columns=False)
+        assert x.rows_TI is not None
+        return product(x.rows_TI, self.rows_OI, x.scale, self.scale, dtype=self.dtype, bias=bias_O, fast=True)
+
+    def back(self, dy_TO: Tensor, onto_TI: Tensor | None = None) -> Tensor:
+        d = quantise(dy_TO, E5M2, columns=False)
+        assert d.rows_TI is not None
+        # Sums of dx run over outputs, a few thousand; the gradients of adapters, over all tokens, are not made in FP8.
+        dx_TI = product(d.rows_TI, self.columns_IO, d.scale, self.scale, dtype=self.dtype, fast=True)
+        return dx_TI if onto_TI is None else onto_TI.add_(dx_TI)
+
+
+def same_memory(tensors: list[Tensor]) -> Tensor:
+    """Matrices of one width below each other in new memory, which each of them is then a view of."""
+    joined = torch.cat([t.detach() for t in tensors])
+    first = 0
+    for tensor in tensors:
+        tensor.data = joined[first : first + tensor.shape[0]]
+        first += tensor.shape[0]
+    return joined
