@@ -140,8 +140,6 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
 
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     cfg, plan = prepared.cfg, prepared.plan
-    if prepared.layout.fsdp:
-        return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
     model = load_model(
         cfg.model, prepared.hf_config, prepared.task, dtype=_loaded_in(prepared), device=plan.device, seed=cfg.seed
     )
@@ -156,9 +154,6 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     return model, make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
 
 
-def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
-    cfg, plan = prepared.cfg, prepared.plan
-    pooled = plan.pooled_last_block and pool_last_block(model)
 def _half(prepared: Prepared) -> torch.dtype | None:
     """The 16-bit dtype that a step computes in over fp32 masters. Adapters are small: theirs are always fp32."""
     plan = prepared.plan
@@ -176,6 +171,9 @@ def _loaded_in(prepared: Prepared) -> torch.dtype:
     return (_half(prepared) or torch.float32) if frozen and plan.capture else torch.float32
 
 
+def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
+    cfg, plan = prepared.cfg, prepared.plan
+    pooled = plan.pooled_last_block and pool_last_block(model)
     forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
     if plan.compile:
         compile_model(prepared, model)
