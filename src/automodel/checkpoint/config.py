@@ -22,6 +22,11 @@ class CheckpointConfig(Section):
     """Resumable checkpoints to keep; the best one is kept beside them."""
     keep_best: bool = True
     """Export the weights of the best evaluation rather than the last ones (needs a validation set)."""
+    async_save: bool = True
+    """Copy the state and write it while training goes on; false waits for the disk at every save."""
+    on_error: Literal["stop", "continue"] = "stop"
+    """What a checkpoint that cannot be written means: `stop` ends the run, `continue` says so, keeps the last good one
+    and trains on."""
     best_metric: str | None = None
     """Metric that decides; default `loss`."""
     best_mode: Literal["min", "max"] | None = None

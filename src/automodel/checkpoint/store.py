@@ -1,166 +1,192 @@
 """Resumable checkpoints: complete or absent, never half.
 
-`run/steps/step-00000120/` holds one `.safetensors` file for each group of tensors, `state.json` for everything else,
-and `manifest.json` with the size and SHA-256 of both. It is written under a temporary name, flushed to the disk, and
-renamed; `LATEST` is replaced the same way. A process killed at any moment leaves either the whole checkpoint or an
-unfinished temporary folder, which the next start removes. Nothing is ever pickled.
+A checkpoint (`catalog.py` says what is in it) is written under a temporary name, flushed to the disk, and renamed;
+`LATEST` is replaced the same way. A process killed at any moment leaves either the whole checkpoint or an unfinished
+temporary folder, which the next start removes. Nothing is ever pickled.
 
-Training need not wait for the disk: `begin` copies the tensors into the host's memory, which takes a tenth of a second
-for each gigabyte or less, and writes them in the background. Whoever asks the store for checkpoints waits until that is
-done, and `wait` raises what went wrong.
+Training need not wait for the disk. `begin` takes a snapshot (`snapshot.py`) and returns; a thread writes it. Whoever
+asks the store for checkpoints waits until that is done, and `wait`, which the next save begins with, says what went
+wrong: as an error, or, with `on_error: continue`, as a warning while the run goes on with the last good one.
 
-The store knows nothing about models or optimizers: it keeps named tensors and JSON. That is what makes it fit for
-sharded state later.
+Ranks. Tensors that every rank holds are written by the first. Of sharded tensors each rank writes its own parts into
+the same temporary folder, in its own time, and leaves a note there with their sizes and hashes; the first rank's thread
+waits for all notes, makes the manifest of them and renames. The threads never talk through the process group, whose
+order of calls belongs to training. All ranks must see the folder.
+
+The store knows nothing about models or optimizers: it keeps named tensors and JSON.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import psutil
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from automodel.checkpoint.tensor_file import Written, write_tensors
-from automodel.config.errors import UserError
+from automodel.checkpoint import catalog
+from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError
+from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
+from automodel.checkpoint.parts import Part, file_of, header_of_parts
+from automodel.checkpoint.snapshot import Camera, Groups
+from automodel.checkpoint.tensor_file import write_tensors
+from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.distributed.world import ALONE, Alone
 
-MANIFEST = "manifest.json"
-STATE = "state.json"
+__all__ = [
+    "Checkpoint",
+    "CheckpointStore",
+    "DamagedCheckpointError",
+    "SaveFailedError",
+    "flush_to_disk",
+    "replace_text",
+]
+
+NOTE = ".rank-{rank:05d}.json"
+PATIENCE = 1800.0
+"""Seconds that the first rank waits for the others' notes once its own files are written."""
+LONGEST_REASON = 400  # bytes that ranks tell each other
 
 
-class DamagedCheckpointError(UserError):
-    """A checkpoint whose files do not match its manifest."""
+class SaveFailedError(UserError):
+    """A checkpoint that could not be written."""
+
+    exit_code = EXIT_FAILED
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A complete checkpoint on disk."""
+@dataclass
+class _Work:
+    """A checkpoint that is being written."""
 
     step: int
     folder: Path
-
-    def tensors(self, group: str, device: str = "cpu") -> dict[str, Tensor]:
-        return load_file(self.folder / f"{group}.safetensors", device=device)
-
-    def state(self) -> dict[str, Any]:
-        return json.loads((self.folder / STATE).read_text())
-
-    def verify(self) -> None:
-        """Raises `DamagedCheckpointError` naming the file that is missing, truncated or changed."""
-        try:
-            manifest = json.loads((self.folder / MANIFEST).read_text())
-        except (OSError, ValueError) as error:
-            raise DamagedCheckpointError(f"{self.folder / MANIFEST} cannot be read: {error}") from error
-        for name, entry in manifest["files"].items():
-            path = self.folder / name
-            if not path.exists():
-                raise DamagedCheckpointError(f"{path} is missing.")
-            size = path.stat().st_size
-            if size != entry["size"]:
-                raise DamagedCheckpointError(f"{path} has {size:,} bytes instead of {entry['size']:,}.")
-            if _digest(path) != entry["sha256"]:
-                raise DamagedCheckpointError(f"{path} was changed after it was written (SHA-256 differs).")
-
-
-Groups = Mapping[str, Mapping[str, Tensor]]
-"""Tensors by group (a file each) and name."""
+    """The temporary one."""
+    groups: Groups
+    state: str
+    protected: set[int]
+    sharded: frozenset[str]
+    """Groups of which every rank writes its parts."""
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    written: Future[dict[str, Written]] = field(default_factory=Future)
+    """This rank's files."""
+    sealed: Future[None] = field(default_factory=Future)
+    """The checkpoint in its place; on the first rank."""
 
 
 class CheckpointStore:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: Path, keep_last: int = 2):
-        self.folder = folder
-        self.keep_last = keep_last
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
-        self._writing: Future[Checkpoint] | None = None
+    def __init__(
+        self,
+        folder: Path,
+        keep_last: int = 2,
+        *,
+        ranks: Alone = ALONE,
+        background: bool = True,
+        on_error: Literal["stop", "continue"] = "stop",
+    ):
+        self.folder, self.keep_last, self.ranks = folder, keep_last, ranks
+        self.background, self.on_error = background, on_error
+        self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+        self.last_place = "none"
+        """Where the last snapshot was taken to: `device`, `host`, or `none` where training waited for the disk."""
+        self._camera = Camera()
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
+        self._work: _Work | None = None
 
-    def save(self, step: int, tensors: Groups, state: Mapping[str, Any], protect: Iterable[int] = ()) -> Checkpoint:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        protect: Iterable[int] = (),
+    ) -> Checkpoint:
         """Writes a checkpoint, then drops old ones; steps in `protect` (the best one) are kept whatever their age."""
         self.wait()
-        _let_devices_finish(tensors)
-        return self._write(step, tensors, json.dumps(state), set(protect))
-
-    def begin(self, step: int, tensors: Groups, state: Mapping[str, Any], protect: Iterable[int] = ()) -> None:
-        """As `save`, but returns when the tensors have been copied. Without room for a copy it is `save`."""
+        work = self._open(step, tensors, json.dumps(state), set(protect))
+        if work is not None:
+            self._carry_out(work)
         self.wait()
-        _let_devices_finish(tensors)
-        text, protected = json.dumps(state), set(protect)
-        size = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
-        if size > psutil.virtual_memory().available // 2:
-            self._write(step, tensors, text, protected)
+        return Checkpoint(step, self.folder / catalog.name_of(step))
+
+    def begin(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        protect: Iterable[int] = (),
+    ) -> None:
+        """As `save`, but returns when a snapshot was taken. Without room for one it is `save`."""
+        self.wait()
+        work = self._open(step, tensors, json.dumps(state), set(protect))
+        if work is None:
             return
-        self._writing = self._background.submit(self._write, step, _copied(tensors), text, protected)
+        snapshot = self._camera.take(work.groups) if self.background else None
+        self.last_place = snapshot.place if snapshot else "none"
+        if snapshot is None:
+            self._carry_out(work)
+            return
+        work.groups = snapshot.groups
+        self._threads.submit(self._drain, work, snapshot.wait)
 
     def wait(self) -> None:
-        """Returns once nothing is being written, or raises why that failed."""
-        if self._writing is not None:
-            try:
-                self._writing.result()
-            finally:
-                if self._writing.done():  # not where Ctrl-C ended the wait
-                    self._writing = None
+        """Returns once nothing is being written any more; says what went wrong. Where several ranks write, all of them
+        call this."""
+        work = self._work
+        if work is None:
+            return
+        wait_for([work.written])  # Ctrl-C may end this; then the work is still there to be waited for
+        problem = _reason(work.written)
+        reasons = texts_of_all(self.ranks, problem) if work.sharded else [problem]
+        if any(reasons):
+            work.abandoned.set()
+        if self._seals:
+            wait_for([work.sealed])
+            if not any(reasons):
+                reasons = [_reason(work.sealed)]
+        self._work = None
+        self._report(work.step, reasons)
 
     def __enter__(self) -> CheckpointStore:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Leaves the block when nothing is being written any more. An error that ends it is not replaced by another."""
+        """Leaves the block when nothing is being written any more. An error that ends it is not replaced by another,
+        and asks no other rank, which may be gone."""
         if kind is None:
             self.wait()
-        else:
-            self.complete()
-
-    def _write(self, step: int, tensors: Groups, state: str, protected: set[int]) -> Checkpoint:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / _name(step)
-        temporary = self.folder / f".unfinished-{_name(step)}-{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            _fill(temporary, step, tensors, state)
-        except OSError:  # most often a full disk, which half a checkpoint would keep full
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        if target.exists():  # an earlier, possibly damaged save of the same step
-            shutil.rmtree(target)
-        os.replace(temporary, target)
-        flush_to_disk(self.folder)
-        replace_text(self.folder / "LATEST", _name(step) + "\n")
-        self._drop_old(protected | {step})
-        return Checkpoint(step, target)
+        elif self._work is not None:
+            if self._work.sharded:
+                self._work.abandoned.set()
+            self._settle()
 
     def complete(self) -> list[Checkpoint]:
-        """Every finished checkpoint, oldest first. A finished one has its manifest: it was renamed into place."""
-        if self._writing is not None:
-            wait_for([self._writing])
-        return self._complete()
-
-    def _complete(self) -> list[Checkpoint]:
-        found = [p for p in self.folder.glob("step-*") if (p / MANIFEST).exists()]
-        return sorted((Checkpoint(int(p.name.removeprefix("step-")), p) for p in found), key=lambda c: c.step)
+        """Every finished checkpoint, oldest first."""
+        self._settle()
+        return catalog.complete(self.folder)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and a message for each damaged one that was passed over."""
-        self.clean()
+        """The newest checkpoint that is whole, and a message for each damaged one that was passed over. Every rank
+        checks its share of the files, and all get the same answer."""
+        if self.ranks.first:
+            self.clean()
         passed_over = []
-        for checkpoint in reversed(self.complete()):
-            try:
-                checkpoint.verify()
-            except DamagedCheckpointError as error:
-                passed_over.append(f"{error} Falling back to the checkpoint before it.")
-            else:
+        for step in reversed(self.ranks.told(lambda: [c.step for c in self.complete()])):
+            checkpoint = Checkpoint(step, self.folder / catalog.name_of(step))
+            problems = [text for text in texts_of_all(self.ranks, self._damage(checkpoint)) if text]
+            if not problems:
                 return checkpoint, passed_over
+            passed_over.append(f"{problems[0]} Falling back to the checkpoint before it.")
         return None, passed_over
 
     def at(self, step: int) -> Checkpoint | None:
@@ -169,77 +195,203 @@ class CheckpointStore:
     def clean(self) -> None:
         """Removes what a killed save left behind."""
         self.wait()
-        for leftover in self.folder.glob(".unfinished-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        catalog.clean(self.folder)
 
-    def _drop_old(self, protected: set[int]) -> None:
-        kept = {c.step for c in self._complete()[-self.keep_last :]} | protected
-        for checkpoint in self._complete():
-            if checkpoint.step not in kept:
-                # Renamed first: a kill in the middle must not leave a folder that looks complete.
-                doomed = self.folder / f".unfinished-drop-{checkpoint.folder.name}"
-                os.replace(checkpoint.folder, doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+    # Before the writing.
+
+    @property
+    def _seals(self) -> bool:
+        return self.ranks.first
+
+    def _open(
+        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str, protected: set[int]
+    ) -> _Work | None:
+        """The temporary folder and what this rank puts into it; None where it has nothing to do with it."""
+        sharded = frozenset(group for group, named in tensors.items() if any(map(is_sharded, named.values())))
+        if not sharded and not self.ranks.first:
+            return None
+        made = self.ranks.told(lambda: self._make_folder(step)) if sharded else self._make_folder(step)
+        if made["problem"]:
+            self._report(step, [made["problem"]])
+            return None
+        groups = {group: parts_of(named, self.ranks) for group, named in tensors.items()}
+        if not self.ranks.first:
+            groups = {group: parts for group, parts in groups.items() if group in sharded}
+        self._work = _Work(step, self.folder / made["name"], groups, state, protected, sharded)
+        return self._work
+
+    def _make_folder(self, step: int) -> dict[str, str]:
+        name = f"{UNFINISHED}{catalog.name_of(step)}-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            (self.folder / name).mkdir(parents=True)
+        except OSError as error:
+            return {"name": name, "problem": in_words(error)}
+        return {"name": name, "problem": ""}
+
+    # The writing.
+
+    def _carry_out(self, work: _Work) -> None:
+        """In this thread, before training goes on."""
+        _let_devices_finish(work.groups)
+        self._drain(work, lambda: None)
+
+    def _drain(self, work: _Work, ready: Callable[[], None]) -> None:
+        """Writes this rank's files; the first rank then puts the checkpoint into its place."""
+        try:
+            ready()
+            work.written.set_result(self._write_files(work))
+        except BaseException as error:
+            work.written.set_exception(error)
+        finally:
+            work.groups = {}  # the snapshot's memory
+        if self._seals:
+            try:
+                self._seal(work)
+                work.sealed.set_result(None)
+            except BaseException as error:
+                shutil.rmtree(work.folder, ignore_errors=True)  # most often a full disk, which half of one keeps full
+                work.sealed.set_exception(error)
+
+    def _write_files(self, work: _Work) -> dict[str, Written]:
+        """All groups at once; returns when they are on the disk."""
+        try:
+            written: dict[str, Written] = {}
+            with ThreadPoolExecutor(len(work.groups) or 1) as threads:
+                files = {group: threads.submit(self._write_group, work, group) for group in work.groups}
+                for file in files.values():
+                    written |= file.result()
+            if self.ranks.first:
+                written[STATE] = write_text(work.folder / STATE, work.state)
+        except OSError as error:
+            if work.sharded:
+                self._leave_note(work, {"problem": in_words(error)})
+            raise
+        if work.sharded:
+            self._leave_note(work, {"files": {name: asdict(file) for name, file in written.items()}})
+        return written
+
+    def _write_group(self, work: _Work, group: str) -> dict[str, Written]:
+        parts, sharded = work.groups[group], group in work.sharded
+        name = file_of(group, self.ranks.rank if sharded else None, self.ranks.size)
+        tensors = {name: part.data for name, part in parts.items()}
+        return {name: write_tensors(work.folder / name, tensors, header_of_parts(parts) if sharded else None)}
+
+    def _leave_note(self, work: _Work, note: dict[str, Any]) -> None:
+        replace_text(work.folder / NOTE.format(rank=self.ranks.rank), json.dumps(note))
+
+    def _seal(self, work: _Work) -> None:
+        """Manifest, rename, `LATEST`, and away with the old ones."""
+        files = work.written.result()
+        if work.sharded:
+            files = self._files_of_all(work)
+        manifest = catalog.manifest_text(work.step, files, self.ranks.size if work.sharded else 1)
+        write_text(work.folder / MANIFEST, manifest)
+        flush_to_disk(work.folder)
+        target = self.folder / catalog.name_of(work.step)
+        if target.exists():  # an earlier, possibly damaged save of the same step
+            catalog.retire(target)
+        os.replace(work.folder, target)
+        flush_to_disk(self.folder)
+        catalog.point_latest(self.folder, work.step)
+        catalog.drop_old(self.folder, self.keep_last, work.protected | {work.step})
+
+    def _files_of_all(self, work: _Work) -> dict[str, Written]:
+        """Waits for the notes of all ranks. Raises what one of them could not write."""
+        files: dict[str, Written] = {}
+        patience = time.monotonic() + PATIENCE
+        for rank in range(self.ranks.size):
+            path = work.folder / NOTE.format(rank=rank)
+            while not path.exists():
+                if work.abandoned.wait(0.02):
+                    raise OSError(f"rank {rank} did not finish its part")
+                if time.monotonic() > patience:
+                    raise OSError(f"rank {rank} wrote nothing for {PATIENCE:.0f} s; all ranks must see this folder")
+            note = json.loads(path.read_text())
+            if "problem" in note:
+                raise OSError(f"rank {rank}: {note['problem']}")
+            files |= {name: Written(**entry) for name, entry in note["files"].items()}
+            path.unlink()
+        return files
+
+    # After it.
+
+    def _settle(self) -> None:
+        """Waits for this rank's own work, and says nothing about it."""
+        if self._work is not None:
+            wait_for([self._work.written, *([self._work.sealed] if self._seals else [])])
+
+    def _report(self, step: int, reasons: list[str]) -> None:
+        if not any(reasons):
+            return
+        rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
+        who = f"rank {rank}: " if len(reasons) > 1 else ""
+        kept = [c.step for c in catalog.complete(self.folder)]
+        good = f"The checkpoint of step {kept[-1]} is kept" if kept else "There is no earlier checkpoint"
+        text = f"the checkpoint of step {step} could not be written to {self.folder}: {who}{reason}. {good}"
+        if self.on_error == "continue":
+            self.warn(f"{text}; training goes on (checkpoint.on_error: continue).")
+            return
+        raise SaveFailedError(
+            f"{text}. Make room and continue with --resume; checkpoint.on_error: continue would have trained on."
+        )
+
+    def _damage(self, checkpoint: Checkpoint) -> str:
+        """What is wrong with this rank's share of the files."""
+        try:
+            checkpoint.verify(list(checkpoint.files())[self.ranks.rank :: self.ranks.size])
+        except DamagedCheckpointError as error:
+            return str(error)
+        return ""
 
 
-def _fill(folder: Path, step: int, tensors: Groups, state: str) -> None:
-    """Everything of a checkpoint, on the disk; the files of the groups are written at once."""
-    with ThreadPoolExecutor(len(tensors) or 1) as threads:
-        paths = {group: folder / f"{group}.safetensors" for group in tensors}
-        files = {path.name: threads.submit(write_tensors, path, tensors[group]) for group, path in paths.items()}
-        written = {name: file.result() for name, file in files.items()}
-    written[STATE] = _write_text(folder / STATE, state)
-    described = {name: asdict(written[name]) for name in sorted(written)}
-    _write_text(folder / MANIFEST, json.dumps({"version": 1, "step": step, "files": described}, indent=2))
-    flush_to_disk(folder)
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other ranks hold parts of it (a DTensor; its module is not imported to ask)."""
+    return hasattr(tensor, "device_mesh")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Writes a small file so that readers see either the old or the new text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    flush_to_disk(temporary)
-    os.replace(temporary, path)
+def parts_of(tensors: Mapping[str, Tensor], ranks: Alone) -> dict[str, Part]:
+    """What this rank writes of them."""
+    parts = {}
+    for name, tensor in tensors.items():
+        if is_sharded(tensor):
+            from automodel.distributed.shards import piece_of
+
+            piece = piece_of(tensor.detach())
+            if piece.writes and (piece.local.numel() or not tensor.numel()):
+                parts[name] = Part(piece.local, piece.offsets, piece.shape)
+        elif ranks.first:
+            parts[name] = Part.whole(tensor)
+    return parts
 
 
-def _let_devices_finish(tensors: Groups) -> None:
+def texts_of_all(ranks: Alone, text: str) -> list[str]:
+    """A short text of every rank, in their order."""
+    if ranks.size == 1:
+        return [text]
+    carried = torch.zeros(LONGEST_REASON, dtype=torch.uint8)
+    data = text.encode()[:LONGEST_REASON]
+    carried[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else carried[:0]
+    found = [bytes(other.tolist()).rstrip(b"\0") for other in ranks.gathered(carried)]
+    return [other.decode(errors="replace") for other in found]
+
+
+def in_words(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return f"{error.strerror} ({error.filename})" if error.strerror and error.filename else str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _reason(future: Future[Any]) -> str:
+    """Why a disk did not take it; anything else is a mistake of ours, and raised as it is."""
+    error = future.exception()
+    if error is None:
+        return ""
+    if not isinstance(error, OSError):
+        raise error
+    return in_words(error)
+
+
+def _let_devices_finish(groups: Groups) -> None:
     """Other threads read the tensors, and do not know the stream that wrote them."""
-    for device in {tensor.device for named in tensors.values() for tensor in named.values() if tensor.is_cuda}:
+    for device in {part.data.device for parts in groups.values() for part in parts.values() if part.data.is_cuda}:
         torch.cuda.synchronize(device)
-
-
-def _copied(tensors: Groups) -> Groups:
-    """The tensors as they are now, in the host's memory. Several at a time: new pages cost as much as the copying."""
-    every = [(group, name, tensor) for group, named in tensors.items() for name, tensor in named.items()]
-    with ThreadPoolExecutor(4) as threads:
-        copies = threads.map(lambda item: item[2].detach().to("cpu", copy=True), every)
-        copied: dict[str, dict[str, Tensor]] = {group: {} for group in tensors}
-        for (group, name, _), copy in zip(every, copies, strict=True):
-            copied[group][name] = copy
-    return copied
-
-
-def _write_text(path: Path, text: str) -> Written:
-    data = text.encode()
-    path.write_bytes(data)
-    flush_to_disk(path)
-    return Written(len(data), hashlib.sha256(data).hexdigest())
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush_to_disk(path: Path) -> None:
-    """So that a rename never outlives the bytes it names. Folders too."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

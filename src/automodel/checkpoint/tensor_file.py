@@ -2,8 +2,10 @@
 
 The library's own writer first makes a copy of every tensor as a Python bytes object, and the SHA-256 of the manifest
 then reads the file back. Here each tensor goes straight from its memory to the file while another thread hashes it, so
-a file takes as long as the slower of the two; both leave Python's lock alone, so several files are written at once. A
-tensor on a GPU is fetched when its turn comes: the writer holds one at a time.
+a file takes as long as the slower of the two; both leave Python's lock alone, so several files are written at once.
+
+A tensor on a GPU crosses the bus in chunks, on a stream of its own and through page-locked memory, the next chunk while
+this one is written: no stream of anybody else's waits, and the host never holds more than a few chunks.
 
 The format: eight bytes with the length of a JSON header, the header (name, dtype, shape and place of each tensor), and
 the bytes of all tensors without gaps. Wider dtypes come first, so every tensor is aligned to its own size.
@@ -14,13 +16,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from automodel.checkpoint.disk import Written
 
 CHUNK = 1 << 25  # bytes between two looks at the other thread: 10 ms of work
 
@@ -43,26 +47,16 @@ DTYPES = {
 }
 
 
-@dataclass(frozen=True)
-class Written:
-    """A file as its manifest describes it."""
-
-    size: int
-    sha256: str
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """Writes the file and returns once it is on the disk."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> Written:
+    """Writes the file and returns once it is on the disk. `notes` go into its header, beside the tensors."""
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    header = _header(ordered)
-    digest = hashlib.sha256()
+    header = _header(ordered, notes)
+    digest, bus = hashlib.sha256(), Bus()
     with path.open("wb") as file, ThreadPoolExecutor(1) as other:
         hashed = other.submit(digest.update, header)
         file.write(header)
         for tensor in ordered.values():
-            data = _bytes_of(tensor)
-            for start in range(0, len(data), CHUNK):
-                chunk = data[start : start + CHUNK]
+            for chunk in bus.chunks_of(tensor):
                 hashed.result()  # never further behind than a chunk
                 hashed = other.submit(digest.update, chunk)
                 file.write(chunk)
@@ -73,8 +67,56 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     return Written(size, digest.hexdigest())
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    places, start = {}, 0
+class Bus:
+    """The way of a tensor's bytes to the host."""
+
+    SEATS = 3  # one is written, one may still be hashed, one is on its way
+
+    def __init__(self):
+        self.stream: torch.cuda.Stream | None = None
+        self.seats: list[Tensor] = []
+        self.turn = 0
+
+    def chunks_of(self, tensor: Tensor) -> Iterator[memoryview]:
+        """The tensor's numbers in their order; each chunk is good until the next but one is asked for."""
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        if flat.is_cuda:
+            if not tensor.is_contiguous():
+                torch.cuda.current_stream(flat.device).synchronize()  # the copy that made it so
+            yield from self._fetched(flat)
+            return
+        data = memoryview(flat.numpy())
+        for start in range(0, len(data), CHUNK):
+            yield data[start : start + CHUNK]
+
+    def _fetched(self, flat: Tensor) -> Iterator[memoryview]:
+        if self.stream is None:
+            self.stream = torch.cuda.Stream(flat.device)
+            self.seats = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(self.SEATS)]
+        under_way: list[tuple[Tensor, torch.cuda.Event]] = []
+        for start in range(0, len(flat), CHUNK):
+            part = flat[start : start + CHUNK]
+            seat = self.seats[self.turn % self.SEATS][: len(part)]
+            self.turn += 1
+            with torch.cuda.stream(self.stream):
+                seat.copy_(part, non_blocking=True)
+                arrived = torch.cuda.Event()
+                arrived.record()
+            under_way.append((seat, arrived))
+            if len(under_way) == 2:
+                yield _arrived(*under_way.pop(0))
+        for seat, arrived in under_way:
+            yield _arrived(seat, arrived)
+
+
+def _arrived(seat: Tensor, event: torch.cuda.Event) -> memoryview:
+    event.synchronize()
+    return memoryview(seat.numpy())
+
+
+def _header(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> bytes:
+    places: dict[str, dict[str, Any]] = {"__metadata__": dict(notes)} if notes else {}
+    start = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise ValueError(f"{name} has dtype {tensor.dtype}, which safetensors cannot hold")
@@ -84,9 +126,3 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     text = json.dumps(places, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's numbers in their order, without a copy where they lie so in the host's memory."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())

@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
+from automodel.checkpoint import snapshot as snapshot_module
 from automodel.checkpoint import store as store_module
-from automodel.checkpoint.store import CheckpointStore
+from automodel.checkpoint.store import CheckpointStore, SaveFailedError
 
 
 @pytest.fixture
@@ -15,9 +16,9 @@ def slow(monkeypatch):
     allowed = threading.Event()
     write = store_module.write_tensors
 
-    def held_back(path, tensors):
+    def held_back(path, tensors, notes):
         assert allowed.wait(30)
-        return write(path, tensors)
+        return write(path, tensors, notes)
 
     monkeypatch.setattr(store_module, "write_tensors", held_back)
     return allowed
@@ -47,31 +48,86 @@ def test_the_next_one_waits_for_it_and_old_ones_are_dropped(tmp_path):
     assert not list(tmp_path.glob(".unfinished-*"))
 
 
-def test_a_failure_is_raised_once_and_leaves_the_older_one(tmp_path, monkeypatch):
-    store = CheckpointStore(tmp_path)
-    store.save(1, {"model": {"w": torch.ones(2)}}, {})
+class Disk:
+    """A disk that can be full."""
 
-    def full(path, tensors):
-        raise OSError(28, "No space left on device")
+    def __init__(self, monkeypatch):
+        self.full, write = False, store_module.write_tensors
 
-    write = store_module.write_tensors
-    monkeypatch.setattr(store_module, "write_tensors", full)
-    store.begin(2, {"model": {"w": torch.ones(2)}}, {})
+        def write_unless_full(path, tensors, notes):
+            if self.full:
+                raise OSError(28, "No space left on device", str(path))
+            return write(path, tensors, notes)
+
+        monkeypatch.setattr(store_module, "write_tensors", write_unless_full)
+
+
+def some() -> dict:
+    return {"model": {"w": torch.ones(2)}}
+
+
+def test_the_next_save_says_folder_and_reason_and_the_older_one_is_kept(tmp_path, monkeypatch):
+    disk, store = Disk(monkeypatch), CheckpointStore(tmp_path)
+    store.save(1, some(), {})
+    disk.full = True
+    store.begin(2, some(), {})
     assert [c.step for c in store.complete()] == [1]  # asking what is there does not raise
-    with pytest.raises(OSError, match="No space left"):
-        store.wait()
+    with pytest.raises(SaveFailedError) as failed:
+        store.begin(3, some(), {})
+    message = str(failed.value)
+    assert f"the checkpoint of step 2 could not be written to {tmp_path}: No space left on device" in message
+    assert "The checkpoint of step 1 is kept" in message
+    assert failed.value.exit_code == 1
     assert not list(tmp_path.glob(".unfinished-*"))
-    monkeypatch.setattr(store_module, "write_tensors", write)
-    store.begin(3, {"model": {"w": torch.ones(2)}}, {})
+    assert (tmp_path / "LATEST").read_text() == "step-00000001\n"
+    disk.full = False
+    store.begin(3, some(), {})  # said once
     assert [c.step for c in store.complete()] == [1, 3]
+
+
+def test_on_error_continue_says_so_and_goes_on(tmp_path, monkeypatch):
+    disk, store, said = Disk(monkeypatch), CheckpointStore(tmp_path, on_error="continue"), []
+    store.warn = said.append
+    store.save(1, some(), {})
+    disk.full = True
+    store.begin(2, some(), {})
+    store.complete()  # waits
+    disk.full = False
+    store.begin(3, some(), {})
+    store.wait()
+    assert [c.step for c in store.complete()] == [1, 3]
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    assert "training goes on" in said[0]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "steps").write_text("a file")
+    store = CheckpointStore(tmp_path / "steps")
+    with pytest.raises(SaveFailedError, match="File exists|Not a directory"):
+        store.begin(1, some(), {})
+
+
+def test_mistakes_of_ours_are_not_a_disks(tmp_path):
+    store = CheckpointStore(tmp_path, on_error="continue")
+    store.begin(1, {"model": {"odd": torch.zeros(2, dtype=torch.complex128)}}, {})
+    with pytest.raises(ValueError, match="odd has dtype"):
+        store.wait()
+
+
+def test_async_save_false_waits_for_the_disk(tmp_path):
+    store = CheckpointStore(tmp_path, background=False)
+    store.begin(1, some(), {})
+    assert (tmp_path / "step-00000001" / "manifest.json").exists()
+    assert store.last_place == "none"
 
 
 def test_without_room_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch):
     class Memory:
         available = 4
 
-    monkeypatch.setattr(store_module.psutil, "virtual_memory", lambda: Memory)
-    monkeypatch.setattr(store_module, "_copied", lambda tensors: pytest.fail("copied"))
+    monkeypatch.setattr(snapshot_module.psutil, "virtual_memory", lambda: Memory)
+    monkeypatch.setattr(snapshot_module.torch.Tensor, "clone", lambda *_, **__: pytest.fail("copied"))
     store = CheckpointStore(tmp_path)
     store.begin(1, {"model": {"w": torch.ones(8)}}, {})
     assert (tmp_path / "step-00000001" / "manifest.json").exists()

@@ -1,0 +1,163 @@
+"""What lies in `run/steps/`: complete checkpoints, found, checked and removed.
+
+    step-00000120/
+        model.safetensors, optimizer.safetensors, rng.safetensors   tensors, a file for each group; or,
+        model-rank-00003-of-00004.safetensors, …                    of a sharded one, for each rank too (`parts.py`)
+        state.json                                                  everything else
+        manifest.json                                               size and SHA-256 of each file, and of itself
+    LATEST                                                          the name of the newest complete one
+
+A folder of that name is complete: it was renamed into place when its last byte was on the disk (`store.py`). Whether
+it is still whole is what `verify` finds out. Removing goes the other way round, by a name that nobody takes for a
+checkpoint, so that a kill in the middle leaves nothing that looks like one.
+
+No torch is imported before tensors are read: `automodel checkpoint ls` answers at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from automodel.checkpoint.disk import Written, digest_of, replace_text
+from automodel.config.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from automodel.checkpoint.parts import SavedTensor
+
+MANIFEST = "manifest.json"
+STATE = "state.json"
+LATEST = "LATEST"
+UNFINISHED = ".unfinished-"
+VERSION = 2
+"""1 had no rank files, and no hash of the manifest itself; it is read as well."""
+
+
+class DamagedCheckpointError(UserError):
+    """A checkpoint whose files do not match its manifest."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    step: int
+    folder: Path
+
+    def tensors(self, group: str) -> dict[str, Tensor]:
+        """The whole tensors of a group, in the host's memory."""
+        from automodel.checkpoint.parts import read_whole
+
+        return read_whole(self.folder, group)
+
+    def parts(self, group: str) -> Mapping[str, SavedTensor]:
+        """The same tensors as they lie on the disk: each has a `shape`, and `[slices]` reads that part of it."""
+        from automodel.checkpoint.parts import SavedGroup
+
+        return SavedGroup(self.folder, group)
+
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.folder / STATE).read_text())
+
+    def manifest(self) -> dict[str, Any]:
+        """Raises `DamagedCheckpointError` where it cannot be read, or was changed."""
+        path = self.folder / MANIFEST
+        try:
+            manifest = json.loads(path.read_bytes())
+            sealed = manifest.pop("sha256", None)
+            files = {name: Written(**entry) for name, entry in manifest["files"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error
+        if sealed not in (None, _seal(manifest)):
+            raise DamagedCheckpointError(f"{path} was changed after it was written (SHA-256 differs).")
+        if manifest["version"] > VERSION:
+            raise DamagedCheckpointError(
+                f"{path} is of version {manifest['version']}; this automodel reads versions 1 to {VERSION}."
+            )
+        return {**manifest, "files": files}
+
+    def files(self) -> dict[str, Written]:
+        return self.manifest()["files"]
+
+    def size(self) -> int:
+        """Bytes of all files, by the manifest."""
+        return sum(file.size for file in self.files().values())
+
+    def check_sizes(self, names: Iterable[str] | None = None) -> None:
+        """Raises `DamagedCheckpointError` naming a file that is missing or truncated; reads none."""
+        files = self.files()
+        for name in files if names is None else names:
+            path = self.folder / name
+            if not path.exists():
+                raise DamagedCheckpointError(f"{path} is missing.")
+            size = path.stat().st_size
+            if size != files[name].size:
+                raise DamagedCheckpointError(f"{path} has {size:,} bytes instead of {files[name].size:,}.")
+
+    def verify(self, names: Iterable[str] | None = None) -> None:
+        """Raises `DamagedCheckpointError` naming the file that is missing, truncated or changed."""
+        files = self.files()
+        chosen = list(files if names is None else names)
+        self.check_sizes(chosen)
+        for name in chosen:
+            if digest_of(self.folder / name) != files[name].sha256:
+                raise DamagedCheckpointError(
+                    f"{self.folder / name} was changed after it was written (SHA-256 differs)."
+                )
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def complete(folder: Path) -> list[Checkpoint]:
+    """Every finished checkpoint, oldest first. A finished one has its manifest: it was renamed into place."""
+    found = [path for path in folder.glob("step-*") if (path / MANIFEST).exists()]
+    return sorted((Checkpoint(int(path.name.removeprefix("step-")), path) for path in found), key=lambda c: c.step)
+
+
+def manifest_text(step: int, files: Mapping[str, Written], ranks: int) -> str:
+    """What a manifest says, closed with its own hash."""
+    described = {name: asdict(files[name]) for name in sorted(files)}
+    manifest = {"version": VERSION, "step": step, "ranks": ranks, "files": described}
+    return json.dumps({**manifest, "sha256": _seal(manifest)}, indent=2)
+
+
+def point_latest(folder: Path, step: int) -> None:
+    replace_text(folder / LATEST, name_of(step) + "\n")
+
+
+def retire(folder: Path) -> None:
+    """Removes a checkpoint, which is none any more the moment this begins."""
+    doomed = folder.with_name(f"{UNFINISHED}drop-{folder.name}-{os.getpid()}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def drop_old(folder: Path, keep_last: int, protected: Iterable[int]) -> list[int]:
+    """Keeps the last ones and the protected; returns the steps that are gone."""
+    every = complete(folder)
+    kept = {checkpoint.step for checkpoint in every[-keep_last:]} | set(protected)
+    dropped = [checkpoint for checkpoint in every if checkpoint.step not in kept]
+    for checkpoint in dropped:
+        retire(checkpoint.folder)
+    return [checkpoint.step for checkpoint in dropped]
+
+
+def clean(folder: Path) -> None:
+    """Removes what a killed save left behind."""
+    for leftover in folder.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,218 @@
+"""`automodel checkpoint ls|verify|prune|convert RUN`: the resumable checkpoints of a run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from automodel.config.errors import EXIT_FAILED, UserError
+
+if TYPE_CHECKING:
+    from automodel.checkpoint.catalog import Checkpoint
+
+
+class Verbs(TyperGroup):
+    """Says what can be done, where something else is asked for."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            known = ", ".join(self.commands)
+            raise UserError(f"`automodel checkpoint {args[0]}` is not known. It does: {known}.")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(no_args_is_help=True, help="List, check, thin out and convert the checkpoints of a run.", cls=Verbs)
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder (checkpoint.checkpoint_dir).")]
+Step = Annotated[int | None, typer.Option("--step", help="The checkpoint of this step.")]
+
+
+@app.callback()
+def checkpoint() -> None:
+    """List, check, thin out and convert the checkpoints of a run."""
+
+
+@app.command("ls")
+def ls(run: Run, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
+    """List the checkpoints of a run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    steps, every = _found(run)
+    rows = [_described(checkpoint, every[-1].step, _best_of(every[-1])) for checkpoint in every]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(title=str(steps), title_justify="left", title_style="", box=None, pad_edge=False)
+    for name, justify in (("step", "right"), ("epoch", "right"), ("written", "left"), ("size", "right")):
+        table.add_column(name, justify=justify)
+    for name in ("ranks", "files", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        table.add_row(
+            str(row["step"]),
+            "" if row["epoch"] is None else f"{row['epoch']:.2f}",
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["written"])),
+            _size(row["bytes"]) if row["bytes"] is not None else "?",
+            str(row["ranks"] or "?"),
+            str(row["files"] or "?"),
+            ", ".join([*row["marks"], *([row["problem"]] if row["problem"] else [])]),
+        )
+    Console(soft_wrap=True).print(table)
+
+
+@app.command("verify")
+def verify(run: Run, step: Step = None) -> None:
+    """Read every file again and compare it with its hash; exit code 1 where one differs."""
+    from automodel.checkpoint.catalog import DamagedCheckpointError
+
+    _, every = _found(run)
+    damaged = 0
+    for checkpoint in [_chosen(every, step)] if step is not None else every:
+        try:
+            checkpoint.verify()
+        except DamagedCheckpointError as error:
+            damaged += 1
+            print(f"step {checkpoint.step}: DAMAGED. {error}")
+        else:
+            print(f"step {checkpoint.step}: whole, {len(checkpoint.files())} files, {_size(checkpoint.size())}")
+    if damaged:
+        whole = len(every) - damaged
+        print("--resume takes the newest that is whole." if whole else "None is whole: --resume cannot continue.")
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command("prune")
+def prune(
+    run: Run,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="How many of the newest to keep.")] = 1,
+    drop_best: Annotated[
+        bool, typer.Option("--drop-best", help="Remove the best one too, unless it is among them.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
+) -> None:
+    """Remove old checkpoints; the newest, and the best evaluation's, are kept."""
+    from automodel.checkpoint import catalog
+
+    steps, every = _found(run)
+    whole = [checkpoint for checkpoint in every if not _problem(checkpoint)]
+    if not whole:
+        raise UserError(f"no checkpoint in {steps} is whole, so none is removed. automodel checkpoint verify {run}")
+    best = _best_of(whole[-1])
+    kept = {checkpoint.step for checkpoint in whole[-keep:]} | ({best} if best is not None and not drop_best else set())
+    doomed = [checkpoint for checkpoint in every if checkpoint.step not in kept]
+    freed = sum(_bytes_on_disk(checkpoint) for checkpoint in doomed)
+    if not dry_run:
+        catalog.point_latest(steps, whole[-1].step)  # before anything it could name is gone
+        for checkpoint in doomed:
+            catalog.retire(checkpoint.folder)
+        catalog.clean(steps)
+    what = ", ".join(str(checkpoint.step) for checkpoint in doomed) or "none"
+    print(f"{'Would remove' if dry_run else 'Removed'} steps: {what} ({_size(freed)}); kept: {sorted(kept)}")
+
+
+@app.command("convert")
+def convert(
+    run: Run,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")],
+    step: Step = None,
+    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+) -> None:
+    """Write the model of a checkpoint as a plain Hugging Face folder."""
+    _, every = _found(run)
+    if step is not None:
+        _chosen(every, step)
+    from automodel.models.lean_imports import import_transformers
+
+    import_transformers()
+    from automodel.engine.convert import convert_checkpoint
+
+    done = convert_checkpoint(run, out, step=step, trust=trust or [])
+    for note in done.notes:
+        print(note)
+    print(f"Wrote the model of step {done.step} to {done.folder}")
+
+
+def _found(run: Path) -> tuple[Path, list[Checkpoint]]:
+    """The folder of the checkpoints and all of them; a `UserError` where there are none."""
+    from automodel.checkpoint.catalog import complete
+
+    if not run.is_dir():
+        raise UserError(f"there is no folder '{run}'. Give the run folder (checkpoint.checkpoint_dir).")
+    places = [run / "run" / "steps", run / "steps", run]  # whoever gives a folder further inside means the same
+    for steps in places:
+        if every := complete(steps):
+            return steps, every
+    where = places[0]
+    hint = (
+        " The run saved none (checkpoint.enabled: false), or has not come to its first."
+        if where.parent.is_dir()
+        else ""
+    )
+    raise UserError(f"there is no checkpoint in '{where}'.{hint}")
+
+
+def _chosen(every: list[Checkpoint], step: int) -> Checkpoint:
+    for checkpoint in every:
+        if checkpoint.step == step:
+            return checkpoint
+    raise UserError(
+        f"--step: there is no checkpoint of step {step}. There are: {', '.join(str(c.step) for c in every)}."
+    )
+
+
+def _described(checkpoint: Checkpoint, newest: int, best: int | None) -> dict[str, Any]:
+    marks = [name for name, step in (("latest", newest), ("best", best)) if step == checkpoint.step]
+    row: dict[str, Any] = {
+        "step": checkpoint.step,
+        "epoch": _state_of(checkpoint).get("train", {}).get("epoch"),
+        "written": checkpoint.folder.stat().st_mtime,
+        "bytes": None,
+        "ranks": None,
+        "files": None,
+        "marks": marks,
+        "problem": _problem(checkpoint),
+    }
+    if not row["problem"]:
+        manifest = checkpoint.manifest()
+        row |= {"bytes": checkpoint.size(), "ranks": manifest.get("ranks", 1), "files": len(manifest["files"])}
+    return row
+
+
+def _problem(checkpoint: Checkpoint) -> str:
+    """What is wrong at first sight: sizes, not contents."""
+    from automodel.checkpoint.catalog import DamagedCheckpointError
+
+    try:
+        checkpoint.check_sizes()
+    except DamagedCheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _state_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    try:
+        return checkpoint.state()
+    except (OSError, ValueError):
+        return {}
+
+
+def _best_of(checkpoint: Checkpoint) -> int | None:
+    """The step of the best evaluation, as the checkpoint remembers it."""
+    return _state_of(checkpoint).get("train", {}).get("best", {}).get("step")
+
+
+def _bytes_on_disk(checkpoint: Checkpoint) -> int:
+    return sum(path.stat().st_size for path in checkpoint.folder.rglob("*") if path.is_file())
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,87 @@
+"""A checkpoint as a plain Hugging Face folder, without training on.
+
+The model is made as the run makes it (from `run/config.yaml`, with the labels that its data gave it), takes the
+checkpoint's weights, and is saved as the end of a run saves it: what comes out of the last checkpoint is what the run
+exported or would have exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from automodel.adapters.attach import attach
+from automodel.checkpoint import catalog
+from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
+from automodel.config.errors import UserError
+from automodel.engine.folder import RunFolder
+from automodel.engine.prepare import Prepared, prepare_run
+from automodel.engine.step import check_fit, model_tensors
+from automodel.models.load import align_pad_token, load_model
+from automodel.models.save import save_hf_folder
+from automodel.plan.check import load_run_config
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written."""
+
+    folder: Path
+    step: int
+    notes: list[str]
+
+
+def convert_checkpoint(
+    run: str | Path, out: str | Path, *, step: int | None = None, trust: Sequence[str] = ()
+) -> Converted:
+    """Writes the model of a checkpoint; without `step`, of the newest that is whole."""
+    folder, target = RunFolder(Path(run).expanduser()), Path(out).expanduser()
+    if not folder.config.is_file():
+        raise UserError(f"'{run}' is no run folder: {folder.config} is missing.")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
+    checkpoint, notes = _whole(folder, step)
+    prepared = prepare_run(load_run_config([folder.config], (), trust), trust)
+    model = _model_of(prepared)
+    own, saved = model_tensors(model), checkpoint.parts("model")
+    check_fit(own, saved, str(checkpoint.folder))  # ty: ignore[invalid-argument-type]
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name].read())
+    tokenizer = prepared.tokenizer
+    if prepared.train.chat_template and not tokenizer.chat_template:
+        tokenizer.chat_template = prepared.train.chat_template
+    save_hf_folder(model, tokenizer, target)
+    return Converted(target, checkpoint.step, notes)
+
+
+def _whole(folder: RunFolder, step: int | None) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint that is asked for, verified; or the newest that is whole, and what was passed over."""
+    notes = []
+    for checkpoint in reversed(catalog.complete(folder.steps)):
+        if step in (None, checkpoint.step):
+            try:
+                checkpoint.verify()
+            except DamagedCheckpointError as error:
+                if step is not None:
+                    raise
+                notes.append(f"{error} Taking the checkpoint before it.")
+            else:
+                return checkpoint, notes
+    which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+    raise UserError(f"'{folder.steps}' has {which} that is whole." + "".join(f"\n  {note}" for note in notes))
+
+
+def _model_of(prepared: Prepared) -> Any:
+    """The run's model in the host's memory, as its checkpoints name it; in the precision of its master weights."""
+    cfg, plan = prepared.cfg, prepared.plan
+    dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
+    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
+    align_pad_token(model, prepared.tokenizer)
+    if prepared.adapter is not None:
+        attach(model, prepared.adapter, seed=cfg.seed)
+    return model

@@ -1,0 +1,102 @@
+"""`automodel checkpoint ls|verify|prune|convert`, on a run that was really trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tiny_runs as tiny
+
+SETTINGS = (
+    "step_scheduler: {max_steps: 8, log_every_steps: 4, val_every_steps: 2, ckpt_every_steps: 2}\n"
+    "dataloader: {batch_size: 4}\n"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    tiny.write_run(folder, text=SETTINGS)
+    settings = ("checkpoint.keep_last=3", "checkpoint.keep_best=false")
+    cache = {"AUTOMODEL_CACHE": str(folder / "cache")}
+    tiny.automodel("finetune", "llm", "-c", folder / "run.yaml", *settings, **cache)
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    """A copy whose checkpoints may be spoiled."""
+    return shutil.copytree(trained / "out", tmp_path / "out")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_ls_lists_them(run):
+    rows = json.loads(tiny.automodel("checkpoint", "ls", run, "--json").stdout)
+    assert [row["step"] for row in rows] == [4, 6, 8]
+    assert [row["marks"][:1] for row in rows][-1] == ["latest"]
+    assert all(row["ranks"] == 1 and row["files"] == 4 and row["bytes"] > 10_000 for row in rows)
+    table = tiny.automodel("checkpoint", "ls", run).stdout
+    assert table.splitlines()[1].split() == ["step", "epoch", "written", "size", "ranks", "files"]
+    assert "latest" in table.splitlines()[-1]
+
+
+def test_verify_names_the_damaged_file(run):
+    whole = tiny.automodel("checkpoint", "verify", run)
+    assert whole.stdout.count("whole, 4 files") == 3
+    flip(run / "run" / "steps" / "step-00000006" / "optimizer.safetensors")
+    done = tiny.automodel("checkpoint", "verify", run, check=False)
+    assert done.returncode == 1
+    assert "step 6: DAMAGED" in done.stdout
+    assert "step-00000006/optimizer.safetensors was changed after it was written" in done.stdout
+    assert "--resume takes the newest that is whole" in done.stdout
+    assert tiny.automodel("checkpoint", "verify", run, "--step", "8").returncode == 0
+
+
+def test_prune_keeps_the_newest_that_is_whole(run):
+    newest = run / "run" / "steps" / "step-00000008" / "model.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-3])
+    would = tiny.automodel("checkpoint", "prune", run, "--drop-best", "--dry-run").stdout
+    assert "Would remove steps: 4, 8" in would
+    assert len(list((run / "run" / "steps").glob("step-*"))) == 3
+    done = tiny.automodel("checkpoint", "prune", run, "--drop-best").stdout
+    assert "Removed steps: 4, 8" in done
+    assert [path.name for path in (run / "run" / "steps").glob("step-*")] == ["step-00000006"]
+    assert (run / "run" / "steps" / "LATEST").read_text() == "step-00000006\n"
+
+
+def test_convert_writes_what_the_run_exported(trained, run, tmp_path):
+    """The run exported its last step; so does the conversion, file by file."""
+    cache = {"AUTOMODEL_CACHE": str(trained / "cache")}
+    done = tiny.automodel("checkpoint", "convert", run, "--out", tmp_path / "hf", **cache)
+    assert "Wrote the model of step 8" in done.stdout
+    written = {path.name for path in (tmp_path / "hf").iterdir()}
+    assert written == {path.name for path in run.iterdir() if path.is_file()}
+    for name in written - {"tokenizer.json"}:
+        assert (tmp_path / "hf" / name).read_bytes() == (run / name).read_bytes(), name
+    ours, theirs = (json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path / "hf", run))
+    theirs["truncation"] = ours["truncation"]  # left by whoever tokenised; here the tokens came from the cache
+    assert ours == theirs
+    again = tiny.automodel("checkpoint", "convert", run, "--out", tmp_path / "hf", check=False, **cache)
+    assert again.returncode == 2
+    assert "is not empty" in again.stderr
+
+
+def test_wrong_arguments_are_explained(trained, tmp_path):
+    cases = {
+        ("ls", tmp_path / "nowhere"): "there is no folder",
+        ("ls", tmp_path): "there is no checkpoint in",
+        ("lst", tmp_path): "It does: ls, verify, prune, convert",
+        ("verify", trained / "out", "--step", "5"): "There are: 4, 6, 8.",
+    }
+    for arguments, message in cases.items():
+        done = tiny.automodel("checkpoint", *arguments, check=False)
+        assert done.returncode == 2
+        assert message in done.stderr
