@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 
 import pytest
 import torch
@@ -169,10 +170,15 @@ def test_learns_like_bitsandbytes(folder):
 @pytest.mark.parametrize("how", ["step_scheduler.grad_acc_steps=1", "step_scheduler.grad_acc_steps=2"])
 def test_resumes_exactly(folder, how):
     name = how[-1]
-    whole, _ = run(folder, f"whole-{name}", how, steps=20)
     run(folder, f"halves-{name}", how, steps=10)
-    halves, _ = run(folder, f"halves-{name}", how, steps=20, resume=True)
-    assert [halves[s] for s in range(11, 21)] == pytest.approx([whole[s] for s in range(11, 21)], rel=2e-3)
+    shutil.copytree(folder / f"halves-{name}", folder / f"again-{name}")
+    # Two continuations of one state: they begin alike to the last bit, and then differ by the order of atomic sums.
+    once, _ = run(folder, f"halves-{name}", how, steps=20, resume=True)
+    again, _ = run(folder, f"again-{name}", how, steps=20, resume=True)
+    whole, _ = run(folder, f"whole-{name}", how, steps=20)
+    noise = max(abs(once[s] - again[s]) for s in range(11, 21)) + max(abs(once[s] - whole[s]) for s in range(1, 11))
+    assert once[11] == pytest.approx(again[11], rel=1e-5)
+    assert [once[s] for s in range(11, 21)] == pytest.approx([whole[s] for s in range(11, 21)], abs=4 * noise + 1e-3)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")

@@ -119,7 +119,9 @@ def test_classifiers_run_fused_blocks(kind, task, tmp_path):
 def test_a_plain_loop_learns_the_same(kind, checkpointing, tmp_path):
     path = folder_of(kind, tmp_path / "start", "AutoModelForCausalLM")
     losses = []
-    for home, dtype in ((transformers, torch.float32), (automodel, torch.bfloat16)):
+    for home, dtype in (
+        (transformers, torch.float32), (transformers, torch.bfloat16), (automodel, torch.bfloat16)
+    ):  # fmt: skip
         model = load(home, "AutoModelForCausalLM", path, dtype).train()
         if checkpointing:
             model.gradient_checkpointing_enable()
@@ -132,7 +134,9 @@ def test_a_plain_loop_learns_the_same(kind, checkpointing, tmp_path):
             here.append(float(loss.detach()))
         losses.append(here)
     assert path_taken(model)[0] == "fused"
-    assert losses[1] == pytest.approx(losses[0], rel=0.03, abs=0.03)
+    exact, coarse, ours = torch.tensor(losses)
+    assert ours[:10].tolist() == pytest.approx(exact[:10].tolist(), rel=0.02)
+    assert (ours - exact).abs().mean() < 2 * (coarse - exact).abs().mean() + 0.02
     model.save_pretrained(tmp_path / "end")
     again = load(transformers, "AutoModelForCausalLM", tmp_path / "end").eval()
     ids = batch()["input_ids"][:2, :12]
@@ -183,10 +187,10 @@ def test_fp32_weights_under_autocast_are_rounded_once_a_call(kind, dtype, tmp_pa
 def test_a_training_step_does_not_hold_all_logits(tmp_path):
     path = folder_of("llama", tmp_path, "AutoModelForCausalLM", vocab_size=65536)
     model = load(automodel, "AutoModelForCausalLM", path).train()
-    inputs = batch(rows=(500,) * 16)
+    inputs = batch(rows=(500,) * 64)
     model(**inputs).loss.backward()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     model(**inputs).loss.backward()
-    all_logits = 16 * 500 * 65536 * 2
+    all_logits = 64 * 500 * 65536 * 2
     assert torch.cuda.max_memory_allocated() - before < all_logits

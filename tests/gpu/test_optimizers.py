@@ -9,6 +9,7 @@ are compared with their tolerance.
 
 from __future__ import annotations
 
+import gc
 import dataclasses
 import importlib.util
 import json
@@ -216,6 +217,7 @@ def test_checkpointing_saves_memory_as_the_estimate_says():
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_forward
     from automodel.models.fuse import fuse
+    from automodel.models.recompute import use_own_checkpoints
     from automodel.optim.build import parameter_groups
     from automodel.optim.kinds import ADAMW
     from automodel.plan.memory import Setting, activation_bytes, layer_bytes, shape_of
@@ -245,8 +247,10 @@ def test_checkpointing_saves_memory_as_the_estimate_says():
         assert fuse(model, torch.zeros(1, dtype=torch.int64, device="cuda"), None, 256) == 8
         if mode != "none":
             use_gradient_checkpointing(model, mode)
+            use_own_checkpoints(model, offload=False)
         forward = make_forward(model, "causal-lm", "packed", swapped=True)
-        forward(stream)  # workspaces and tables
+        forward(stream).float().sum().backward()  # workspaces, tables, gradients
+        gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         logits = forward(stream)
