@@ -27,7 +27,8 @@ from automodel.engine.evaluate import Evaluator
 from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared, words_read
-from automodel.engine.state import Best, TrainState
+from automodel.engine.room import check_room
+from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.used_rows import UsedRows
 from automodel.kernels import ahead
@@ -82,13 +83,16 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     evaluator = None
     if prepared.validation is not None:
         evaluator = make_evaluator(prepared, prepared.validation, model, step)
-    checkpoints = CheckpointStore(folder.steps, cfg.checkpoint.keep_last) if cfg.checkpoint.enabled else None
+    checkpoints = make_store(prepared, folder)
     patience_delta = cfg.early_stopping.min_delta if cfg.early_stopping else 0.0
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
     if resume:
         state, notes = _restore(folder, checkpoints, step, loader, prepared)
     progress = progress_of(plan.total_steps, state.step)
+    if checkpoints is not None:
+        checkpoints.warn = progress.warn
+        notes += filter(None, [ranks.told(lambda: check_room(cfg, folder.steps, step, plan.optimizer))])
     for note in notes:
         progress.warn(note)
     for line in plan.decisions:
@@ -318,6 +322,15 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
     )
 
 
+def make_store(prepared: Prepared, folder: RunFolder) -> CheckpointStore | None:
+    cfg = prepared.cfg.checkpoint
+    if not cfg.enabled:
+        return None
+    return CheckpointStore(
+        folder.steps, cfg.keep_last, ranks=prepared.ranks, background=cfg.async_save, on_error=cfg.on_error
+    )
+
+
 def save(run: Run) -> None:
     """A resumable checkpoint of the run as it stands now. It is written while training goes on."""
     assert run.checkpoints is not None
@@ -360,6 +373,9 @@ def _restore(
             "Start again with --overwrite." + "".join(f"\n  {n}" for n in notes)
         )
     state = checkpoint.state()
+    check_same_step(
+        state["loader"]["describes"], loader.describe(), state.get("ranks", 1), prepared.ranks.size, str(folder.config)
+    )
     step.load_weights(checkpoint.tensors("model"), str(checkpoint.folder))
     step.load_state(checkpoint.tensors("optimizer"), state["step"])
     loader.load_state_dict(state["loader"])

@@ -1,6 +1,7 @@
-"""SIGTERM and SIGINT ask for a clean stop: the current step ends, the state is saved, the process exits.
+"""SIGTERM, SIGINT and SIGUSR1 ask for a clean stop: the current step ends, the state is saved, the process exits.
 
-A second signal means now: the previous handlers are back by then, so it ends the process as usual.
+SIGUSR1 is what batch systems send some minutes before the time is up (`automodel launch slurm`). A second signal means
+now: the previous handlers are back by then, so it ends the process as usual.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from automodel.distributed.world import Alone
 class StopRequest:
     """A context in which the first signal only sets `requested`."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGUSR1] if hasattr(signal, "SIGUSR1") else []))
 
     def __init__(self):
         self.requested: str | None = None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from automodel.config.errors import UserError
 from automodel.engine.step import StepResult
 
 
@@ -120,3 +121,22 @@ class TrainState:
             closed_loss=value["closed_loss"],
             last_validation=value["last_validation"],
         )
+
+
+def check_same_step(saved: dict[str, Any], current: dict[str, Any], before: int, now: int, config: str) -> None:
+    """Refuses to go on on another number of ranks where a step would have other documents, with the command that keeps
+    them. `saved` and `current` describe the loader; what else may differ it says itself."""
+    keys = ("micro_batch_size", "grad_acc_steps")
+    if before == now or all(saved.get(key) == current[key] for key in keys):
+        return
+    micro, total = saved["micro_batch_size"], saved["micro_batch_size"] * saved["grad_acc_steps"]
+    here = current["micro_batch_size"] * current["grad_acc_steps"]
+    launched = f" --nproc-per-node {now}" if now > 1 else ""
+    raise UserError(
+        f"--resume: the checkpoint comes from {before} rank{'s' if before > 1 else ''} with {total} examples a step in "
+        f"micro-batches of {micro}; {now} rank{'s' if now > 1 else ''} with this config would take {here} in "
+        f"micro-batches of {current['micro_batch_size']}. Steps must stay the same: fix "
+        "step_scheduler.global_batch_size (and dataloader.batch_size):\n  "
+        f"automodel finetune llm -c {config} --resume{launched} step_scheduler.global_batch_size={total} "
+        f"dataloader.batch_size={micro}"
+    )
