@@ -19,13 +19,14 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.distributed.watch import Watch
 from automodel.distributed.world import Alone, World
 
 T = TypeVar("T")
@@ -54,17 +55,22 @@ class Processes(Alone):
                     f"each needs its own. Use --nproc-per-node {gpus}."
                 )
             torch.cuda.set_device(world.local_rank)
-        with _together("meeting"):
-            store, _, _ = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            self._store = dist.PrefixStore(f"automodel/{attempt}", store)
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if gpus else "gloo",
-                store=self._store,
-                rank=world.rank,
-                world_size=world.size,
-                timeout=PATIENCE,
-            )
+        with _in_words("meeting"):
+            self._store = _existing_store() if dist.is_initialized() else self._meet(gpus)
+        self._watch = Watch(world.rank, world.size, _own_connection(self._store))
+
+    def _meet(self, gpus: int) -> dist.Store:
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        mine = dist.PrefixStore(f"automodel/{attempt}", store)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpus else "gloo",
+            store=mine,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            timeout=PATIENCE,
+        )
+        return mine
 
     def barrier(self) -> None:
         self.highest(0)  # NCCL's own barrier would wait for the device
@@ -79,13 +85,13 @@ class Processes(Alone):
 
     def total(self, values: Sequence[float]) -> list[float]:
         summed = torch.tensor(values, dtype=torch.float64)
-        with _together("adding counts"):
+        with self._together("adding counts"):
             dist.all_reduce(summed)
         return summed.tolist()
 
     def highest(self, value: int) -> int:
         among = torch.tensor([value], dtype=torch.int64)
-        with _together("waiting for the others"):
+        with self._together("waiting for the others"):
             dist.all_reduce(among, op=dist.ReduceOp.MAX)
         return int(among)
 
@@ -95,19 +101,19 @@ class Processes(Alone):
         carried = torch.zeros(length, dtype=torch.uint8)
         if self.first:
             carried = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        with _together("hearing from the first rank"):
+        with self._together("hearing from the first rank"):
             dist.broadcast(carried, src=0)
         return json.loads(carried.numpy().tobytes())
 
     def gathered(self, tensor: Tensor) -> list[Tensor]:
         found = [torch.empty_like(tensor) for _ in range(self.size)]
-        with _together("collecting"):
+        with self._together("collecting"):
             dist.all_gather(found, tensor)
         return found
 
     @torch.no_grad()
     def same_start(self, tensors: Sequence[Tensor]) -> None:
-        with _together("sharing the first weights"):
+        with self._together("sharing the first weights"):
             for tensor in tensors:
                 whole = tensor.detach().contiguous()
                 dist.broadcast(whole, src=0)
@@ -117,7 +123,7 @@ class Processes(Alone):
     @torch.no_grad()
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
         have = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
-        with _together("adding gradients"):
+        with self._together("adding gradients"):
             dist.all_reduce(have, op=dist.ReduceOp.MAX)
             learning = [p for p, anywhere in zip(parameters, have.tolist()) if anywhere]
             under_way = []
@@ -141,7 +147,27 @@ class Processes(Alone):
             return True
 
     def close(self) -> None:
+        self._watch.end()
         dist.destroy_process_group()
+
+    @contextmanager
+    def _together(self, doing: str) -> Generator[None]:
+        """A call that waits for the others; whoever waits too long says for whom (`watch.py`)."""
+        with self._watch.call(doing), _in_words(doing):
+            yield
+
+
+def _own_connection(store: Any) -> Any:
+    """For a thread of its own, where torch can: one that waits for an answer holds a connection."""
+    try:
+        return store.clone()
+    except (AttributeError, RuntimeError):
+        return store
+
+
+def _existing_store() -> dist.Store:
+    """Of a process group that somebody else has made (Ray Train)."""
+    return dist.PrefixStore("automodel", dist.distributed_c10d._get_default_store())
 
 
 def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -164,7 +190,7 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 @contextmanager
-def _together(doing: str) -> Generator[None]:
+def _in_words(doing: str) -> Generator[None]:
     """What the process group throws, in words. Out of memory stays what it is."""
     try:
         yield

@@ -1,0 +1,157 @@
+"""A hung collective, reported with the rank and the call.
+
+Ranks meet in calls that wait for all of them. When one stays away, the others wait, and nothing says for whom. So every
+rank counts its calls, and a thread of its own tells the group's store every few seconds which one it is in. A rank that
+waits longer than `patience` looks up where the others are, and says who is missing and what that one does instead.
+
+Waiting can be right: the first rank tokenises, evaluates or exports alone, and its thread says so. A rank whose thread
+says nothing any more (stopped, its machine gone) is not coming back: then the job ends, so that whoever started it can
+start it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, NoReturn
+
+from automodel.config.errors import EXIT_FAILED
+
+PATIENCE = "AUTOMODEL_HANG_SECONDS"
+DEFAULT_PATIENCE = 300.0
+
+
+def patience_of_environment() -> float:
+    """Seconds after which waiting is reported; `AUTOMODEL_HANG_SECONDS`."""
+    try:
+        return max(0.5, float(os.environ[PATIENCE]))
+    except (KeyError, ValueError):
+        return DEFAULT_PATIENCE
+
+
+@dataclass
+class Position:
+    """Where a rank is."""
+
+    call: int = 0
+    """Calls that it has begun."""
+    doing: str = ""
+    """What the call is for; nothing between two calls."""
+    since: float = 0.0
+    """By this rank's own clock."""
+    beat: int = 0
+    """How often it has told others."""
+
+
+def _leave() -> NoReturn:
+    os._exit(EXIT_FAILED)
+
+
+class Watch:
+    """Watches the calls of this rank. `store`: a torch store of its own, that no other thread uses."""
+
+    def __init__(self, rank: int, size: int, store: Any, patience: float | None = None):
+        self.rank, self.size, self.store = rank, size, store
+        self.patience = patience_of_environment() if patience is None else patience
+        self.tick = min(10.0, self.patience / 4)
+        self.here = Position()
+        self.say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
+        self.leave: Callable[[], Any] = _leave
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._ended = threading.Event()
+        self._said = -1
+        with suppress(AttributeError, RuntimeError):
+            store.set_timeout(timedelta(seconds=max(1.0, self.patience)))
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def call(self, doing: str) -> Generator[None]:
+        """A call that waits for other ranks."""
+        self.here.call += 1
+        self.here.since = time.monotonic()
+        self.here.doing = doing
+        try:
+            yield
+        finally:
+            self.here.doing = ""
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self.tick):
+            try:
+                self._tell()
+                waited = time.monotonic() - self.here.since
+                if self.here.doing and waited > self.patience:
+                    self._look_around(waited)
+            except RuntimeError as error:  # the store lives in the first rank's process
+                if self._ended.is_set():
+                    return
+                if self.here.doing and time.monotonic() - self.here.since > self.patience:
+                    first_line = str(error).splitlines()[0][:120]
+                    self._give_up(f"the first rank does not answer ({first_line})")
+                    return
+
+    def _tell(self) -> None:
+        self.here.beat += 1
+        text = json.dumps({"call": self.here.call, "doing": self.here.doing, "beat": self.here.beat})
+        self.store.set(f"watch/{self.rank}", text)
+
+    def _look_around(self, waited: float) -> None:
+        """Says who is missing, once for each call and by the first rank that waits; ends where it is in vain."""
+        late, silent = [], []
+        for rank in range(self.size):
+            other = self._position_of(rank)
+            if rank == self.rank or (other and other.call >= self.here.call):
+                continue
+            if self._silent_for(rank, other) > self.patience:
+                silent.append(rank)
+            late.append(f"rank {rank} " + _in_words(other))
+        call = self.here.call
+        if silent:
+            who = ", ".join(f"rank {rank}" for rank in silent)
+            self._give_up(f"{who} gave no sign of life for {self.patience:.0f} s: stopped, or its machine is gone")
+        elif late and self._said != call:
+            self._said = call
+            if self.store.add(f"watch/said/{call}", 1) == 1:
+                self.say(
+                    f"warning: rank {self.rank} has waited {waited:.0f} s in call {call} ({self.here.doing}). "
+                    f"Not there yet: {'; '.join(late)}."
+                )
+
+    def _give_up(self, why: str) -> None:
+        self.say(
+            f"error: rank {self.rank} waited in vain in call {self.here.call} ({self.here.doing}): {why}. "
+            "--resume continues from the last checkpoint."
+        )
+        self.leave()
+
+    def _position_of(self, rank: int) -> Position | None:
+        key = f"watch/{rank}"
+        if not self.store.check([key]):
+            return None
+        return Position(**json.loads(self.store.get(key)))
+
+    def _silent_for(self, rank: int, other: Position | None) -> float:
+        """Seconds since this rank last saw the other one's count of beats change."""
+        beat, now = (other.beat if other else -1), time.monotonic()
+        if rank not in self._seen or self._seen[rank][0] != beat:
+            self._seen[rank] = (beat, now)
+        return now - self._seen[rank][1]
+
+
+def _in_words(position: Position | None) -> str:
+    if position is None:
+        return "has not said anything yet"
+    if position.doing:
+        return f"is still in call {position.call} ({position.doing})"
+    return f"has done {position.call} calls and works on its own"

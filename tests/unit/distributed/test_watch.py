@@ -1,0 +1,77 @@
+"""A rank that waits says for whom, and ends where nobody will come."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from automodel.distributed.watch import Watch, patience_of_environment
+
+
+class Ranks:
+    """Two ranks' watches on one store, in this process."""
+
+    def __init__(self):
+        self.store, self.said, self.left = dist.HashStore(), [], threading.Event()
+        self.watches = [Watch(rank, 2, self.store, patience=0.4) for rank in range(2)]
+        for watch in self.watches:
+            watch.say, watch.leave = self.said.append, self.left.set
+
+
+@pytest.fixture
+def ranks():
+    ranks = Ranks()
+    yield ranks
+    for watch in ranks.watches:
+        watch.end()
+
+
+def wait_until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert condition()
+
+
+def test_who_is_missing_is_said_once_with_the_call(ranks):
+    with ranks.watches[1].call("adding counts"):
+        pass
+    for watch in ranks.watches[:1]:
+        with watch.call("adding counts"):
+            pass
+        with watch.call("adding gradients"):
+            wait_until(lambda: ranks.said)
+            time.sleep(0.5)
+    assert len(ranks.said) == 1
+    assert "rank 0 has waited" in ranks.said[0]
+    assert "in call 2 (adding gradients)" in ranks.said[0]
+    assert "Not there yet: rank 1 has done 1 calls and works on its own" in ranks.said[0]
+    assert not ranks.left.is_set()
+
+
+def test_a_rank_without_a_sign_of_life_ends_the_job(ranks):
+    time.sleep(0.2)
+    ranks.watches[1].end()  # as if it were stopped
+    with ranks.watches[0].call("adding gradients"):
+        wait_until(ranks.left.is_set)
+    assert "rank 1 gave no sign of life" in ranks.said[-1]
+    assert "call 1 (adding gradients)" in ranks.said[-1]
+
+
+def test_nobody_is_reported_who_arrives(ranks):
+    for _ in range(3):
+        for watch in ranks.watches:
+            with watch.call("adding counts"):
+                time.sleep(0.05)
+    time.sleep(0.6)
+    assert not ranks.said
+
+
+def test_patience_comes_from_the_environment(monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_HANG_SECONDS", "7")
+    assert patience_of_environment() == 7
+    monkeypatch.setenv("AUTOMODEL_HANG_SECONDS", "soon")
+    assert patience_of_environment() == 300
