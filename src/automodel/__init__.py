@@ -21,6 +21,8 @@ if TYPE_CHECKING:
         NeMoAutoModelForSequenceClassification,
         NeMoAutoModelForTokenClassification,
     )
+    from automodel.trainer.arguments import TrainingArguments
+    from automodel.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
 
@@ -34,6 +36,8 @@ __all__ = [
     "NeMoAutoModelForSequenceClassification",
     "NeMoAutoModelForTokenClassification",
     "TextClassificationDataset",
+    "Trainer",
+    "TrainingArguments",
     "__version__",
     "make_squad_dataset",
 ]
@@ -41,6 +45,8 @@ __all__ = [
 _HOME = {name: "automodel.models.auto" for name in __all__ if "AutoModelFor" in name} | {
     "TextClassificationDataset": "automodel.data.text_classification",
     "make_squad_dataset": "automodel.data.squad",
+    "Trainer": "automodel.trainer.trainer",
+    "TrainingArguments": "automodel.trainer.arguments",
 }
 
 

@@ -174,6 +174,8 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
             raise Rectangular(f"{name} lies on another device")
     if given.get("token_type_ids") is not None and not family_of(config).token_types:
         raise Rectangular("token_type_ids were given to a family without them")
+    if family_of(config).positions_after_padding and model.get_input_embeddings().padding_idx != config.pad_token_id:
+        raise Rectangular("the config has another pad token than the one by which the model counts positions")
     if model.__dict__.get("_is_replica") or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise Rectangular("the model is spread over devices")
     if config._attn_implementation not in _ATTENTIONS:

@@ -109,8 +109,9 @@ def make_blocks(model: Any, longest: int, laid: bool = False) -> Blocks | None:
 
 def untouched(model: Any) -> bool:
     """Whether every module is as transformers made it: plain parameters, no adapter around a linear layer, nobody's
-    `forward` on an instance."""
-    if any("forward" in module.__dict__ for module in model.modules()):
+    `forward` on an instance. accelerate's autocast around the whole model is outside of what happens in here."""
+    wrapped = "_original_forward" in model.__dict__
+    if any("forward" in module.__dict__ for module in model.modules() if not (wrapped and module is model)):
         return False
     plain = all(type(p) is nn.Parameter and p.numel() for p in model.parameters())
     return plain and not any(isinstance(m, nn.Linear) and type(m) is not nn.Linear for m in model.modules())

@@ -1,0 +1,261 @@
+"""The engine behind a Trainer: plan, step and rows made from live objects instead of a config file.
+
+`make_fast_path` reads what a Trainer holds (a model, arguments, a dataset, a collator) and answers with a plan and the
+rows, or raises `NotStored` / `NotFast` with the reason. `FastPath.begin` then makes the step: captured CUDA graphs on a
+GPU, the plain packed step on the CPU. From there to `close` the model is the engine's: flat parameters, fused blocks.
+Whoever wants to look at it in between (evaluation, a checkpoint) asks for `stock_model`, inside which it is an ordinary
+transformers model with full-precision weights; after `close` it is one again for good.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from automodel.data.collate import PackedCollator
+from automodel.data.config import DatasetConfig
+from automodel.engine.build import make_captured_step
+from automodel.engine.captured import CapturedStep
+from automodel.engine.prepare import Prepared, _model_facts
+from automodel.engine.step import TrainStep
+from automodel.losses.config import LossConfig
+from automodel.losses.task_loss import TaskLoss, make_loss
+from automodel.models.config import ModelConfig
+from automodel.models.families import packing_support
+from automodel.models.forward import make_loss_forward, stock_attention, use_stock_attention
+from automodel.models.fuse import unfuse
+from automodel.models.pooled_block import pool_last_block
+from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
+from automodel.optim.schedule import Schedule
+from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig, TrainingOptimizations
+from automodel.plan.decide import make_plan
+from automodel.plan.facts import DataFacts
+from automodel.plan.hardware import Hardware, read_hardware
+from automodel.plan.plan import Plan
+from automodel.trainer.stored_rows import NotStored, StoredRows
+
+SCHEDULE_KEYS = {
+    "num_cycles": "num_cycles",
+    "power": "power",
+    "lr_end": "min_lr",
+    "min_lr": "min_lr",
+    "min_lr_rate": "min_lr_ratio",
+    "min_lr_ratio": "min_lr_ratio",
+    "num_decay_steps": "decay_steps",
+    "decay_type": "decay_type",
+    "timescale": "timescale",
+}
+COMPARED_STEPS = 50  # of a schedule, spread over the run
+
+
+class FastPath:
+    """One `train()` call on the engine."""
+
+    def __init__(self, model: Any, task: str, rows: StoredRows, cfg: RunConfig, plan: Plan, loss: TaskLoss):
+        self.model, self.task, self.rows, self.cfg, self.plan, self.loss = model, task, rows, cfg, plan, loss
+        self.schedule = Schedule(cfg.lr_scheduler, plan.total_steps)
+        self.step: Any = None
+        self.losses: list[torch.Tensor] = []
+        """Of steps whose loss nobody has read yet; on the device."""
+
+    def begin(self, optimizer: torch.optim.Optimizer | None, steps_done: int) -> torch.optim.Optimizer:
+        """Makes the step, and gives back its optimizer. `optimizer`: Trainer's own, for plain steps."""
+        self.model.train()
+        _unwrap(self.model)
+        if self.plan.capture:
+            self.step = make_captured_step(self._prepared(), self.model)
+            self.step.seed += steps_done  # no draw of a fresh start again
+            return self.step.optimizer
+        assert optimizer is not None
+        pooled = self.plan.pooled_last_block and pool_last_block(self.model)
+        forward = make_loss_forward(
+            self.model, self.task, self.plan.path, swapped=pooled, fused=self.plan.fused_loss
+        )  # fmt: skip
+        self.step = TrainStep(
+            self.model,
+            forward,
+            self.loss,
+            optimizer,
+            self.schedule,
+            peak_lr=self.cfg.optimizer.lr,
+            max_norm=self.cfg.training_optimizations.gradient_clipping,
+            precision=self.plan.precision,
+            device=self.plan.device,
+        )
+        return optimizer
+
+    def _prepared(self) -> Prepared:
+        """The parts of a prepared run that a step is made of; there is no dataset section behind it."""
+        nothing: Any = None
+        return Prepared(
+            self.cfg, self.task, self.model.config, nothing, nothing, nothing,
+            packing_support(self.model.config, self.task), self.loss, "loss", "min", read_hardware(), self.plan, (),
+            lambda cfg: self.plan,
+        )  # fmt: skip
+
+    @contextmanager
+    def stock_model(self) -> Generator[None]:
+        """The model as transformers knows it, with full-precision weights, for as long as the block lasts."""
+        if self.step is None:
+            yield
+            return
+        was_training = self.model.training
+        with stock_attention(self.model), _full_precision(self.step), _without_hooks(self.step):
+            try:
+                yield
+            finally:
+                _unwrap(self.model)
+        self.model.train(was_training)
+
+    def close(self) -> None:
+        """The model is transformers' own again."""
+        if self.step is not None:
+            self.step.finish()
+            unfuse(self.model)
+            use_stock_attention(self.model)
+            self.step = None
+
+
+def _unwrap(model: Any) -> None:
+    """Takes accelerate's autocast off, which an evaluation before this training left around the model."""
+    if "_original_forward" in model.__dict__:
+        model.__dict__.pop("forward", None)
+        model.__dict__.pop("_original_forward")
+
+
+@contextmanager
+def _full_precision(step: Any) -> Generator[None]:
+    """Master weights in the places of the copies that a captured step computes with."""
+    if not isinstance(step, CapturedStep):
+        yield
+        return
+    step.settle()
+    masters = step.optimizer.full_precision_weights(step.model)
+    copies = [(p, p.data, masters[name]) for name, p in step.model.named_parameters() if name in masters]
+    for parameter, _, master in copies:
+        parameter.data = master
+    try:
+        yield
+    finally:
+        for parameter, copy, _ in copies:
+            parameter.data = copy
+
+
+@contextmanager
+def _without_hooks(step: Any) -> Generator[None]:
+    """Hooks that make layers wait for their updates; there are none to wait for."""
+    late = getattr(step, "late", None)
+    taken = []
+    for handle in late.hooks if late is not None else ():
+        hooks = handle.hooks_dict_ref()
+        taken.append((hooks, handle.id, hooks.pop(handle.id)))
+    try:
+        yield
+    finally:
+        for hooks, key, hook in taken:
+            hooks[key] = hook
+
+
+def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> FastPath:
+    """Plan and loss for a Trainer's run of so many steps. Raises `NotStored` where the plan has no fast step for it."""
+    model, args = trainer.model, trainer.args
+    problem = problem_type(model.config, rows.store.labels) if task == "text-classification" else None
+    loss = make_loss(LossConfig(), task, problem, getattr(model.config, "num_labels", None))
+    cfg = run_config(args, task, steps)
+    hardware = hardware_of(args.device)
+    lengths = rows.store.lengths
+    facts = _model_facts(cfg, task, model.config, packing_support(model.config, task), model, None, None)
+    data = DataFacts(
+        rows=len(rows), tokens=int(lengths.sum()), longest=int(lengths.max()), max_length=int(lengths.max()),
+        has_validation=trainer.eval_dataset is not None, lengths=lengths,
+    )  # fmt: skip
+    plan = make_plan(cfg, task, hardware, facts, data)
+    if plan.path != "packed":
+        raise NotStored("the plan pads these batches")
+    if hardware.device == "cuda" and not plan.capture:
+        raise NotStored(next((d.reason for d in plan.decisions if d.name == "step"), "steps cannot be captured"))
+    if task == "text-classification" and model.config.problem_type is None:
+        model.config.problem_type = problem  # as transformers' first forward would
+    counts = trainer.model_accepts_loss_kwargs and not trainer._loss_shifts_labels
+    rows.counts_first = task == "causal-lm" and counts
+    rows.collator = PackedCollator(
+        rows.store,
+        task=task,
+        pool=packing_support(model.config, task).pooling or "first",
+        bucket_tokens=plan.bucket_tokens,
+        max_seqlen=plan.max_length,
+        micro_batch_size=plan.micro_batch_size,
+        sort_tokens=plan.capture,
+        longest_first=plan.capture,
+    )
+    return FastPath(model, task, rows, cfg, plan, loss)
+
+
+def problem_type(config: Any, labels: Any) -> str:
+    """What transformers' classifiers make of labels."""
+    if config.problem_type is not None:
+        return config.problem_type
+    if config.num_labels == 1:
+        return "regression"
+    return "single_label_classification" if labels.dtype.kind == "i" else "multi_label_classification"
+
+
+def run_config(args: Any, task: str, steps: int) -> RunConfig:
+    """`TrainingArguments` in the words of a config file, as far as a step depends on them."""
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    return RunConfig(
+        model=ModelConfig(pretrained_model_name_or_path="the model of the Trainer"),
+        dataset=DatasetConfig(path="the dataset of the Trainer"),
+        task=task,  # ty: ignore[invalid-argument-type]
+        seed=args.seed,
+        step_scheduler=StepSchedulerConfig(
+            local_batch_size=args.train_batch_size, grad_acc_steps=args.gradient_accumulation_steps, max_steps=steps
+        ),
+        optimizer=OptimizerConfig(
+            lr=args.learning_rate,
+            weight_decay=args.weight_decay,
+            betas=(args.adam_beta1, args.adam_beta2),
+            eps=args.adam_epsilon,
+        ),
+        lr_scheduler=_schedule(args, steps),
+        training_optimizations=TrainingOptimizations(
+            gradient_clipping=args.max_grad_norm or None,
+            precision=precision,
+        ),
+        compile=CompileConfig(enabled=False),
+    )
+
+
+def _schedule(args: Any, steps: int) -> LRSchedulerConfig:
+    given = dict(args.lr_scheduler_kwargs or {})
+    unknown = [key for key in given if key not in SCHEDULE_KEYS]
+    if unknown:
+        raise NotStored(f"lr_scheduler_kwargs has {unknown[0]}")
+    options: dict[str, Any] = {SCHEDULE_KEYS[key]: value for key, value in given.items()}
+    return LRSchedulerConfig(
+        name=args.lr_scheduler_type.value, warmup_steps=args.get_warmup_steps(steps), **options
+    )  # fmt: skip
+
+
+def check_schedule(fast: FastPath, scheduler: Any) -> None:
+    """Refuses a schedule whose rates are not those that the step will use."""
+    if type(scheduler) is not LambdaLR:
+        raise NotStored(f"the learning rate follows {type(scheduler).__name__}, which is no function of the step")
+    total, peak = fast.plan.total_steps, fast.cfg.optimizer.lr
+    for step in range(0, total, max(1, total // COMPARED_STEPS)):
+        own = fast.schedule.lr_at(step, peak) / peak
+        if any(abs(factor(step) - own) > 1e-6 for factor in scheduler.lr_lambdas):
+            raise NotStored(f"the scheduler has another learning rate at step {step} than its name says")
+
+
+def hardware_of(device: torch.device) -> Hardware:
+    """The machine, or its CPU alone where the arguments say so."""
+    hardware = read_hardware()
+    if device.type == "cpu" and hardware.device == "cuda":
+        return dataclasses.replace(hardware, device="cpu", name="CPU", gpus=0, bf16=False, tf32=False, fp8=False)
+    return hardware

@@ -1,0 +1,356 @@
+"""`Trainer`: transformers' own, on the engine.
+
+    from automodel import Trainer, TrainingArguments         # instead of `from transformers import …`
+
+It is a subclass. Constructor, callbacks, state, logging, checkpoints, evaluation, the hub and hyper-parameter search
+are transformers' code, so whatever a script asks of them it gets. What is replaced is what is slow:
+
+- where nothing of the user's own happens inside a step (`obstacles.py`) and the rows can be kept as flat arrays
+  (`stored_rows.py`), an epoch is a loop over the engine's steps: packed batches, one CUDA-graph replay each on a GPU,
+  losses read only when a log line is due. Which rows a batch has is still decided by Trainer's sampler, when to log,
+  evaluate, save or stop by its callbacks;
+- everywhere else Trainer's own steps run, over a model whose forward takes padding out (`models/drop_in.py`).
+
+Which of the two, and why, is said on stderr when training starts, and kept in `trainer.acceleration`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers.trainer import skip_first_batches
+
+from automodel.config.errors import UserError
+from automodel.models.drop_in import speed_up
+from automodel.trainer.fast_path import FastPath, check_schedule, make_fast_path
+from automodel.trainer.obstacles import task_of, why_stock
+from automodel.trainer.optimizers import RateOnly, after_training, for_torch
+from automodel.trainer.stored_rows import Held, NotStored, store_rows
+
+MOST_UNREAD = 1000  # losses that may wait on the device for a log line
+
+
+@dataclass(frozen=True)
+class Acceleration:
+    """How a `train()` call runs."""
+
+    path: str
+    """`captured` (CUDA graphs), `packed` (plain steps over flat batches) or `stock` (Trainer's own steps)."""
+    reason: str
+
+    def __str__(self) -> str:
+        how = {
+            "captured": "captured steps over packed batches",
+            "packed": "packed steps without padding",
+            "stock": "Trainer's own steps",
+        }
+        return f"{how[self.path]} ({self.reason})"
+
+
+class Trainer(transformers.Trainer):
+    """`transformers.Trainer` on the engine. Every argument and method is transformers'."""
+
+    acceleration: Acceleration | None = None
+    """What the last `train()` call did, and why."""
+    optimizer: Any
+    lr_scheduler: Any
+    model: Any
+    _fast: FastPath | None = None
+
+    def __init__(self, model: Any = None, args: Any = None, *more: Any, tokenizer: Any = None, **given: Any):
+        if tokenizer is not None:  # its name until version 5
+            if given.get("processing_class", tokenizer) is not tokenizer:
+                raise UserError("Trainer: tokenizer is the old name of processing_class; give one of them.")
+            given["processing_class"] = tokenizer
+        super().__init__(model, args, *more, **given)
+        self._given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
+        self._speed_up(self.model)
+
+    @staticmethod
+    def _speed_up(model: Any) -> None:
+        task = task_of(model)
+        if task is not None:
+            speed_up(model, task)
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        model = super().call_model_init(trial)
+        self._speed_up(model)
+        return model
+
+    # The way of a run.
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self._fast = self._try_fast()
+        if self.is_world_process_zero():
+            print(f"automodel: {self.acceleration}", file=sys.stderr)
+        try:
+            return super()._inner_training_loop(*args, **kwargs)
+        finally:
+            if self._fast is not None:  # an error ended the loop: the model must be usable all the same
+                self._close_fast()
+
+    def _try_fast(self) -> FastPath | None:
+        reason = why_stock(self, Trainer)
+        if reason is None:
+            try:
+                fast = self._make_fast()
+            except NotStored as obstacle:
+                reason = str(obstacle)
+            else:
+                how = "captured" if fast.plan.capture else "packed"
+                self.acceleration = Acceleration(
+                    how, f"{fast.plan.precision}, {len(fast.rows):,} rows held without padding"
+                )
+                return fast
+        self.acceleration = Acceleration("stock", reason)
+        return None
+
+    def _make_fast(self) -> FastPath:
+        task = task_of(self.model)
+        dataset: Any = self.train_dataset
+        assert task is not None
+        if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names") and hasattr(dataset, "format"):
+            dataset = self._remove_unused_columns(dataset, description="training")
+        elif type(dataset) is list and self.args.remove_unused_columns:
+            self._set_signature_columns_if_needed()
+            used = set(self._signature_columns or ())
+            dataset = [{k: v for k, v in row.items() if k in used} if type(row) is dict else row for row in dataset]
+        rows = store_rows(dataset, self.data_collator, task, self.model.config, self.processing_class)
+        if self.args.dataloader_drop_last and len(rows) < self.args.train_batch_size:
+            raise NotStored("there is not one full batch")
+        loader = self._rows_loader(rows)
+        fast = make_fast_path(self, task, rows, self.set_initial_training_values(self.args, loader)[-1])
+        check_schedule(fast, self._trial_scheduler(fast.plan.total_steps))
+        return fast
+
+    def _trial_scheduler(self, steps: int) -> Any:
+        """The scheduler that Trainer would make, on an optimizer that does nothing."""
+        kept = self.lr_scheduler, self._created_lr_scheduler
+        self.lr_scheduler = None
+        shell = RateOnly([torch.nn.Parameter(torch.zeros(()))], self.args.learning_rate)
+        try:
+            return self.create_scheduler(steps, optimizer=shell)
+        finally:
+            self.lr_scheduler, self._created_lr_scheduler = kept
+
+    def _rows_loader(self, rows: Any) -> Any:
+        """Trainer's loader, with its sampler and its workers, over numbers of rows."""
+        collator = self.data_collator
+        dataset: Any = self.train_dataset
+        self.data_collator = rows.collate
+
+        def sampler(_: Any) -> Any:
+            return self._get_train_sampler(dataset)
+
+        columns, self.args.remove_unused_columns = self.args.remove_unused_columns, False
+        try:
+            return self._get_dataloader(rows, "Training", self._train_batch_size, sampler, is_training=True)
+        finally:
+            self.data_collator, self.args.remove_unused_columns = collator, columns
+
+    def get_train_dataloader(self) -> Any:
+        if self._fast is not None and self._fast.step is None:
+            return self._rows_loader(self._fast.rows)
+        return super().get_train_dataloader()
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        fast = self._fast
+        if fast is None:
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        if self._created_lr_scheduler:
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        earlier = self.optimizer
+        if fast.plan.capture:
+            self.optimizer = fast.begin(None, self.state.global_step)
+            if earlier is not None:  # a second call of train() goes on with its moments
+                self._load_moments(earlier.state_dict())
+            groups = self.optimizer.param_groups
+            rates = RateOnly([p for group in groups for p in group["params"]], self.args.learning_rate)
+        else:
+            self.create_optimizer()
+            rates = self.optimizer
+            fast.begin(self.optimizer, self.state.global_step)
+        self.create_scheduler(max_steps, optimizer=rates)
+        self.model_wrapped = self.model
+        if resume_from_checkpoint is not None:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(self.callback_handler, name, getattr(self, name))
+        self.callback_handler.train_dataloader = train_dataloader
+        return self.model, train_dataloader
+
+    # One epoch.
+
+    def _run_epoch(
+        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
+        trial: Any, ignore_keys_for_eval: Any, start_time: float, resume_from_checkpoint: Any, epochs_trained: int,
+        steps_trained_in_current_epoch: int,
+    ) -> None:  # fmt: skip
+        fast = self._fast
+        if fast is None:
+            super()._run_epoch(
+                model=model, epoch=epoch, train_dataloader=train_dataloader, steps_in_epoch=steps_in_epoch,
+                num_update_steps_per_epoch=num_update_steps_per_epoch, trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval, start_time=start_time,
+                resume_from_checkpoint=resume_from_checkpoint, epochs_trained=epochs_trained,
+                steps_trained_in_current_epoch=steps_trained_in_current_epoch,
+            )  # fmt: skip
+            return
+        begun, accumulation = 0, self.args.gradient_accumulation_steps
+        resumes = epoch == epochs_trained and resume_from_checkpoint is not None
+        if resumes and steps_trained_in_current_epoch:
+            train_dataloader = skip_first_batches(train_dataloader, steps_trained_in_current_epoch)
+            begun = steps_trained_in_current_epoch // accumulation
+        elif resumes:
+            self._load_rng_state(resume_from_checkpoint)
+        if hasattr(train_dataloader, "set_epoch"):
+            train_dataloader.set_epoch(epoch)
+        batches, rest = iter(train_dataloader), (trial, epoch, ignore_keys_for_eval, start_time)
+        for update in range(begun, num_update_steps_per_epoch):
+            held = list(itertools.islice(batches, accumulation))
+            if resumes and begun and update == begun:
+                self._load_rng_state(resume_from_checkpoint)
+            micro_batches_done = min((update + 1) * accumulation, steps_in_epoch)
+            self._fast_step(fast, held, epoch, num_update_steps_per_epoch)
+            self.state.epoch = epoch + micro_batches_done / steps_in_epoch
+            self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+            self._log_save_evaluate(fast, *rest)
+            if self.control.should_epoch_stop or self.control.should_training_stop:
+                break
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        self._log_save_evaluate(fast, *rest)
+
+    def _fast_step(self, fast: FastPath, held: list[Held], epoch: int, steps_in_epoch: int) -> None:
+        """One optimizer step and everything that Trainer counts with it."""
+        from automodel.data.batch import StepBatch
+
+        self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+        batch = StepBatch(tuple(h.batch for h in held), epoch, 0, steps_in_epoch)
+        self._last_result = fast.step(self.state.global_step, batch)
+        fast.losses.append(self._last_result.loss)
+        self._last_lr = self.lr_scheduler.get_last_lr()[0]
+        self.lr_scheduler.step()
+        self.current_flos += float(self._flos_per_token * sum(h.rows * h.width for h in held))
+        self.state.global_step += 1
+        if len(fast.losses) >= MOST_UNREAD:
+            self._read_losses(fast)
+
+    @property
+    def _flos_per_token(self) -> int:
+        """As `model.floating_point_ops` counts, which wants a padded batch."""
+        if self._flos is None:
+            self._flos = 6 * self.model.num_parameters(exclude_embeddings=True)
+        return self._flos
+
+    _flos: int | None = None
+
+    def _log_save_evaluate(self, fast: FastPath, trial: Any, epoch: int, ignore_keys: Any, start_time: float) -> None:
+        control = self.control
+        if not (control.should_log or control.should_evaluate or control.should_save):
+            return
+        norm = None
+        if control.should_log:
+            self._read_losses(fast)
+            norm = self._last_result.grad_norm.detach()
+        self._maybe_log_save_evaluate(
+            self._tr_loss, norm, self.model, trial, epoch, ignore_keys, start_time, learning_rate=self._last_lr
+        )
+
+    def _read_losses(self, fast: FastPath) -> None:
+        """Adds the losses that wait on the device to Trainer's sum; as there, one that is no number counts as the mean
+        of those before it since the last log line."""
+        if not fast.losses:
+            return
+        first = self.state.global_step - len(fast.losses)
+        total = float(self._tr_loss)
+        for index, loss in enumerate(torch.stack(fast.losses).tolist()):
+            if self.args.logging_nan_inf_filter and not math.isfinite(loss):
+                loss = total / (1 + first + index - self._globalstep_last_logged)
+            total += loss
+        fast.losses.clear()
+        self._tr_loss.fill_(total)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fast is not None:
+            self._read_losses(self._fast)
+            self._close_fast()
+        return super()._finalize_training(*args, **kwargs)
+
+    def _close_fast(self) -> None:
+        fast, self._fast = self._fast, None
+        assert fast is not None
+        captured = fast.plan.capture and fast.step is not None
+        moments = self.optimizer.state_dict() if captured else None
+        fast.close()
+        self._wrap_for_evaluation()
+        if moments is not None:
+            self.optimizer = after_training(self, for_torch(moments, self._rate()))
+            self.callback_handler.optimizer = self.optimizer
+
+    # What looks at the model between two steps.
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fast is None:
+            return super().evaluation_loop(*args, **kwargs)
+        with self._fast.stock_model():
+            self._wrap_for_evaluation()
+            try:
+                return super().evaluation_loop(*args, **kwargs)
+            finally:
+                self.accelerator._models.clear()  # its wrapper is gone with the block
+
+    def _wrap_for_evaluation(self) -> None:
+        """accelerate's autocast around the model, which a trained model has in Trainer."""
+        self.accelerator._models.clear()
+        self.accelerator.prepare_model(self.model, evaluation_mode=True)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        if self._fast is None:
+            super().save_model(*args, **kwargs)
+            return
+        with self._fast.stock_model():
+            super().save_model(*args, **kwargs)
+
+    # The optimizer's state, in torch's own form whoever wrote it.
+
+    def _rate(self) -> float:
+        return self.lr_scheduler.get_last_lr()[0] if self.lr_scheduler is not None else self.args.learning_rate
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        fast = self._fast
+        if fast is None or not fast.plan.capture:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        own = self.optimizer
+        self.optimizer = for_torch(own.state_dict(), self._rate(), self.args.learning_rate)
+        try:
+            super()._save_optimizer_and_scheduler(output_dir)
+        finally:
+            self.optimizer = own
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        fast = self._fast
+        if fast is None or not fast.plan.capture or checkpoint is None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        own, loaded = self.optimizer, for_torch({}, 0.0)
+        self.optimizer = loaded
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        finally:
+            self.optimizer = own
+        if loaded.values:
+            self._load_moments(loaded.values)
+
+    def _load_moments(self, state: dict[str, Any]) -> None:
+        """Moments and step counts; rates stay those of this run's table."""
+        groups = [dict(group) for group in self.optimizer.param_groups]
+        for saved, own in zip(state["param_groups"], groups):
+            saved.update({key: value for key, value in own.items() if key != "params"})
+        self.optimizer.load_state_dict(state)
