@@ -43,10 +43,10 @@ def wait_for_a_step(process) -> None:
 def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     process = start(run, "--nproc-per-node", "2")
     wait_for_a_step(process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGUSR1)  # as a batch system does; SIGTERM and SIGINT: tests/cli/test_resume.py
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130
-    assert said.count("Stopped by SIGTERM") == 1
+    assert said.count("Stopped by SIGUSR1") == 1
     assert said.count("continue with --resume") == 1
 
     process = start(run, "distributed.dp_size=2", "--resume")  # the config may say how many, too
@@ -59,6 +59,8 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     assert time.monotonic() - killed < 20
     assert process.returncode == 128 + signal.SIGKILL
     assert said.count("was ended by SIGKILL") == 1
+    assert "distributed.dp_size=2 --resume\n" in said  # the command that goes on
+    assert "add step_scheduler.global_batch_size=4 dataloader.batch_size=2" in said
     assert "Traceback" not in said
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 

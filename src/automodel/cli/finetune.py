@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -48,6 +49,9 @@ def llm(
     config: Files,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run folder.")] = False,
+    resume_or_start: Annotated[
+        bool, typer.Option("--resume-or-start", help="Continue the run if it has a checkpoint, start it otherwise.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, train nothing.")] = False,
     nproc_per_node: Annotated[
         int | None, typer.Option("--nproc-per-node", min=1, help="Train on so many ranks of this machine.")
@@ -69,7 +73,10 @@ def llm(
             code = _print_plan(cfg, trust or [], count)
         elif count > ranks.size:
             code = _launch(cfg, count)
+        elif resume_or_start and ranks.told(lambda: _is_done(cfg)):
+            code = EXIT_OK
         else:
+            resume = resume or (resume_or_start and ranks.told(lambda: _has_checkpoint(cfg)))
             code = _finetune(cfg, resume, overwrite, trust or [], ranks)
     raise typer.Exit(code)
 
@@ -89,6 +96,25 @@ def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], r
     from automodel.engine.run import finetune as run_finetune
 
     return run_finetune(cfg, resume=resume, overwrite=overwrite, trust=trust, ranks=ranks).exit_code
+
+
+def _has_checkpoint(cfg: RunConfig) -> bool:
+    from automodel.checkpoint.catalog import complete
+    from automodel.engine.folder import RunFolder
+
+    return bool(complete(RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser()).steps))
+
+
+def _is_done(cfg: RunConfig) -> bool:
+    """Whether the run has ended and exported its model: whoever starts it again, automatically, need not do anything."""
+    from automodel.engine.folder import RunFolder
+
+    folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser())
+    summary = folder.read_json("summary.json") or {}
+    done = bool(folder.exported()) and summary.get("status") in ("finished", "stopped early")
+    if done:
+        print(f"The run in {folder.root} is finished ({summary.get('steps')} steps); nothing to do.")
+    return done
 
 
 def _print_plan(cfg: RunConfig, trust: list[str], ranks: int) -> int:
@@ -111,4 +137,20 @@ def _launch(cfg: RunConfig, ranks: int) -> int:
     from automodel.distributed.launch import launch
 
     check_gpus(ranks, torch.cuda.device_count())
-    return launch(ranks, sys.argv[1:])
+    return launch(ranks, sys.argv[1:], _how_to_go_on(cfg, ranks))
+
+
+def _how_to_go_on(cfg: RunConfig, ranks: int) -> str:
+    """What to type when a rank was lost: the same again, or fewer ranks with the same steps."""
+    from automodel.plan.asked import decide_batch
+    from automodel.plan.layout import check_layout
+
+    data_ranks = getattr(check_layout(cfg, ranks), "data_ranks", ranks)
+    micro, accumulation = decide_batch(cfg, [], data_ranks)
+    total = cfg.step_scheduler.global_batch_size or micro * accumulation * data_ranks
+    again = [argument for argument in sys.argv[1:] if argument not in ("--resume", "--overwrite", "--resume-or-start")]
+    return (
+        f"Go on from the last checkpoint: {shlex.join(['automodel', *again, '--resume'])}\n"
+        "On another number of ranks a step must stay what it is: add "
+        f"step_scheduler.global_batch_size={total} dataloader.batch_size={micro}"
+    )

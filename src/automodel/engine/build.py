@@ -37,6 +37,7 @@ from automodel.kernels.late_update import LateUpdates, late_parameters
 from automodel.kernels.side_stream import SideStream
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
+from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
@@ -181,6 +182,8 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
     if plan.compile:
         compile_model(prepared, model)
+    elif plan.device == "cpu":
+        use_cheap_dropout(model)
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)

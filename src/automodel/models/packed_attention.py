@@ -10,6 +10,8 @@ document boundaries, which travel under transformers' own names for them (`cu_se
 - `packed_attention_reference` is the definition: torch's SDPA, document by document. It is the CPU path and the truth
   of the tests. Adjacent documents of equal length share one call; tensors are split once and joined once, because the
   backward of a slice writes a full-size gradient for every document while the backward of a split is one concatenation.
+  Where weights are dropped, SDPA would compute in steps and spend most of its time on random numbers: there the same
+  steps are taken with cheaper ones (`kernels/cpu_dropout.py`).
 - On CUDA, variable-length flash attention (half precision) or memory-efficient attention (fp32) takes the boundaries as
   a device tensor: no host sync, the same shapes every step.
 - Under torch.compile it is one opaque operation with the same kernels inside (`attention_op.py`).
@@ -31,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from automodel.kernels.attention import Attention, varlen_flash
+from automodel.kernels.cpu_dropout import attention_with_dropout
 
 PACKED_ATTENTION = "automodel_packed"
 
@@ -107,6 +110,7 @@ def packed_attention_reference(
 ) -> Tensor:
     """The definition, in torch: SDPA within each document. `boundaries` are cumulative lengths starting at 0."""
     grouped = query.shape[1] != key.shape[1]
+    drops_here = dropout > 0.0 and not grouped and query.device.type == "cpu" and query.dtype == torch.float32
     runs = _runs_of_equal_length(boundaries)
     q_THD, k_THD, v_THD = (x[0].transpose(0, 1).split([n * length for n, length in runs]) for x in (query, key, value))
     outputs = []
@@ -115,16 +119,22 @@ def packed_attention_reference(
         mask = None
         if window is not None and window < length:
             mask = _window_mask(length, window, causal, query.device)
-        out = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=dropout,
-            is_causal=causal and mask is None,
-            scale=scale,
-            enable_gqa=grouped,
-        )
+        if drops_here:
+            if causal and mask is None:
+                mask = _window_mask(length, length, True, query.device)
+            hidden = None if mask is None else ~mask
+            out = attention_with_dropout(q, k, v, hidden, scale, dropout)
+        else:
+            out = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                dropout_p=dropout,
+                is_causal=causal and mask is None,
+                scale=scale,
+                enable_gqa=grouped,
+            )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0)
 

@@ -347,6 +347,7 @@ def _intervals(
     reason = f"the last {cfg.checkpoint.keep_last} are kept" + (
         " and the best" if data.has_validation and cfg.checkpoint.keep_best else ""
     )
+    reason += "; written while training goes on" if cfg.checkpoint.async_save else "; training waits for the disk"
     lines.append(Decision("checkpoints", f"every {save} steps", reason))
     return validate, save
 
