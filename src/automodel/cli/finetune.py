@@ -106,7 +106,7 @@ def _has_checkpoint(cfg: RunConfig) -> bool:
 
 
 def _is_done(cfg: RunConfig) -> bool:
-    """Whether the run has ended and exported its model: whoever starts it again, automatically, need not do anything."""
+    """Whether the run has ended and exported its model: whoever starts it again by itself need not do anything."""
     from automodel.engine.folder import RunFolder
 
     folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser())

@@ -2,8 +2,8 @@
 
 Torchrun's agent runs in this process and starts the ranks as children. What they print goes where this process prints;
 the first rank speaks for all (`world.py`). The command ends with the exit code of the rank that failed first, so that
-`2` still means wrong input and `130` an interrupted run whose state was saved. SIGUSR1, which torchrun does not know, is
-passed on to the ranks.
+`2` still means wrong input and `130` an interrupted run whose state was saved. SIGUSR1, which torchrun does not know,
+is passed on to the ranks.
 """
 
 from __future__ import annotations
