@@ -68,7 +68,8 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
 @pytest.mark.parametrize(
     ("settings", "code", "message"),
     [
-        (["distributed.strategy=fsdp2"], 3, "fsdp2 over 3 ranks comes in a later release"),
+        (["distributed.strategy=fsdp2", "compile.enabled=true"], 3, "of a sharded model come in a later release"),
+        (["distributed.dp_replicate_size=2"], 2, "nearest possible: dp_replicate_size: 1"),
         ([], 2, "4 cannot be shared by 3 ranks"),
         (["distributed.dp_size=2"], 2, "nearest possible: dp_size: 3"),
     ],

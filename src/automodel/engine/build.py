@@ -28,6 +28,7 @@ from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.room import check_room
+from automodel.engine.sharded_build import make_sharded_step
 from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.used_rows import UsedRows
@@ -76,7 +77,8 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
         loader.start()  # its workers make the first batches while the weights are loaded and tried out
     prepared, model, step = make_fitting_step(prepared)
     cfg, plan, ranks = prepared.cfg, prepared.plan, prepared.ranks
-    ranks.same_start([*model.parameters(), *model.buffers()])
+    if not prepared.layout.fsdp:  # whose ranks hold different parts
+        ranks.same_start([*model.parameters(), *model.buffers()])
     randomness.seed_rank(cfg.seed, ranks)
     if plan != planned:
         loader.stop()
@@ -145,6 +147,8 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
 
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     cfg, plan = prepared.cfg, prepared.plan
+    if prepared.layout.fsdp:
+        return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
     model = load_model(
         cfg.model, prepared.hf_config, prepared.task, dtype=_loaded_in(prepared), device=plan.device, seed=cfg.seed
     )
@@ -285,7 +289,7 @@ def make_step_loader(prepared: Prepared) -> StepLoader:
         make_collator(prepared, prepared.train, plan.micro_batch_size),
         lengths=prepared.train.store.lengths,
         micro_batch_size=plan.micro_batch_size,
-        grad_acc_steps=plan.grad_acc_steps * prepared.ranks.size,
+        grad_acc_steps=plan.grad_acc_steps * prepared.layout.data_ranks,
         seed=prepared.cfg.seed,
         shuffle=cfg.shuffle is not False,
         drop_last=cfg.drop_last,
@@ -296,8 +300,8 @@ def make_step_loader(prepared: Prepared) -> StepLoader:
         pin_memory=plan.pin_memory,
         persistent_workers=cfg.persistent_workers,
         prefetch_factor=cfg.prefetch_factor,
-        rank=prepared.ranks.rank,
-        ranks=prepared.ranks.size,
+        rank=prepared.layout.data_rank(prepared.ranks.rank),
+        ranks=prepared.layout.data_ranks,
     )
 
 
@@ -322,6 +326,7 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
         data.label_names,
         step.compute,
         plan.device,
+        together=prepared.layout.fsdp,
     )
 
 
@@ -338,7 +343,7 @@ def save(run: Run) -> None:
     """A resumable checkpoint of the run as it stands now. It is written while training goes on."""
     assert run.checkpoints is not None
     rng_tensors, rng_values = randomness.capture_of_all(run.prepared.ranks)
-    if not run.prepared.ranks.first:
+    if not run.prepared.ranks.first and not run.prepared.layout.fsdp:  # otherwise everyone writes what it holds
         return
     step_tensors, step_values = run.step.state()
     best = run.state.best.step
@@ -349,7 +354,7 @@ def save(run: Run) -> None:
             "train": run.state.to_json(),
             "loader": run.loader.state_dict(),
             "step": step_values,
-            "step_kind": type(run.step).__name__,
+            "step_kind": _kind_of(run.step),
             "device": run.prepared.plan.device,
             "precision": run.prepared.plan.precision,
             "ranks": run.prepared.ranks.size,
@@ -379,12 +384,17 @@ def _restore(
     check_same_step(
         state["loader"]["describes"], loader.describe(), state.get("ranks", 1), prepared.ranks.size, str(folder.config)
     )
-    step.load_weights(checkpoint.tensors("model"), str(checkpoint.folder))
-    step.load_state(checkpoint.tensors("optimizer"), state["step"])
+    read = checkpoint.parts if prepared.layout.fsdp else checkpoint.tensors
+    step.load_weights(read("model"), str(checkpoint.folder))
+    step.load_state(read("optimizer"), state["step"])
     loader.load_state_dict(state["loader"])
     randomness.restore_own(checkpoint.tensors("rng"), state["rng"], prepared.cfg.seed, prepared.ranks)
     prepared.ranks.barrier()  # nothing is written before everyone has read
-    return TrainState.from_json(state["train"]), [*notes, *_changes_since(state, type(step).__name__, prepared)]
+    return TrainState.from_json(state["train"]), [*notes, *_changes_since(state, _kind_of(step), prepared)]
+
+
+def _kind_of(step: TrainStep | CapturedStep) -> str:
+    return (CapturedStep if isinstance(step, CapturedStep) else TrainStep).__name__
 
 
 def _changes_since(state: dict[str, Any], kind: str, prepared: Prepared) -> list[str]:

@@ -37,6 +37,8 @@ class Evaluator:
     compute: Callable[[], AbstractContextManager]
     """The step's own compute context (autocast, or nothing where the weights have the compute dtype)."""
     device: str
+    together: bool = False
+    """Whether every rank must run every batch: each holds a part of the model."""
 
     def __call__(self) -> EvalMetrics:
         was_training = self.model.training
@@ -59,8 +61,11 @@ class Evaluator:
 
 
 def evaluate_for_all(evaluator: Evaluator, ranks: Alone) -> EvalMetrics:
-    """What the first rank finds, on every rank: they decide alike what is best and when to stop. The others wait; the
-    sums are those of one process."""
+    """What the first rank finds, on every rank: they decide alike what is best and when to stop. The others wait, or
+    run the same batches where the model is sharded; the sums are those of one process."""
     if ranks.size == 1:
         return evaluator()
+    if evaluator.together:
+        found = evaluator()
+        return EvalMetrics(**ranks.told(lambda: asdict(found)))
     return EvalMetrics(**ranks.told(lambda: asdict(evaluator())))

@@ -14,7 +14,7 @@ flat one; both are read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,9 +148,14 @@ def record_of_torch(
 
 
 def load_into_torch(
-    record: AdamWRecord, optimizer: torch.optim.Optimizer, model: nn.Module, scaler: torch.amp.GradScaler
+    record: AdamWRecord,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    scaler: torch.amp.GradScaler,
+    place: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> None:
-    """Puts a record back, exactly where it came from `torch.optim.AdamW` of the same precision."""
+    """Puts a record back, exactly where it came from `torch.optim.AdamW` of the same precision. `place`: makes of a
+    moment and its parameter what is kept beside it, where that is not the whole moment."""
     record.check_form(ADAMW)
     parameters = _checked(record, model)
     optimizer.state.clear()
@@ -164,7 +169,10 @@ def load_into_torch(
                 state = optimizer.state[parameter]
                 state["step"] = torch.tensor(float(steps), dtype=torch.float32, device=device)
                 for key in MOMENTS:
-                    state[key] = record.moments[f"{key}/{name}"].to(parameter.device, parameter.dtype, copy=True)
+                    moment = record.moments[f"{key}/{name}"]
+                    state[key] = (
+                        place(moment, parameter) if place else moment.to(parameter.device, parameter.dtype, copy=True)
+                    )
     if scaler.is_enabled() and record.loss_scale:
         scale, good = record.loss_scale
         scaler.load_state_dict({**scaler.state_dict(), "scale": scale, "_growth_tracker": int(good)})

@@ -15,6 +15,7 @@ import numpy as np
 from automodel.adapters.attach import Adapter, count_trained
 from automodel.config.errors import UserError
 from automodel.data.prepare import PreparedData
+from automodel.distributed.layout import ONE, Layout, check_model
 from automodel.distributed.world import ALONE, Alone
 from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
@@ -61,6 +62,8 @@ class Prepared:
     """What is trained beside the frozen model; none: the model itself."""
     ranks: Alone = ALONE
     """The processes that train together; this one among them."""
+    layout: Layout = field(default=ONE, kw_only=True)
+    """The grid they form."""
 
 
 def prepare_run(
@@ -74,12 +77,13 @@ def prepare_run(
     """Config in, plan out. Raises `UserError` for everything a user can put right. `begun_compiled`: whether the run
     that is being resumed is compiled. `planned_ranks`: for how many ranks, where only the plan is wanted."""
     size = planned_ranks or ranks.size
-    check_layout(cfg, size)
+    layout = check_layout(cfg, size)
     with ranks.ahead():
         data = read_data(cfg, trust)
     task, tokenizer, train, validation = data.task, data.tokenizer, data.train, data.validation
     hf_config = load_hf_config(cfg.model, task, train.num_labels, train.label_names, train.problem_type)
     packing = packing_support(hf_config, task)
+    check_model(cfg.distributed, layout, hf_config, packing.packed and cfg.packed_sequence.enabled is not False)
     best_metric, best_mode = _best(cfg, task, train.problem_type)
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
     hardware = read_hardware()
@@ -93,12 +97,12 @@ def prepare_run(
         model=_model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
         data=_data_facts(train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
-        ranks=size,
+        layout=layout,
     )
     return Prepared(
         cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware,
         planned(cfg), tuple(trust), planned, ranks,
-        adapter=adapter,
+        adapter=adapter, layout=layout,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
+from automodel.distributed.shards import gathered
 from automodel.distributed.world import Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
@@ -121,6 +122,8 @@ def _carry_out(
                 prepared.ranks.barrier()
                 raise
             if not prepared.ranks.first:  # the first rank exports, reports and speaks
+                if prepared.layout.fsdp and _exports(run, outcome):
+                    _export(run, outcome)  # everyone has a part of the model
                 code = EXIT_INTERRUPTED if outcome.status == "interrupted" else EXIT_OK
                 return Finished(folder.root, {}, folder.run / "report.html", code)
             return _finish(run, outcome)
@@ -164,7 +167,7 @@ def _write_start(run: Run) -> None:
 def _finish(run: Run, outcome: Outcome) -> Finished:
     folder, prepared = run.folder, run.prepared
     summary = _summary(run, outcome)
-    if prepared.cfg.checkpoint.enabled and outcome.status != "interrupted":
+    if _exports(run, outcome):
         summary |= _export(run, outcome)  # while the last checkpoint is still being written
     if run.checkpoints:
         run.checkpoints.wait()
@@ -197,15 +200,23 @@ def _finish(run: Run, outcome: Outcome) -> Finished:
     return Finished(folder.root, summary, report, EXIT_OK)
 
 
+def _exports(run: Run, outcome: Outcome) -> bool:
+    return run.prepared.cfg.checkpoint.enabled and outcome.status != "interrupted"
+
+
 def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     """Writes the HF folder: the best weights where there is a validation set, the last ones otherwise."""
     best, checkpoints = run.state.best, run.checkpoints
     chosen: dict[str, Any] = {"exported_step": run.state.step}
     if run.prepared.cfg.checkpoint.keep_best and best.step is not None and best.step != run.state.step and checkpoints:
+        if run.prepared.layout.fsdp:
+            checkpoints.wait()
+            run.prepared.ranks.barrier()  # the first rank has put the last one into its place
         checkpoint = checkpoints.at(best.step)
         if checkpoint is not None:
             checkpoint.verify()
-            run.step.load_weights(checkpoint.tensors("model"), str(checkpoint.folder))
+            read = checkpoint.parts if run.prepared.layout.fsdp else checkpoint.tensors
+            run.step.load_weights(read("model"), str(checkpoint.folder))
             run.progress.info(f"Exporting step {best.step}, the best by {best.metric} ({best.value:.4f})")
             chosen = {"exported_step": best.step}
             assert run.evaluator is not None
@@ -216,7 +227,12 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     if run.prepared.train.chat_template and not tokenizer.chat_template:
         tokenizer.chat_template = run.prepared.train.chat_template
     before = model_files(run.folder.root)
-    save_hf_folder(run.model, tokenizer, run.folder.root)
+    weights = None
+    if run.prepared.layout.fsdp:
+        weights = gathered(run.step.weights(), run.prepared.ranks.first)
+        if not run.prepared.ranks.first:
+            return chosen
+    save_hf_folder(run.model, tokenizer, run.folder.root, weights)
     after = model_files(run.folder.root)
     run.folder.write_json(EXPORTED, sorted(name for name in after if after[name] != before.get(name)))
     return chosen

@@ -24,6 +24,7 @@ from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _WRITING = ".model-being-written"
@@ -33,15 +34,21 @@ _INDEX = "model.safetensors.index.json"
 _MANIFEST = ".files.json"  # names of the whole save; some have moved in already when a killed save is finished
 
 
-def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: str | Path) -> Path:
-    """Writes weights (safetensors), config with label names, generation config and tokenizer; returns the folder."""
+def save_hf_folder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: str | Path,
+    weights: dict[str, Tensor] | None = None,
+) -> Path:
+    """Writes weights (safetensors), config with label names, generation config and tokenizer; returns the folder.
+    `weights`: what to write, where the model itself holds only a part."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     finish_interrupted_save(target)
     writing = target / _WRITING
     writing.mkdir()
     with stock_attention(model), quiet_transformers():
-        _write_model(model, writing)
+        _write_model(model, writing, weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(writing)
     names = [str(path.relative_to(writing)) for path in _files(writing)]
@@ -57,11 +64,11 @@ def save_hf_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | 
     return target
 
 
-def _write_model(model: PreTrainedModel, folder: Path) -> None:
+def _write_model(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor] | None) -> None:
     """The model; of an adapter its two files, and the config with its class names."""
     adapter = adapter_of(model)
     if adapter is None:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         return
     write_folder(model, adapter, folder)
     config = copy.deepcopy(model.config)

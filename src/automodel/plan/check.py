@@ -16,6 +16,7 @@ from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
 from automodel.data.config import MixtureEntry
+from automodel.distributed.layout import ranks_wanted
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
@@ -314,27 +315,17 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
         if fp8 is not None and fp8.enabled and fp8.recipe_name not in (None, "tensorwise"):
             later = f"`{fp8.recipe_name}` comes in a later release. Use `tensorwise`, or leave it out."
             yield Problem(f"{path}.recipe_name", later)
-    ranks = max(world_devices, layout.dp_size or 1)
-    if ranks > 1 and layout.shards:
-        key = "strategy" if layout.strategy else "_target_"
-        asked = layout.strategy or (layout.target or "").split(".")[-1]
-        yield Problem(
-            f"distributed.{key}",
-            f"{asked} over {ranks} ranks comes in a later release. What is there: `strategy: ddp`, where every rank "
-            "holds the whole model.",
-        )
-    if ranks > 1 and layout.reduce_dtype:
+    ranks = max(world_devices, ranks_wanted(layout))
+    sharded = ranks > 1 and (layout.shards or layout.tp_size > 1 or (layout.dp_replicate_size or 1) > 1)
+    if ranks > 1 and layout.reduce_dtype and not sharded:
         yield Problem(
             "distributed.reduce_dtype",
-            "comes in a later release; gradients are summed in their own dtype. Remove it for now.",
+            "comes in a later release for ddp, which sums gradients in their own dtype. Remove it, or use fsdp2.",
         )
-    for name in ("dp_replicate_size", "tp_size", "cp_size", "ep_size"):
-        size = getattr(layout, name) or 1
-        if size > 1:
-            yield Problem(
-                f"distributed.{name}",
-                f"is {size}; it comes in a later release. Remove it, and use data-parallel ranks (`dp_size`).",
-            )
-    for name in ("sequence_parallel", "cpu_offload"):
-        if getattr(layout, name):
-            yield Problem(f"distributed.{name}", "comes with sharded models, in a later release. Remove it for now.")
+    for name in ("tp_size", "cp_size"):
+        if getattr(layout, name) > 1:
+            yield Problem(f"distributed.{name}", "comes in a later release. Remove it, and use `dp_size`.")
+    if sharded and (cfg.training_optimizations.use_compile or cfg.compile.enabled is True):
+        yield Problem("compile", "compiled blocks of a sharded model come in a later release. Remove it for now.")
+    if sharded and any(fp8 is not None and fp8.enabled for fp8 in (cfg.fp8, cfg.model.fp8_config)):
+        yield Problem("fp8", "FP8 products of a sharded model come in a later release. Remove it for now.")

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
+from automodel.distributed.layout import ONE, Layout
 from automodel.plan.asked import asked_precision, decide_batch
 from automodel.plan.bins import decide_bins, no_packing
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
@@ -20,6 +21,7 @@ from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.fitting import Fitting, decide_fitting, load_of
 from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
+from automodel.plan.layout import layout_in_words, refuse_with_shards
 from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
 from automodel.plan.plan import Decision, Plan
@@ -46,12 +48,13 @@ def make_plan(
     model: ModelFacts,
     data: DataFacts,
     compiling: CompileFacts = NOTHING_KNOWN,
-    ranks: int = 1,
+    layout: Layout = ONE,
 ) -> Plan:
-    lines = _what(cfg, task, hardware, model, data, ranks)
+    ranks = layout.size
+    lines = _what(cfg, task, hardware, model, data, layout)
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
-    batches = _batches(cfg, data, ranks, lines)
+    batches = _batches(cfg, data, layout.data_ranks, lines)
     micro, accumulation, total, mean_tokens = (
         batches.micro, batches.accumulation, batches.total_steps, batches.mean_tokens,
     )  # fmt: skip
@@ -61,14 +64,16 @@ def make_plan(
     fused_loss = decide_loss(cfg, task, model, hardware, precision, load.rows, lines)
     room: list[Decision] = []
     fitting = decide_fitting(
-        cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, lines=room
-    )
+        cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, layout=layout,
+        lines=room,
+    )  # fmt: skip
+    refuse_with_shards(layout, fitting.kind, precision, cfg)
     lines += adapter(cfg, model.trained, model.parameters, model.adapter_in_words)
     lines += how_it_learns(cfg, total, fitting.kind)
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room
     step = _step(
-        cfg, task, hardware, model, data, compiling, batches, fitting, precision=precision, path=path, ranks=ranks,
+        cfg, task, hardware, model, data, compiling, batches, fitting, precision=precision, path=path, layout=layout,
         lines=lines,
     )  # fmt: skip
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
@@ -131,17 +136,17 @@ def _step(
     *,
     precision: str,
     path: Literal["packed", "padded"],
-    ranks: int,
+    layout: Layout,
     lines: list[Decision],
 ) -> _Step:
     kind, checkpointing = fitting.kind, fitting.checkpointing
     accumulation, tokens = batches.accumulation, batches.mean_tokens
     capture = decide_capture(
         cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None,
-        ranks=ranks,
+        ranks=layout.size,
     )  # fmt: skip
     fused = decide_fused(cfg, model, hardware, precision, capture, lines)
-    mode = decide_compile(
+    mode = None if layout.fsdp else decide_compile(
         cfg, hardware, compiling, steps=batches.total_steps, accumulation=accumulation, tokens=tokens,
         precision=precision, capture=capture, fused=fused, lines=lines,
     )  # fmt: skip
@@ -149,22 +154,24 @@ def _step(
     offload = decide_offload(cfg, checkpointing, lines, capture=capture, compiled=compiled)
     fp8 = decide_fp8(cfg, hardware, model, precision, lines, capture=capture, fused=fused, compiled=compiled)
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
-    pooled = decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
+    split = layout.tp > 1 or layout.cp > 1
+    pooled = not split and decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
     wide = (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
     late = decide_late_update(fused and wide and kept, accumulation, model.parameters, tokens, lines)
     lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
-    word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=kept and not compiled)
+    plain = kept and not compiled and not layout.fsdp
+    word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
     return _Step(capture, fused, compiled, mode or "", offload, fp8, pooled, late, lazy, word_rows)
 
 
 def _what(
-    cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts, ranks: int
+    cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts, layout: Layout
 ) -> list[Decision]:
     """What is trained, on what, where."""
     lines = [
         Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
-        Decision("device", hardware.device, _device_reason(hardware, ranks)),
+        Decision("device", hardware.device, _device_reason(hardware, layout.size)),
         Decision("model", model.name, f"{model.model_type}, {_counted(model.parameters)} parameters"),
         Decision(
             "data",
@@ -173,9 +180,8 @@ def _what(
             f"cut at {data.max_length}",
         ),
     ]
-    if ranks > 1:
-        how = "each holds the model; documents are dealt by cost, gradients are summed once a step"
-        lines.insert(2, Decision("ranks", f"{ranks}, ddp", how))
+    if layout.size > 1:
+        lines.insert(2, Decision("ranks", f"{layout.size}, {layout.in_words()}", layout_in_words(layout)))
     if data.columns:
         lines.append(Decision("columns", data.columns, data.labels or "what is read and what is learned"))
     if data.mixture is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
+from automodel.distributed.layout import ONE, Layout
 from automodel.optim.kinds import CAPTURED, INSTALL, KINDS, Kind, has_bitsandbytes
 from automodel.plan.asked import asked_checkpointing
 from automodel.plan.config import RunConfig
@@ -77,6 +78,7 @@ def decide_fitting(
     precision: str,
     path: str,
     stored_logits: bool = True,
+    layout: Layout = ONE,
     lines: list[Decision],
 ) -> Fitting:
     asked = asked_checkpointing(cfg)
@@ -85,8 +87,9 @@ def decide_fitting(
     for kind in _kinds(cfg, hardware):
         for mode in modes:
             captured = decide_capture(
-                cfg, path, hardware, [], kind=kind, checkpointing=mode, dropout=model.dropout is not None
-            )
+                cfg, path, hardware, [], kind=kind, checkpointing=mode, dropout=model.dropout is not None,
+                ranks=layout.size,
+            )  # fmt: skip
             setting = Setting(
                 precision=precision,
                 captured=captured,
@@ -100,6 +103,7 @@ def decide_fitting(
                 stored_logits=stored_logits,
                 offload=cfg.training_optimizations.activation_offload and captured,
                 trained=model.trained,
+                shards=layout.shards * layout.cp * layout.tp if layout.fsdp else 1,
             )
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from automodel.config.errors import NotYetError, UserError
+from automodel.distributed.layout import Layout, layout_of, ranks_wanted
 from automodel.distributed.world import World
+from automodel.optim.kinds import Kind
 from automodel.plan.asked import decide_batch
 from automodel.plan.check import not_yet
 from automodel.plan.config import RunConfig
 
 
 def ranks_of(cfg: RunConfig, asked: int | None, world: World) -> int:
-    """How many ranks train: those that torchrun started, or `--nproc-per-node`, or `distributed.dp_size`."""
+    """How many ranks train: those that torchrun started, or `--nproc-per-node`, or what `distributed:` asks for."""
     if world.size > 1:
         if asked is not None and asked != world.local_size:
             raise UserError(
@@ -18,22 +20,53 @@ def ranks_of(cfg: RunConfig, asked: int | None, world: World) -> int:
                 "Leave the option out."
             )
         return world.size
-    return asked or cfg.distributed.dp_size or 1
+    return asked or ranks_wanted(cfg.distributed)
 
 
-def check_layout(cfg: RunConfig, ranks: int) -> None:
-    """Raises `NotYetError` for what is not built, and `UserError` for what cannot be shared by so many ranks."""
+def check_layout(cfg: RunConfig, ranks: int) -> Layout:
+    """The grid of the ranks. Raises `NotYetError` for what is not built, and `UserError` for what cannot be shared by
+    so many ranks."""
     unbuilt = not_yet(cfg, ranks)
     if unbuilt:
         raise NotYetError("the config asks for what is not yet built\n" + "\n".join(f"  {p}" for p in unbuilt))
-    size = cfg.distributed.dp_size
-    if size is not None and size != ranks:
-        started = f"{ranks} rank{'s are' if ranks > 1 else ' is'} started"
+    layout = layout_of(cfg.distributed, ranks)
+    decide_batch(cfg, [], layout.data_ranks)
+    return layout
+
+
+SHARDED = ("adamw", "sgd", "lion", "rmsprop", "adagrad")
+"""Optimizers that compute every number by itself, so that a part of a parameter can be updated as a part."""
+
+
+def refuse_with_shards(layout: Layout, kind: Kind | None, precision: str, cfg: RunConfig) -> None:
+    """What a sharded model cannot be trained with."""
+    if not layout.fsdp:
+        return
+    if precision == "fp16":
         raise UserError(
-            f"distributed.dp_size is {size}, but {started}. The nearest possible: dp_size: {ranks} (or none), or "
-            f"--nproc-per-node {size}."
+            "training_optimizations.precision: fp16 needs a loss scale that all shards agree on, which fsdp2 does not "
+            "have here. Use bf16, or strategy: ddp."
         )
-    decide_batch(cfg, [], ranks)
+    if kind is not None and (kind.algorithm not in SHARDED or not kind.plain):
+        raise UserError(
+            f"optimizer.name: {cfg.optimizer.name} cannot update parts of parameters, and fsdp2 gives every rank a "
+            f"part. The nearest possible: {'adamw' if kind.algorithm not in SHARDED else kind.algorithm}, or "
+            "strategy: ddp."
+        )
+
+
+def layout_in_words(layout: Layout) -> str:
+    """What the ranks share, as the reason of a plan's line."""
+    if not layout.fsdp:
+        each = "each holds the model" if layout.cp == 1 else f"groups of {layout.cp} share the tokens of a batch"
+        return f"{each}; documents are dealt by cost, gradients are summed once a step"
+    parts = layout.shards * layout.cp * layout.tp
+    words = f"each holds 1/{parts} of weights, gradients and optimizer states"
+    if layout.tp > 1:
+        words += f"; groups of {layout.tp} share every product and the vocabulary"
+    if layout.cp > 1:
+        words += f"; groups of {layout.cp} share the tokens of a batch and exchange heads in attention"
+    return words + "; gradients are summed once a step"
 
 
 def check_gpus(ranks: int, gpus: int) -> None:

@@ -152,6 +152,8 @@ class Setting:
     """Whether inputs of checkpointed layers wait in host memory."""
     trained: int = 0
     """Parameters that are trained, where an adapter leaves the rest frozen; 0: all."""
+    shards: int = 1
+    """Ranks that share weights, gradients and states of one copy of the model."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,9 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
         table = 0 if shape is None else min(parameters, shape.vocabulary * shape.width)
         weights = table * held + (parameters - table) * (2 if half else held) + setting.trained * (6 if half else 4)
         gradients, states = setting.trained * 4, setting.trained * _state_bytes(setting, 4, None, parameters)
+    if setting.shards > 1:
+        weights = parameters * held / setting.shards + gathered_bytes(shape, parameters, setting)
+        gradients, states = gradients / setting.shards, states / setting.shards
     paged = setting.kind is not None and setting.kind.paged
     return Estimate(
         weights=weights,
@@ -196,6 +201,16 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
         logits=0.0 if shape is None else logit_bytes(shape, setting),
         on_host=states if paged else 0.0,
     )
+
+
+def gathered_bytes(shape: ModelShape | None, parameters: int, setting: Setting) -> float:
+    """Of a sharded model, what one rank has gathered at a time: tables and head, the running block and the next, and
+    the gradients of one."""
+    if shape is None:
+        return 0.0
+    tables = min(parameters, shape.vocabulary * shape.width * (1 if shape.tied else 2))
+    block = (parameters - tables) / shape.layers
+    return (2 * tables + 3 * block) * _compute_size(setting)
 
 
 def _state_bytes(setting: Setting, held: int, shape: ModelShape | None, parameters: int) -> float:

@@ -22,15 +22,13 @@ from automodel.plan.check import load_run_config, not_yet
         ("distributed: {dp_size: 1, strategy: ddp}", []),
         ("distributed: {dp_size: 4}", []),
         ("distributed: {dp_size: 4, strategy: ddp, tp_size: 2}", ["distributed.tp_size"]),
-        ("distributed: {dp_size: 4, strategy: fsdp2}", ["distributed.strategy"]),
+        ("distributed: {dp_size: 4, strategy: fsdp2, cpu_offload: true, reduce_dtype: bf16}", []),
+        ("distributed: {dp_size: 4, strategy: fsdp2}\nfp8: {}", ["fp8"]),
+        ("distributed: {dp_size: 4, strategy: fsdp2}\ncompile: {enabled: true}", ["compile"]),
         ("distributed: {dp_size: 1, strategy: fsdp2}", []),
-        ("distributed: {dp_size: 4, _target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager}",
-         ["distributed._target_"]),
+        ("distributed: {dp_size: 4, _target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager}", []),
         ("distributed: {dp_size: 4, reduce_dtype: float32}", ["distributed.reduce_dtype"]),
-        ("distributed: {cp_size: 2, ep_size: 2, dp_replicate_size: 2}",
-         ["distributed.dp_replicate_size", "distributed.cp_size", "distributed.ep_size"]),
-        ("distributed: {sequence_parallel: true, cpu_offload: true}",
-         ["distributed.sequence_parallel", "distributed.cpu_offload"]),
+        ("distributed: {cp_size: 2, dp_replicate_size: 2}", ["distributed.cp_size"]),
         ("packed_sequence: {packed_sequence_size: 4096}", []),
         ("benchmark: {repeat: 3}", []),
     ],
@@ -49,6 +47,4 @@ def test_several_ranks(tmp_path):
     assert not_yet(load_run_config([path]), world_devices=2) == []
     path.write_text("model: bert\ndataset: x.csv\ndistributed: {strategy: fsdp2}\n")
     assert not_yet(load_run_config([path])) == []
-    (problem,) = not_yet(load_run_config([path]), world_devices=2)
-    assert problem.path == "distributed.strategy"
-    assert "`strategy: ddp`" in problem.message
+    assert not_yet(load_run_config([path]), world_devices=2) == []

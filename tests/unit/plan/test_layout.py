@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from automodel.config.errors import NotYetError, UserError
+from automodel.distributed.layout import Layout
 from automodel.distributed.world import World
-from automodel.plan.asked import decide_batch
+from automodel.optim.kinds import KINDS
+from automodel.plan.asked import asked_precision, decide_batch
 from automodel.plan.check import load_run_config
-from automodel.plan.layout import check_gpus, check_layout, ranks_of
+from automodel.plan.layout import check_gpus, check_layout, ranks_of, refuse_with_shards
 
 
 @pytest.fixture
@@ -63,9 +65,33 @@ def test_impossible_layouts(config, text, ranks, message):
 
 
 def test_what_is_not_built(config):
-    with pytest.raises(NotYetError, match="fsdp2 over 4 ranks"):
-        check_layout(config("distributed: {strategy: fsdp2}"), 4)
-    check_layout(config("distributed: {strategy: fsdp2}"), 1)
+    with pytest.raises(NotYetError, match="compiled blocks of a sharded model"):
+        check_layout(config("distributed: {strategy: fsdp2}\ncompile: {enabled: true}"), 4)
+    check_layout(config("distributed: {strategy: fsdp2}\ncompile: {enabled: true}"), 1)
+
+
+def test_layouts_as_grids(config):
+    assert check_layout(config(""), 4) == Layout(replicas=4)
+    assert check_layout(config("distributed: {strategy: fsdp2}"), 1) == Layout()
+    assert check_layout(config("distributed: {strategy: fsdp2}"), 4) == Layout(shards=4, fsdp=True)
+    manager = "distributed: {_target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager, dp_size: none}"
+    assert check_layout(config(manager), 2) == Layout(shards=2, fsdp=True)
+    assert check_layout(config("distributed: {dp_replicate_size: 2}"), 4) == Layout(2, 2, fsdp=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("training_optimizations: {precision: fp16}", "Use bf16"),
+        ("optimizer: {name: adafactor}", "nearest possible: adamw"),
+        ("optimizer: {name: lion_8bit}", "nearest possible: lion"),
+    ],
+)
+def test_what_shards_cannot_be_trained_with(config, text, message):
+    cfg = config(text)
+    with pytest.raises(UserError, match=message):
+        refuse_with_shards(Layout(shards=2, fsdp=True), KINDS[cfg.optimizer.name], asked_precision(cfg)[0], cfg)
+    refuse_with_shards(Layout(replicas=2), KINDS[cfg.optimizer.name], asked_precision(cfg)[0], cfg)
 
 
 def test_a_gpu_for_each():

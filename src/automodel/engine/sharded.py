@@ -1,0 +1,130 @@
+"""The optimizer step of a sharded model: FSDP2, with tensor and context parallelism where the layout has them.
+
+`Whole` is the one module that is called: model, loss and their glue under one roof, because gathering and releasing
+weights hangs on the forward pass of the outermost module, and the loss reads the head's weights too. `ShardedStep` is
+the plain step otherwise: the same sums, the same clipping, the same names in its checkpoints, so that a run may go on
+on any other layout.
+
+Every rank runs as many micro-batches as any other. Where a rank has no document left, it runs a blank one: a real batch
+whose loss is multiplied by zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from automodel.config.errors import UserError
+from automodel.data.batch import Batch, StepBatch
+from automodel.distributed.fully_sharded import clip_by_global_norm, reduces, settle
+from automodel.distributed.grid import sum_over_all
+from automodel.distributed.shards import cut_like, fill
+from automodel.engine.optimizer_state import AdamWRecord, is_plain_adamw, load_into_torch
+from automodel.engine.step import Forward, Named, StepResult, TrainStep, check_fit, labels_of, model_tensors
+from automodel.losses.task_loss import TaskLoss
+from automodel.losses.unprojected import Outputs
+from automodel.optim.build import set_lr
+
+
+class Whole(nn.Module):
+    """A model with its loss. Called with a batch alone it gives what the model gives; with a scale as well, the loss
+    times that scale."""
+
+    def __init__(self, model: nn.Module, call: Forward, loss: TaskLoss, compute: Callable[[], AbstractContextManager]):
+        super().__init__()
+        self.model = model
+        self.call, self.loss, self.compute = call, loss, compute
+
+    def forward(self, batch: Batch, scale: Tensor | None = None) -> Outputs:
+        with self.compute():
+            outputs = self.call(batch)
+        return outputs if scale is None else self.loss.scaled_sum(outputs, labels_of(batch), scale)
+
+
+class ShardedStep(TrainStep):
+    """Forward, backward, clip, update; each rank its part of every parameter. `blank` makes a batch for a rank that has
+    none."""
+
+    def __init__(
+        self, whole: Whole, blank: Callable[[], Batch], optimizer: torch.optim.Optimizer, *args: Any, **kw: Any
+    ):
+        super().__init__(whole.model, whole, whole.loss, optimizer, *args, **kw)
+        self.whole, self.blank = whole, blank
+
+    def __call__(self, index: int, batch: StepBatch) -> StepResult:
+        lr = self.schedule.lr_at(index, self.peak_lr)
+        set_lr(self.optimizer, lr)
+        own = list(batch.micro_batches)
+        count = sum(self.loss.count(labels_of(b), b.num_labels) for b in own)
+        count, tokens, samples = self.counted(count, batch)
+        rounds = self.ranks.highest(len(own))
+        loss = torch.zeros((), device=self.device)
+        for number in range(rounds):
+            reduces(self.whole, number == rounds - 1)
+            if number < len(own):
+                loss += self._micro_step(own[number], count)
+            else:
+                self._micro_step(self.blank(), count, weight=0.0)
+        loss = sum_over_all(loss)
+        norm = clip_by_global_norm(self.parameters, self.max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(loss, norm, lr, int(tokens), int(samples))
+
+    def counted(self, count: float, batch: StepBatch) -> list[float]:
+        """Labels, tokens and documents of the step, over all ranks."""
+        return self.ranks.total([count, batch.num_tokens, batch.num_documents])
+
+    def _micro_step(self, batch: Batch, count: float, weight: float = 1.0) -> Tensor:
+        batch = batch.to(self.device, non_blocking=True)
+        scale = torch.full((), weight / count, device=self.device)
+        loss = self.whole(batch, scale)
+        loss.backward()
+        return loss.detach()
+
+    def weights(self) -> Named:
+        settle(self.whole)
+        return model_tensors(self.model)
+
+    def state(self) -> tuple[Named, dict[str, Any]]:
+        settle(self.whole)
+        return super().state()
+
+    def load_weights(self, tensors: Mapping[str, Any], origin: str) -> None:
+        own = self.weights()
+        check_fit(own, tensors, origin)
+        for name, tensor in own.items():
+            fill(tensor, lambda slices, name=name: tensors[name][slices])
+
+    def load_state(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        settle(self.whole)
+        if is_plain_adamw(self.optimizer):
+            record = AdamWRecord.from_disk(tensors, values)  # ty: ignore[invalid-argument-type]
+            load_into_torch(record, self.optimizer, self.model, self.scaler, place=cut_like)
+            self.skipped = record.skipped
+            return
+        form = values.get("form")
+        if form != self._form():
+            raise UserError(
+                f"The checkpoint holds the state of {form}, but this run's optimizer is {self._form()}. "
+                "Resume with the config the run was started with (run/config.yaml)."
+            )
+        _load_like(self.optimizer, self.model, tensors, values["optimizer"])
+
+    def finish(self) -> None:
+        settle(self.whole)
+
+
+def _load_like(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Any], values: Any) -> None:
+    """State of another optimizer: what has the parameter's shape is cut as the parameter is."""
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for path, value in {**tensors, **values}.items():
+        key, name = path.split("/", 1)
+        if isinstance(value, Tensor) and value.shape == parameters[name].shape and value.dim():
+            value = cut_like(value, parameters[name], value.dtype)
+        optimizer.state[parameters[name]][key] = value

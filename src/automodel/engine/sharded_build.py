@@ -1,0 +1,84 @@
+"""Assembling a sharded run: grid → model → adapter → checkpointing → loss → shards → weights → optimizer.
+
+The plain order (build.py), with two differences: the optimizer comes after the shards, whose parts it updates; and
+where the weights lie in safetensors under the model's own names, the model is made without memory, sharded, and only
+then filled, each rank reading its own rows (`models/streamed.py`). No rank ever holds the whole model.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+from automodel.adapters.attach import attach
+from automodel.config.gate import resolve_target
+from automodel.data.batch import Batch
+from automodel.distributed.fully_sharded import shard
+from automodel.distributed.grid import Grid, make_grid
+from automodel.engine.prepare import Prepared
+from automodel.engine.sharded import ShardedStep, Whole
+from automodel.engine.step import autocast
+from automodel.models.checkpointing import use_gradient_checkpointing
+from automodel.models.compiled_blocks import repeated_blocks
+from automodel.models.forward import make_loss_forward
+from automodel.models.load import align_pad_token, load_model
+from automodel.models.pooled_block import pool_last_block
+from automodel.optim.build import build_optimizer
+from automodel.optim.schedule import Schedule
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp32": torch.float32, "float32": torch.float32}
+
+
+def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[Any, ShardedStep]:
+    """Model and step of this rank. `blank` makes a batch for a rank that has none."""
+    cfg, plan, layout = prepared.cfg, prepared.plan, prepared.layout
+    started, before = time.perf_counter(), psutil.Process().memory_info().rss
+    grid = make_grid(layout, prepared.ranks.rank, plan.device)
+    dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
+    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
+    align_pad_token(model, prepared.tokenizer)
+    model.train()
+    if prepared.adapter is not None:
+        attach(model, prepared.adapter, seed=cfg.seed)
+    if plan.checkpointing != "none":
+        use_gradient_checkpointing(model, plan.checkpointing)
+    whole = make_whole(prepared, model, grid)
+    half = torch.bfloat16 if plan.precision == "bf16" else None
+    reduce = DTYPES.get(str(cfg.distributed.reduce_dtype).removeprefix("torch."))
+    offload = cfg.distributed.cpu_offload and plan.device == "cuda"
+    shard(whole, repeated_blocks(model), grid, compute=half, reduce=reduce, offload=offload)
+    held = (psutil.Process().memory_info().rss - before) / 2**20
+    logger.info("weights sharded in %.1f s; this rank's memory grew by %.0f MiB", time.perf_counter() - started, held)
+    return model, make_step_over(prepared, whole, blank)
+
+
+def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:
+    plan = prepared.plan
+    pooled = plan.pooled_last_block and pool_last_block(model)
+    forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
+    return Whole(model, forward, prepared.loss, lambda: autocast(plan.precision, plan.device))
+
+
+def make_step_over(prepared: Prepared, whole: Whole, blank: Callable[[], Batch]) -> ShardedStep:
+    cfg, plan = prepared.cfg, prepared.plan
+    optimizer_class = None
+    if cfg.optimizer.target:
+        optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
+    return ShardedStep(
+        whole,
+        blank,
+        build_optimizer(whole.model, cfg.optimizer, optimizer_class, plan.optimizer),
+        Schedule(cfg.lr_scheduler, plan.total_steps),
+        peak_lr=cfg.optimizer.lr,
+        max_norm=cfg.training_optimizations.gradient_clipping,
+        precision=plan.precision,
+        device=plan.device,
+        ranks=prepared.ranks,
+    )
