@@ -36,6 +36,7 @@ from automodel.kernels.side_stream import SideStream
 
 WIDEST = 8192
 BACKWARD_PROGRAMS_PER_PROCESSOR = 2
+BACKWARD_STAGES = 1  # of the loop over tiles
 
 
 def add_norm_reference(
@@ -159,7 +160,7 @@ def launch_backward(dy, dsum, normed: Normed, weight, norm: Norm, slots: Slots, 
         dy, dsum, h, weight, normed.mean_T, normed.rstd_T, norm.seed, dx, dresidual, partial,
         T, n_tiles, norm.site, *norm.dropout,
         D=D, BLOCK_D=shape.block, ROWS=shape.rows, NORM_BIAS_SLOT=slots.norm_bias, LINEAR_BIAS_SLOT=slots.linear_bias,
-        SLOTS=slots.count, DROP_LAST=norm.drops_last, num_warps=shape.warps,
+        SLOTS=slots.count, DROP_LAST=norm.drops_last, STAGES=BACKWARD_STAGES, num_warps=shape.warps,
     )  # fmt: skip
     return dx, dresidual, partial
 

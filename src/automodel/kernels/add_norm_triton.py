@@ -87,6 +87,7 @@ def add_norm_backward_kernel(
     n_rows, n_tiles, site, threshold, scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
     NORM_BIAS_SLOT: tl.constexpr, LINEAR_BIAS_SLOT: tl.constexpr, SLOTS: tl.constexpr, DROP_LAST: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program walks over tiles and keeps the sums of the parameter gradients in registers: no atomics.
 
@@ -100,7 +101,7 @@ def add_norm_backward_kernel(
     norm_bias_sum = tl.zeros((BLOCK_D,), tl.float32)
     linear_bias_sum = tl.zeros((BLOCK_D,), tl.float32)
 
-    for tile in range(program, n_tiles, tl.num_programs(0)):
+    for tile in tl.range(program, n_tiles, tl.num_programs(0), num_stages=STAGES):
         rows = tile * ROWS + tl.arange(0, ROWS)
         inside = (rows < n_rows)[:, None] & in_row[None, :]
         at = rows.to(tl.int64)[:, None] * D + cols[None, :]

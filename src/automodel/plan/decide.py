@@ -158,7 +158,8 @@ def _step(
     pooled = not split and decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
     wide = (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
-    late = decide_late_update(fused and wide and kept, accumulation, model.parameters, tokens, lines)
+    waiting = fitting.estimate.gradients / max(1.0, fitting.estimate.total)
+    late = decide_late_update(fused and wide and kept, accumulation, model.parameters, tokens, waiting, lines)
     lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
     plain = kept and not compiled and not layout.fsdp
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)

