@@ -45,11 +45,17 @@ class Work:
     fp8: bool = False
     lora: int = 0
     """Rank of adapters on every linear layer of the blocks; 0: the model itself is trained."""
+    packed: str = ""
+    """`nf4`: the frozen weights under them, doubly quantised."""
+    resident: bool = False
+    """Whether those are kept expanded."""
 
 
 TIGHT: dict[str, Any] = {"task": WRITE, "rows": 16, "pure": True, "eight_bit": True}
 LARGE: dict[str, Any] = {"task": WRITE, "rows": 8, "pure": True}
 LORA: dict[str, Any] = {"task": WRITE, "rows": 8, "pure": True, "lora": 16}
+QLORA: dict[str, Any] = {**LORA, "packed": "nf4"}
+SMALL: dict[str, Any] = {"eight_bit": True, "checkpointing": "full", "offload": True}
 SHORT, SQUAD, FULL = (5.4, 0.55, 16, 512), (5.1, 0.35, 16, 512), (9.0, 0.0, 4096, 4096)
 WORKLOADS = {
     "distilbert-b8": Work("distilbert", 8, SHORT),
@@ -69,6 +75,11 @@ WORKLOADS = {
     "qwen3-8b-bf16": Work("qwen3-8b", 2, FULL, **LARGE),
     "qwen3-8b-fp8": Work("qwen3-8b", 2, FULL, **LARGE, fp8=True),
     "qwen3-8b-lora-4k": Work("qwen3-8b", 2, FULL, **LORA),
+    "qwen3-8b-lora-4k-fp8": Work("qwen3-8b", 2, FULL, **LORA, fp8=True),
+    "qwen3-8b-qlora-4k": Work("qwen3-8b", 2, FULL, **QLORA, resident=True),
+    "qwen3-8b-qlora-4k-packed": Work("qwen3-8b", 2, FULL, **QLORA),
+    "qwen3-8b-qlora-4k-tight": Work("qwen3-8b", 2, FULL, **QLORA, **SMALL),
+    "qwen3-8b-qlora-1k-tight": Work("qwen3-8b", 1, (9.0, 0.0, 1024, 1024), **QLORA, **SMALL),
     "qwen3-8b-lora-short": Work("qwen3-8b", 8, SQUAD, **{**LORA, "rows": 128}, bucket=128),
     "llama1b-short16k": Work("llama-1b", 93, SQUAD, WRITE, rows=744, bucket=512),
 }
@@ -128,6 +139,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     """(step, model, fused blocks): as `engine/build.py` makes them, from random weights."""
     from automodel.adapters.attach import attach, resolve
     from automodel.adapters.config import PeftConfig
+    from automodel.adapters.packed_linear import Packing, pack_layers
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
@@ -146,6 +158,8 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
 
     torch.manual_seed(0)
     model = make_model(work.model).to("cuda", torch.bfloat16 if work.pure else torch.float32).train()
+    if work.packed:
+        pack_layers(model, Packing(work.packed, double=True, resident=work.resident), "cuda", torch.bfloat16, ())
     if work.lora:
         attach(model, resolve(PeftConfig(dim=work.lora, alpha=32), model, work.task, "base"))
     if work.checkpointing != "none":

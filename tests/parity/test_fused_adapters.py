@@ -11,12 +11,14 @@ import torch
 from automodel.adapters.attach import attach, resolve, trained_tensors
 from automodel.adapters.config import PeftConfig
 from automodel.data.batch import IGNORE
+from automodel.kernels import fp8_linear
 from automodel.kernels.flat_parameters import FlatParameters
 from automodel.models.block_support import can_fuse_adapters
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward
+from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, will_fuse
 from automodel.models.recompute import use_own_checkpoints
 from automodel.optim.build import parameter_groups
@@ -117,4 +119,17 @@ def test_dropout_reaches_the_adapters_alone():
     with torch.no_grad():
         torch.testing.assert_close(forward(batch), make_forward(plain.eval(), "causal-lm", "packed")(batch), **CLOSE)
     one.square().sum().backward()
+    assert all(t.grad is not None for t in trained_tensors(ours).values())
+
+
+def test_an_fp8_base_is_near_and_only_the_products_that_pay_are_rounded(monkeypatch):
+    monkeypatch.setattr(fp8_linear, "SMALLEST_WIDTH", 64)
+    plain = adapted("qwen3", "causal-lm")
+    ours, forward = fused_of(plain, "causal-lm")
+    chosen = use_fp8(ours, ["down_proj"])
+    assert [p.outputs for p in chosen] == [128, 64, 192] * 2
+    batch = packed(documents(0), "causal-lm", None)
+    exact, rounded = make_forward(plain, "causal-lm", "packed")(batch), forward(batch)
+    assert 1e-4 < (exact - rounded).norm() / exact.norm() < 0.1
+    rounded.square().sum().backward()
     assert all(t.grad is not None for t in trained_tensors(ours).values())

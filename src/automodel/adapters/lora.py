@@ -25,6 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from automodel.adapters.packed_linear import PackedLinear
+from automodel.kernels.frozen import Expanding
+from automodel.kernels.lora_linear import LowRank, lora_joined_linear
+
 
 def lora_linear_reference(
     x: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scale: float
@@ -94,7 +98,9 @@ class LoraLinear(nn.Module):
 
     def __init__(self, base: nn.Module, rank: int, scale: float, dropout: float):
         super().__init__()
-        self.transposed = not isinstance(base, nn.Linear)
+        self.packed_base = base if isinstance(base, PackedLinear) else None
+        """The layer itself, where its weight is in few bits."""
+        self.transposed = not isinstance(base, nn.Linear | PackedLinear)
         self.weight: nn.Parameter = base.weight  # ty: ignore[invalid-assignment]
         self.bias: nn.Parameter | None = base.bias  # ty: ignore[invalid-assignment]
         self.in_features, self.out_features = sizes(base)
@@ -115,12 +121,25 @@ class LoraLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         kind = x.device.type
         # Under autocast the product is half precision, as a plain linear layer's would be; A and B keep fp32 masters.
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        own = self.weight.dtype if self.packed_base is None else self.packed_base.dtype
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
+        if self.packed_base is not None:
+            return self._expanded(x.to(dtype), dtype)
         weight = self.weight.t() if self.transposed else self.weight
         bias = None if self.bias is None else self.bias.to(dtype)
         a, b = self.lora_A.to(dtype), self.lora_B.to(dtype)
         dropout = self.dropout if self.training else 0.0
         return lora_linear(x.to(dtype), weight.to(dtype), bias, a, b, self.scale, dropout)
+
+    def _expanded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """With a weight that exists for the length of a product."""
+        assert self.packed_base is not None
+        x_TI = x.reshape(-1, x.shape[-1])
+        dropped_TI = F.dropout(x_TI, self.dropout) if self.dropout and self.training else None
+        adapter = LowRank(self.lora_A.to(dtype), self.lora_B.to(dtype), self.scale)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        base = Expanding([self.packed_base.packed], dtype)
+        return lora_joined_linear(x_TI, base, bias, [adapter], None, dropped_TI)[0].view(*x.shape[:-1], -1)
 
     @torch.no_grad()
     def merged(self) -> Tensor:
@@ -134,13 +153,15 @@ class LoraLinear(nn.Module):
 
 
 def is_linear(module: nn.Module) -> bool:
-    """What an adapter can stand beside: `nn.Linear`, and the transposed one of GPT-2."""
-    if type(module) is nn.Linear:
+    """What an adapter can stand beside: `nn.Linear`, a packed one, and the transposed one of GPT-2."""
+    if type(module) in (nn.Linear, PackedLinear):
         return True
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
 def sizes(module: nn.Module) -> tuple[int, int]:
     """Inputs and outputs of a linear layer."""
+    if isinstance(module, PackedLinear):
+        return module.in_features, module.out_features
     rows, columns = module.weight.shape  # ty: ignore[not-iterable]
     return (columns, rows) if isinstance(module, nn.Linear) else (rows, columns)

@@ -4,13 +4,15 @@
     dx = dy W  (+ onto)         backward; there is no gradient of W, a third of a trained layer's arithmetic
 
 How such a weight is held is nobody's business but its own: as it is (`Held`), in FP8 (`Fp8Held`), in 4 or 8 bits that
-are expanded for each product (`quantised.py`). Adapters (`lora_linear.py`) know these two products and nothing else.
+are expanded for each product (`Expanding`, of `packed.py`). Adapters (`lora_linear.py`) know these two
+products and nothing else.
 
 Shapes: T rows, I inputs, O outputs of all layers of a joined product together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,12 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from automodel.kernels.fp8 import E4M3, E5M2, product, quantise
+from automodel.kernels.packed import Packed
 
 
 class Frozen(Protocol):
     """A matrix (O, I) that is not trained."""
 
     outputs: int
+
+    def weight(self) -> Tensor:
+        """The matrix as it is multiplied with."""
+        ...
 
     def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         """x Wᵀ + b, a new tensor."""
@@ -40,6 +47,9 @@ class Held:
     def __init__(self, weight_OI: Tensor):
         self.weight_OI = weight_OI.detach()
         self.outputs = weight_OI.shape[0]
+
+    def weight(self) -> Tensor:
+        return self.weight_OI
 
     def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         return F.linear(x_TI, self.weight_OI, bias_O)
@@ -60,6 +70,9 @@ class Fp8Held:
         self.rows_OI, self.columns_IO, self.scale = made.rows_TI, made.columns_IP, made.scale
         self.outputs, self.dtype = weight_OI.shape[0], weight_OI.dtype
 
+    def weight(self) -> Tensor:
+        return (self.rows_OI.float() * self.scale).to(self.dtype)
+
     def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
         x = quantise(x_TI, E4M3, columns=False)
         assert x.rows_TI is not None
@@ -71,6 +84,29 @@ class Fp8Held:
         # Sums of dx run over outputs, a few thousand; the gradients of adapters, over all tokens, are not made in FP8.
         dx_TI = product(d.rows_TI, self.columns_IO, d.scale, self.scale, dtype=self.dtype, fast=True)
         return dx_TI if onto_TI is None else onto_TI.add_(dx_TI)
+
+
+class Expanding:
+    """Weights in 4 or 8 bits, expanded for each product and forgotten: the memory of one product at a time. `parts`:
+    the layers of a joined product, each packed by itself."""
+
+    def __init__(self, parts: Sequence[Packed], dtype: torch.dtype):
+        self.parts, self.dtype = parts, dtype
+        self.outputs = sum(part.shape[0] for part in parts)
+
+    def weight(self) -> Tensor:
+        first = self.parts[0]
+        shape = (self.outputs, first.shape[1])
+        weight_OI = torch.empty(shape, dtype=self.dtype, device=first.codes.device)
+        for part, rows in zip(self.parts, weight_OI.split([part.shape[0] for part in self.parts])):
+            part.expand(self.dtype, rows)
+        return weight_OI
+
+    def times(self, x_TI: Tensor, bias_O: Tensor | None) -> Tensor:
+        return F.linear(x_TI, self.weight(), bias_O)
+
+    def back(self, dy_TO: Tensor, onto_TI: Tensor | None = None) -> Tensor:
+        return dy_TO @ self.weight() if onto_TI is None else onto_TI.addmm_(dy_TO, self.weight())
 
 
 def same_memory(tensors: list[Tensor]) -> Tensor:

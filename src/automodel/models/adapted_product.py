@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from automodel.adapters.attach import adapter_of
 from automodel.adapters.lora import LoraLinear
-from automodel.kernels.frozen import Frozen, Held, same_memory
+from automodel.adapters.packed_linear import PackedLinear
+from automodel.kernels.frozen import Expanding, Frozen, Held, same_memory
 from automodel.kernels.linear import joined_view
 from automodel.kernels.lora_linear import LowRank, lora_joined_linear, lora_swiglu_linear
+from automodel.kernels.packed import Packed
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu
 
@@ -40,15 +42,31 @@ def is_frozen(linear: Any) -> bool:
 def join_frozen(linears: Sequence[Any]) -> None:
     """Weights of one product become neighbours in memory, where they are frozen and are not neighbours yet."""
     weights = [linear.weight for linear in linears]
-    if all(map(is_frozen, linears)) and joined_view(weights) is None:
+    if all(is_frozen(m) and packed_of(m) is None for m in linears) and joined_view(weights) is None:
         same_memory(weights)
 
 
-def frozen_base(linears: Sequence[Any], held: Frozen | None) -> Frozen:
+def packed_of(linear: Any) -> Packed | None:
+    """The weight in 4 or 8 bits, where it is."""
+    base = linear.packed_base if isinstance(linear, LoraLinear) else linear
+    return base.packed if isinstance(base, PackedLinear) else None
+
+
+def lie_together(linears: Sequence[Any]) -> bool:
+    """Whether one product can read all of them."""
+    packed = [packed_of(m) is not None for m in linears]
+    return all(packed) or (not any(packed) and joined_view([m.weight for m in linears]) is not None)
+
+
+def frozen_base(linears: Sequence[Any], held: Frozen | None, dtype: torch.dtype) -> Frozen:
     """The frozen matrix of a joined product; `held`: in another form than its weights, all of them together."""
     if held is not None:
         assert held.outputs == sum(m.out_features for m in linears), "a joined product in 8 bits cannot be taken apart"
         return held
+    packed = [p for p in map(packed_of, linears) if p is not None]
+    if packed:
+        assert len(packed) == len(linears), "a joined product is packed as a whole"
+        return Expanding(packed, dtype)
     joined = joined_view([m.weight for m in linears])
     assert joined is not None, "the weights of one product were moved apart after the model was fused"
     return Held(joined)
@@ -78,7 +96,7 @@ def adapted_product(
     x: Tensor, linears: Sequence[Any], held: Frozen | None, side: SideStream | None
 ) -> tuple[Tensor, Tensor]:
     """(all layers' outputs side by side, x to go on with)."""
-    base = frozen_base(linears, held)
+    base = frozen_base(linears, held, x.dtype)
     return lora_joined_linear(x, base, _bias(linears), low_ranks(linears), side, _dropped(x, linears))
 
 
@@ -90,4 +108,4 @@ def adapted_down(
         return adapted_product(swiglu(x, activation), (down,), held, side)[0]
     adapters = low_ranks((down,))
     adapter = adapters[0] if adapters else None
-    return lora_swiglu_linear(x, frozen_base((down,), held), down.bias, activation, adapter, side, read)
+    return lora_swiglu_linear(x, frozen_base((down,), held, x.dtype), down.bias, activation, adapter, side, read)

@@ -7,7 +7,8 @@ that the config lists (`filter_fqns`) stay as they are: a product that several l
 listed.
 
 Fused blocks are told which of their layers take part; stock layers get another `forward`, on the instance, that
-`fuse.stock_blocks` takes away again.
+`fuse.stock_blocks` takes away again. Under adapters the weights are frozen: they are rounded once, and the bf16 ones
+stay for whoever calls the stock blocks.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_pays
+from automodel.kernels.frozen import Fp8Held
+from automodel.models.adapted_product import frozen_base, is_frozen
 from automodel.models.decoder_parts import DECODERS, decoder_parts
 from automodel.models.fused_decoder import FusedDecoderBlock
 
@@ -82,7 +86,11 @@ def use_fp8(model: Any, filters: Sequence[str] = ()) -> list[Product]:
     """Switches the products that pay to FP8, after the blocks were fused; returns them."""
     blocks = [m.forward for m in model.modules() if isinstance(m.__dict__.get("forward"), FusedDecoderBlock)]
     chosen = [(m, p) for m, p in _products(model, bool(blocks)) if p.pays and not p.listed(filters)]
-    if blocks:
+    if blocks and chosen and is_frozen(chosen[0][0][0]):
+        held = {id(linears[0]): Fp8Held(frozen_base(linears, None, torch.bfloat16).weight()) for linears, _ in chosen}
+        for block in blocks:
+            block.held = held
+    elif blocks:
         layers = frozenset(id(linear) for linears, _ in chosen for linear in linears)
         for block in blocks:
             block.fp8 = layers

@@ -48,6 +48,7 @@ from automodel.models.adapted_product import (
     can_fuse_adapter,
     is_frozen,
     join_frozen,
+    lie_together,
 )
 from automodel.models.block_stream import Stream, UnusedAngles
 from automodel.models.decoder_parts import DECODERS, Norm, Parts, decoder_parts, fusable_decoder_config
@@ -302,7 +303,7 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     for p in parts:
         join_frozen(p.qkv)
         join_frozen(p.gate_up)
-    if any(joined_view(_weights(linears)) is None for p in parts for linears in (p.qkv, p.gate_up)):
+    if not all(lie_together(linears) for p in parts for linears in (p.qkv, p.gate_up)):
         return 0
     kinds = {p.layer_type for p in parts if p.turns}
     angles = {kind: Angles(backbone.rotary_emb, kind) for kind in kinds}

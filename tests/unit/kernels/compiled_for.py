@@ -286,6 +286,20 @@ def fp8_cases():
         yield f"quantise_kernel {name} turned", quantise_kernel, kinds | made | tile | known, fp8.TILE_WARPS
 
 
+def packed_cases():
+    from automodel.kernels import packed
+    from automodel.kernels.packed_triton import expand_kernel, expand_rows_kernel
+
+    kinds = types("*u8", "CODES") | types("*fp32", "WIDE MEAN BOOK DYNAMIC") | types("*bf16", "OUT") | types("i32", "n")
+    sizes = constant(HALF=packed.GROUP // 2, STRIP=packed.STRIP, GROUPS=packed.GROUPS, EVEN=True)
+    twice = kinds | types("*u8", "SCALES") | sizes | constant(DOUBLE=True)
+    once = kinds | types("*fp32", "SCALES") | sizes | constant(DOUBLE=False, WIDE=None, MEAN=None, DYNAMIC=None)
+    yield "expand_kernel double", expand_kernel, twice, packed.WARPS
+    yield "expand_kernel", expand_kernel, once, packed.WARPS
+    rows = types("*i8", "CODES") | types("*fp32", "SCALES") | types("*bf16", "OUT")
+    yield "expand_rows_kernel", expand_rows_kernel, rows | constant(WIDTH=4096, BLOCK=packed.COLUMNS), packed.WARPS
+
+
 def every_case():
     yield from loss_cases()
     yield from decoder_cases()
@@ -297,6 +311,7 @@ def every_case():
     yield from lazy_rows_cases()
     yield from attention_cases()
     yield from fp8_cases()
+    yield from packed_cases()
 
 
 def main() -> None:

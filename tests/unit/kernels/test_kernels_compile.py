@@ -39,8 +39,9 @@ def test_nothing_spills_below_the_widest_rows(report):
 
 def test_no_load_is_narrower_than_a_word(report):
     """Masks and raw addresses easily cost Triton its proof of alignment; then it loads element by element. The loss
-    reads one logit by itself, the label's; the pooled token's row is shorter than a word for each thread."""
-    allowed = {"cross_entropy_rows_kernel": 1, "pooled_backward_kernel": 2}
+    reads one logit by itself, the label's; the pooled token's row is shorter than a word for each thread. The scale of
+    a group of 4-bit weights is one byte."""
+    allowed = {"cross_entropy_rows_kernel": 1, "pooled_backward_kernel": 2, "expand_kernel": 1}
     narrow = {r["kernel"]: r["narrow_loads"] for r in report}
     assert {name: loads for name, loads in narrow.items() if loads > allowed.get(name.split()[0], 0)} == {}
 
