@@ -19,7 +19,9 @@ from automodel.config.errors import UserError
 # Verb, its module, and its line in `automodel --help`. Each module has a typer `app`.
 VERBS = {
     "finetune": ("automodel.cli.finetune", "Fine-tune a model from a YAML file."),
+    "launch": ("automodel.cli.launch", "Run on a cluster: Slurm, Kubernetes or Ray."),
     "benchmark": ("automodel.cli.benchmark", "Compare with HF Trainer on the same run: time, memory, losses."),
+    "run": ("automodel.cli.run", "Run a script for HF Trainer, unchanged, on this engine."),
     "plan": ("automodel.cli.plan", "Say what a run will do, and why, without training."),
     "data": ("automodel.cli.data", "See samples, what is learned of them, and batches."),
     "config": ("automodel.cli.config", "Validate, show and describe config files."),

@@ -19,8 +19,9 @@ from __future__ import annotations
 import itertools
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -58,6 +59,8 @@ class Trainer(transformers.Trainer):
 
     acceleration: Acceleration | None = None
     """What the last `train()` call did, and why."""
+    watchers: ClassVar[list[Callable[[Trainer], None]]] = []
+    """Called when training starts and its path is known (`stand_in.py`)."""
     optimizer: Any
     lr_scheduler: Any
     model: Any
@@ -89,6 +92,8 @@ class Trainer(transformers.Trainer):
         self._fast = self._try_fast()
         if self.is_world_process_zero():
             print(f"automodel: {self.acceleration}", file=sys.stderr)
+        for watch in self.watchers:
+            watch(self)
         try:
             return super()._inner_training_loop(*args, **kwargs)
         finally:

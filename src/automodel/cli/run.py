@@ -1,0 +1,27 @@
+"""`automodel run train.py --epochs 3`: a script for Hugging Face's Trainer, unchanged, on this engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Run a script for HF Trainer, unchanged, on this engine.")
+
+
+@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run(
+    script: Annotated[Path, typer.Argument(help="A Python script that uses transformers.Trainer.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="What the script itself takes.")] = None,
+    compare: Annotated[
+        int, typer.Option(min=0, help="Time this many steps of stock Trainer first, on a copy of the model.")
+    ] = 0,
+) -> None:
+    """Run a script with our Trainer in transformers' place; nothing in it has to be changed.
+
+    At the end it says what was accelerated. Options for this command stand before the script.
+    """
+    from automodel.trainer.stand_in import run_script
+
+    run_script(script, arguments or [], compare)
