@@ -31,6 +31,7 @@ def launch(ranks: int, arguments: Sequence[str], after_a_loss: str = "") -> int:
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # after a signal: large models take long to save
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, _pass_on)
     settings = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0", "--monitor-interval", "0.1"]

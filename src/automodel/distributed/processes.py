@@ -55,8 +55,9 @@ class Processes(Alone):
                     f"each needs its own. Use --nproc-per-node {gpus}."
                 )
             torch.cuda.set_device(world.local_rank)
+        self._found = dist.is_initialized()
         with _in_words("meeting"):
-            self._store = _existing_store() if dist.is_initialized() else self._meet(gpus)
+            self._store = _existing_store() if self._found else self._meet(gpus)
         self._watch = Watch(world.rank, world.size, _own_connection(self._store))
 
     def _meet(self, gpus: int) -> dist.Store:
@@ -148,7 +149,8 @@ class Processes(Alone):
 
     def close(self) -> None:
         self._watch.end()
-        dist.destroy_process_group()
+        if not self._found:  # whoever made it will end it
+            dist.destroy_process_group()
 
     @contextmanager
     def _together(self, doing: str) -> Generator[None]:
