@@ -103,9 +103,38 @@ def test_logits_and_gradients_are_those_of_peft(tmp_path, kind, task, how):
     assert all(p.grad is None for p in ours.parameters() if not p.requires_grad)
 
 
+@pytest.mark.parametrize(("kind", "task"), [KINDS[1], KINDS[2], KINDS[4]])
+def test_dora_is_that_of_peft(tmp_path, kind, task):
+    """Logits, gradients of A, B and lengths, and the folder both ways."""
+    ours = adapted(kind, task, use_dora=True)
+    with torch.no_grad():
+        for name, tensor in trained_tensors(ours).items():
+            if name.endswith("lora_magnitude_vector"):
+                tensor.mul_(torch.linspace(0.8, 1.2, len(tensor)))
+    (tmp_path / "ours").mkdir()
+    write_folder(ours, ours._automodel_adapter, tmp_path / "ours")
+    theirs, ids = theirs_from(tmp_path / "ours", kind, task), documents(task)
+    expected = [theirs(input_ids=i[None]).logits[0] for i in ids]
+    sum(logits.square().sum() for logits in expected).backward()
+    found = [ours(input_ids=i[None]).logits[0] for i in ids]
+    sum(logits.square().sum() for logits in found).backward()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **FP32)
+    own, other = {n: t.grad for n, t in trained_tensors(ours).items()}, their_gradients(theirs)
+    assert own.keys() == other.keys()
+    assert sum("magnitude" in name for name in own) == len(ours._automodel_adapter.ranks)
+    for name, gradient in own.items():
+        torch.testing.assert_close(gradient, other[name], rtol=1e-3, atol=1e-4 * float(other[name].abs().max()) + 1e-7)
+    theirs.save_pretrained(tmp_path / "theirs")
+    _, again = tiny_models.tiny(kind, task)
+    attach(again, resolve_folder(tmp_path / "theirs", again, task, "base"))
+    torch.testing.assert_close(again(input_ids=ids[0][None]).logits[0], expected[0], **FP32)
+
+
+@pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize(("kind", "task"), KINDS)
-def test_merged_is_the_adapter(kind, task):
-    model, ids = adapted(kind, task), documents(task)
+def test_merged_is_the_adapter(kind, task, dora):
+    model, ids = adapted(kind, task, use_dora=dora), documents(task)
     with torch.no_grad():
         before = [model(input_ids=i[None]).logits for i in ids]
         merge(model)

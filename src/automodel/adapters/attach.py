@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from automodel.adapters.choose import choose_saved, choose_targets, in_short
 from automodel.adapters.config import DEFAULT_ALPHA, DEFAULT_DIM, PeftConfig
+from automodel.adapters.dora import DoraLinear
 from automodel.adapters.lora import LoraLinear, is_linear, sizes
 from automodel.config.errors import UserError
 
@@ -52,6 +53,7 @@ class Adapter:
         ranks, alphas = sorted(set(self.ranks.values())), sorted(set(self.alphas.values()))
         shown = f"rank {'/'.join(map(str, ranks))}, alpha {'/'.join(f'{a:g}' for a in alphas)}"
         shown += ", scaled by the root of the rank" if self.rslora else ""
+        shown += ", lengths of rows apart (DoRA)" if self.dora else ""
         full = f"; in full: {', '.join(self.saved)}" if self.saved else ""
         return f"{shown} on {in_short(self.ranks)}{full}"
 
@@ -70,12 +72,15 @@ def resolve(section: PeftConfig, model: Any, task: str, base: str, revision: str
         revision=revision,
         dropout=section.dropout,
         rslora=section.use_rslora,
+        dora=section.use_dora,
     )
 
 
 def count_trained(adapter: Adapter, model: nn.Module) -> int:
     """Numbers that are trained."""
-    added = sum(rank * sum(sizes(model.get_submodule(name))) for name, rank in adapter.ranks.items())
+    widths = {name: sizes(model.get_submodule(name)) for name in adapter.ranks}
+    added = sum(rank * sum(widths[name]) for name, rank in adapter.ranks.items())
+    added += sum(outputs for _, outputs in widths.values()) if adapter.dora else 0
     whole = {id(p): p.numel() for name in adapter.saved for p in model.get_submodule(name).parameters()}
     return added + sum(whole.values())
 
@@ -92,7 +97,8 @@ def attach(
     generator = torch.Generator().manual_seed(seed)
     for name, rank in adapter.ranks.items():
         parent, _, child = name.rpartition(".")
-        layer = LoraLinear(model.get_submodule(name), rank, adapter.scale(name), adapter.dropout)
+        kind = DoraLinear if adapter.dora else LoraLinear
+        layer = kind(model.get_submodule(name), rank, adapter.scale(name), adapter.dropout)
         layer.draw(generator)
         setattr(model.get_submodule(parent), child, layer)
     for name in adapter.saved:
@@ -124,6 +130,8 @@ def merge(model: Any) -> int:
         for parameter in module.parameters(recurse=False):
             homes[id(parameter)] = homes.get(id(parameter), 0) + 1
     for name, layer in layers.items():
+        if layer.packed_base is not None:
+            raise UserError(f"the adapter of '{name}' stands beside a weight in few bits. Load the base as it is.")
         if homes[id(layer.weight)] > 1:
             raise UserError(
                 f"the adapter of '{name}' cannot be merged: its weight is shared with another module (tied), which "

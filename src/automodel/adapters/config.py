@@ -11,6 +11,29 @@ DEFAULT_DIM = 8
 DEFAULT_ALPHA = 32
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How frozen weights are held in few bits."""
+
+    kind: str
+    """`nf4`, `fp4` or `int8`."""
+    double: bool = False
+    """Whether scales of 4-bit weights are in 8 bits."""
+    resident: bool = False
+    """Whether they are kept expanded: the same numbers at the speed of bf16."""
+
+    @property
+    def bytes_each(self) -> float:
+        """Of a packed weight, with its part of the scales."""
+        if self.kind == "int8":
+            return 1.0
+        return 0.5 + ((1 + 4 / 256) / 64 if self.double else 4 / 64)
+
+    def in_words(self) -> str:
+        kind = {"nf4": "NF4", "fp4": "FP4", "int8": "8 bits"}[self.kind]
+        return f"{kind}{', doubly quantised' if self.double else ''}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PeftConfig(Section):
     """`peft:` low-rank adapters (LoRA) beside frozen weights; an empty section turns them on. See docs/adapters.md."""
@@ -41,10 +64,10 @@ class PeftConfig(Section):
     pretrained_adapter: str | None = None
     """A PEFT adapter folder to start from: its rank, scale and modules are taken over."""
     use_dora: bool = False
-    """Weight-decomposed adapters. Understood today, built in a later release."""
+    """DoRA: lengths and directions of the weights' rows are trained apart. Slower; its blocks are not fused."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(dim)."""
     loraplus_lr_ratio: Positive | None = None
-    """LoRA+: learning rate of B over that of A. Understood today, built in a later release."""
+    """LoRA+: learning rate of B over that of A, e.g. 16."""
     use_triton: bool = False
-    """Fused adapter kernels where they win. There are none yet; the plan says so."""
+    """Accepted from the reference: adapters stand inside fused blocks on a GPU anyway."""

@@ -118,18 +118,27 @@ class LoraLinear(nn.Module):
         self.lora_A.copy_(drawn)
         self.lora_B.zero_()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def compute_dtype(self, x: Tensor) -> torch.dtype:
+        """Under autocast the product is half precision, as a plain linear layer's would be; A and B keep fp32
+        masters."""
         kind = x.device.type
-        # Under autocast the product is half precision, as a plain linear layer's would be; A and B keep fp32 masters.
         own = self.weight.dtype if self.packed_base is None else self.packed_base.dtype
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
+
+    def expanded(self, dtype: torch.dtype) -> Tensor:
+        """The frozen weight (O, I)."""
+        if self.packed_base is not None:
+            return self.packed_base.packed.expand(dtype)
+        return (self.weight.t() if self.transposed else self.weight).to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = self.compute_dtype(x)
         if self.packed_base is not None:
             return self._expanded(x.to(dtype), dtype)
-        weight = self.weight.t() if self.transposed else self.weight
         bias = None if self.bias is None else self.bias.to(dtype)
         a, b = self.lora_A.to(dtype), self.lora_B.to(dtype)
         dropout = self.dropout if self.training else 0.0
-        return lora_linear(x.to(dtype), weight.to(dtype), bias, a, b, self.scale, dropout)
+        return lora_linear(x.to(dtype), self.expanded(dtype), bias, a, b, self.scale, dropout)
 
     def _expanded(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """With a weight that exists for the length of a product."""

@@ -10,32 +10,16 @@ Left as they are: the head of a language model, whose logits decide on the loss,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from automodel.adapters.config import Packing
 from automodel.config.errors import UserError
 from automodel.kernels.frozen import Expanding
 from automodel.kernels.lora_linear import lora_joined_linear
 from automodel.kernels.packed import Packed, pack
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How the frozen weights of a run are held."""
-
-    kind: str
-    """`nf4`, `fp4` or `int8`."""
-    double: bool = False
-    """Whether scales of 4-bit weights are in 8 bits."""
-    resident: bool = False
-    """Whether they are kept expanded."""
-
-    def in_words(self) -> str:
-        kind = {"nf4": "NF4", "fp4": "FP4", "int8": "8 bits"}[self.kind]
-        return f"{kind}{', doubly quantised' if self.double else ''}"
 
 
 class PackedLinear(nn.Module):

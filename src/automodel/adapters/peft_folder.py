@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from automodel.adapters.attach import Adapter, trained_tensors
 from automodel.adapters.choose import shortest_names
 from automodel.adapters.config import PeftConfig
+from automodel.adapters.dora import MAGNITUDE
 from automodel.adapters.lora import LoraLinear, is_linear, sizes
 from automodel.config.errors import NotYetError, UserError
 
@@ -33,9 +34,10 @@ TASK_TYPES = {
     "seq2seq": "SEQ_2_SEQ_LM",
 }
 _PREFIX = "base_model.model."
+OWN = (".lora_A", ".lora_B", f".{MAGNITUDE}")
+"""How names of an adapter's own tensors end."""
 # Keys of PEFT that change what is computed, with the values that leave it alone.
 _UNUSUAL = {
-    "use_dora": (False, None),
     "lora_bias": (False, None),
     "bias": ("none", None),
     "layer_replication": (None,),
@@ -95,13 +97,15 @@ def resolve_folder(folder: str | Path, model: Any, task: str, base: str, revisio
     _check(str(folder), model, modules, tensors, targets)
     ranks = {name: tensors[f"{name}.lora_A"].shape[0] for name in order}
     alphas = {name: float(_by_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])) for name in order}
-    saved = _saved_modules(config, modules, [n for n in tensors if not n.endswith((".lora_A", ".lora_B"))])
+    saved = _saved_modules(config, modules, [n for n in tensors if not n.endswith(OWN)])
     lost = [f"{s}.{n}" for s in saved for n, _ in modules[s].named_parameters() if f"{s}.{n}" not in tensors]
+    if config.get("use_dora"):
+        lost += [f"{name}.{MAGNITUDE}" for name in order if f"{name}.{MAGNITUDE}" not in tensors]
     if lost:
         raise UserError(f"'{folder}' trains '{lost[0]}' in full, but does not hold it. Save the adapter again.")
     return Adapter(
         ranks, alphas, saved, task, base, revision, config.get("lora_dropout") or 0.0,
-        bool(config.get("use_rslora")), start=tensors,
+        bool(config.get("use_rslora")), bool(config.get("use_dora")), tensors,
     )  # fmt: skip
 
 
@@ -119,6 +123,8 @@ def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revisio
         if asked is not None and there != {asked}:
             shown = ", ".join(f"{value:g}" for value in sorted(there))
             raise UserError(f"peft.{key}: is {asked}, but the adapter in {folder} has {shown}. Remove the key.")
+    if section.use_dora and not adapter.dora:
+        raise UserError(f"peft.use_dora: the adapter in {folder} is a plain one. Remove the key.")
     if section.use_rslora and not adapter.rslora:
         raise UserError(f"peft.use_rslora: the adapter in {folder} is scaled by alpha / dim. Remove the key.")
     return replace(adapter, dropout=section.dropout or adapter.dropout)
@@ -148,7 +154,7 @@ def _config_of(model: Any, adapter: Adapter) -> dict[str, Any]:
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": adapter.dropout,
         "use_rslora": adapter.rslora,
-        "use_dora": False,
+        "use_dora": adapter.dora,
         "bias": "none",
         "fan_in_fan_out": transposed,
         "target_modules": shortest_names(adapter.ranks, every),
@@ -162,7 +168,7 @@ def _config_of(model: Any, adapter: Adapter) -> dict[str, Any]:
 
 def _own_name(name: str) -> str:
     name = name.removeprefix(_PREFIX).replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
-    return re.sub(r"\.(lora_[AB])(\.default)?\.weight$", r".\1", name)
+    return re.sub(r"\.(lora_[AB]|lora_magnitude_vector)(\.default)?(\.weight)?$", r".\1", name)
 
 
 def _peft_name(name: str) -> str:
@@ -191,6 +197,9 @@ def _check(folder: str, model: nn.Module, modules: dict[str, nn.Module], tensors
             width = sizes(layer)[0 if last == "lora_A" else 1]
             if tensor.shape[1 if last == "lora_A" else 0] != width:
                 raise UserError(f"the adapter in '{folder}' does not fit '{place}': {tuple(tensor.shape)} of {width}.")
+        elif last == MAGNITUDE:
+            if place not in targets or tensor.shape != (sizes(modules[place])[1],):
+                raise UserError(f"the adapter in '{folder}' does not fit '{place}': its lengths are for another layer.")
         elif "lora_" in name:
             raise NotYetError(f"the adapter in '{folder}' has '{name}'; only adapters of linear layers are built.")
         elif name not in parameters:

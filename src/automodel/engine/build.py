@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from automodel.adapters.attach import attach
 from automodel.checkpoint import randomness
 from automodel.checkpoint.store import CheckpointStore
 from automodel.config.errors import UserError
@@ -26,6 +25,7 @@ from automodel.engine.compiled import compile_model, try_compiled
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
+from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.room import check_room
 from automodel.engine.sharded_build import make_sharded_step
@@ -43,7 +43,6 @@ from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
-from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.recompute import use_own_checkpoints, will_recompute
 from automodel.optim.build import build_optimizer, parameter_groups
@@ -149,35 +148,12 @@ def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     cfg, plan = prepared.cfg, prepared.plan
     if prepared.layout.fsdp:
         return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
-    model = load_model(
-        cfg.model, prepared.hf_config, prepared.task, dtype=_loaded_in(prepared), device=plan.device, seed=cfg.seed
-    )
-    align_pad_token(model, prepared.tokenizer)
-    model.train()
-    if prepared.adapter is not None:
-        attach(model, prepared.adapter, seed=cfg.seed, hold=_half(prepared), everything=plan.capture)
+    model = load_trainable(prepared)
     if plan.checkpointing != "none":
         use_gradient_checkpointing(model, plan.checkpointing)
     if plan.offload or (plan.checkpointing != "none" and plan.fused_kernels and will_recompute(model)):
         use_own_checkpoints(model, plan.offload)
     return model, make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
-
-
-def _half(prepared: Prepared) -> torch.dtype | None:
-    """The 16-bit dtype that a step computes in over fp32 masters. Adapters are small: theirs are always fp32."""
-    plan = prepared.plan
-    if plan.precision == "bf16-pure" and prepared.adapter is not None and plan.capture:
-        return torch.bfloat16
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
-
-
-def _loaded_in(prepared: Prepared) -> torch.dtype:
-    """The dtype that weights are read in: that of the masters, or, of a frozen model, what it is computed in."""
-    plan, adapter = prepared.plan, prepared.adapter
-    if plan.precision == "bf16-pure":
-        return torch.bfloat16
-    frozen = adapter is not None and not adapter.saved  # modules trained in full begin with all their bits
-    return (_half(prepared) or torch.float32) if frozen and plan.capture else torch.float32
 
 
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
@@ -191,7 +167,7 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
-    optimizer = build_optimizer(model, cfg.optimizer, optimizer_class, plan.optimizer)
+    optimizer = build_optimizer(model, cfg.optimizer, optimizer_class, plan.optimizer, loraplus_ratio(prepared))
     rows = None
     if plan.word_rows:
         read = words_read(prepared.train, model.get_input_embeddings(), prepared.tokenizer)
@@ -220,12 +196,12 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     accumulates = plan.grad_acc_steps > 1
     layers = layers_of(model) if plan.late_update and will_fuse(model) else []
     optimizer = FlatAdamW(
-        parameter_groups(model, cfg.optimizer),
+        parameter_groups(model, cfg.optimizer, loraplus_ratio(prepared)),
         lr=peak,
         betas=cfg.optimizer.betas,
         eps=cfg.optimizer.eps,
         max_norm=cfg.training_optimizations.gradient_clipping or float("inf"),
-        copy_dtype=_half(prepared),
+        copy_dtype=half_of(prepared),
         flat_gradients=accumulates,
         lr_factors=torch.tensor(factors, dtype=torch.float64),
         initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,

@@ -282,7 +282,7 @@ def _config_dict(cfg: RunConfig) -> dict[str, Any]:
     return yaml.safe_load(dump_config(cfg))
 
 
-MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft")
+MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
 
 
 def _check_same_run(cfg: RunConfig, folder: RunFolder) -> None:

@@ -29,7 +29,8 @@ class Fp8Config(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationConfig(Section):
-    """`quantization:` loads the frozen base in 4 or 8 bits. Understood today, built in a later release."""
+    """`quantization:` holds the frozen weights under an adapter (`peft:`) in 4 or 8 bits, in the number formats of
+    bitsandbytes, which need not be installed. See docs/adapters.md."""
 
     SLOT: ClassVar[str | None] = "quantization"
 
@@ -38,13 +39,16 @@ class QuantizationConfig(Section):
     load_in_4bit: bool = False
     """Hold the base weights in 4 bits (NF4 by default)."""
     load_in_8bit: bool = False
-    """Hold the base weights in 8 bits."""
+    """Hold the base weights in 8 bits, one scale a row. Activations are not rounded."""
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
     """The 4-bit number format."""
     bnb_4bit_compute_dtype: str | None = None
     """The dtype the weights are expanded to, e.g. `bfloat16`."""
     bnb_4bit_use_double_quant: bool = False
     """Quantise the quantisation constants too."""
+    resident: bool | Literal["auto"] = "auto"
+    """Keep the weights expanded: the same numbers at the speed of bf16. `auto`: where memory allows by the plan's
+    estimate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,25 +37,35 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.ndim >= 2 and "bias" not in name
 
 
-def parameter_groups(model: nn.Module, cfg: OptimizerConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, cfg: OptimizerConfig, adapter_b_ratio: float = 1.0) -> list[dict[str, Any]]:
     """Trainable parameters in two groups, with and without weight decay; empty groups are left out. Matrices come first
-    even where all are in one group: those of one product (query, key, value) are then neighbours in a flat buffer."""
+    even where all are in one group: those of one product (query, key, value) are then neighbours in a flat buffer.
+    `adapter_b_ratio` (LoRA+): the B of adapters are a third group, with so many times the learning rate."""
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     trainable.sort(key=lambda named: not decays(*named))
     if not trainable:
         raise UserError("The model has no trainable parameter: everything is frozen.")
+    faster = [p for n, p in trainable if adapter_b_ratio != 1.0 and n.endswith("lora_B")]
+    elsewhere = {id(p) for p in faster}
+    trainable = [(n, p) for n, p in trainable if id(p) not in elsewhere]
     with_decay = [p for n, p in trainable if cfg.decay_norms_and_biases or decays(n, p)]
     without = [p for n, p in trainable if not (cfg.decay_norms_and_biases or decays(n, p))]
     groups = [{"params": with_decay, "weight_decay": cfg.weight_decay}, {"params": without, "weight_decay": 0.0}]
+    own = {"lr": cfg.lr * adapter_b_ratio, LR_FACTOR: adapter_b_ratio}
+    groups.append({"params": faster, "weight_decay": cfg.weight_decay, **own})
     return [g for g in groups if g["params"]]
 
 
 def build_optimizer(
-    model: nn.Module, cfg: OptimizerConfig, target: type | None = None, kind: Kind | None = None
+    model: nn.Module,
+    cfg: OptimizerConfig,
+    target: type | None = None,
+    kind: Kind | None = None,
+    adapter_b_ratio: float = 1.0,
 ) -> torch.optim.Optimizer:
     """The optimizer over `model`'s trainable parameters. `target` is the class behind `_target_`, already gated; `kind`
-    is the plan's choice where it is not what the name says (no paging on the CPU)."""
-    groups = parameter_groups(model, cfg)
+    is the plan's choice where it is not what the name says (no paging on the CPU). `adapter_b_ratio`: LoRA+."""
+    groups = parameter_groups(model, cfg, adapter_b_ratio)
     kind = kind or KINDS[cfg.name]
     try:
         if target is not None:

@@ -274,10 +274,13 @@ def _offload(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def _quantization(cfg: RunConfig) -> Iterator[Problem]:
-    if cfg.quantization is not None and cfg.quantization.load_in_4bit and cfg.quantization.load_in_8bit:
+    section = cfg.quantization
+    if section is not None and section.load_in_4bit and section.load_in_8bit:
         yield Problem("quantization.load_in_8bit", "choose this or `load_in_4bit`, not both.")
-    if cfg.quantization is not None and not (cfg.quantization.load_in_4bit or cfg.quantization.load_in_8bit):
+    elif section is not None and not (section.load_in_4bit or section.load_in_8bit):
         yield Problem("quantization", "says neither `load_in_4bit: true` nor `load_in_8bit: true`. Add one of them.")
+    elif section is not None and cfg.peft is None:
+        yield Problem("quantization", "weights in few bits cannot be trained. Add `peft:` for an adapter beside them.")
     if cfg.fp8 is not None and cfg.model.fp8_config is not None:
         yield Problem("model.fp8_config", "is another place for the section `fp8:`, which is given too. Keep one.")
 
@@ -304,14 +307,7 @@ def not_yet(cfg: RunConfig, world_devices: int = 1) -> list[Problem]:
 
 def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
     layout = cfg.distributed
-    for name in ("use_dora", "loraplus_lr_ratio"):
-        if cfg.peft is not None and getattr(cfg.peft, name):
-            yield Problem(f"peft.{name}", "comes in a later release. Remove it for plain LoRA.")
-    if cfg.quantization is not None:
-        yield Problem("quantization", "4- and 8-bit weights come in a later release. Remove the section for now.")
     for path, fp8 in (("fp8", cfg.fp8), ("model.fp8_config", cfg.model.fp8_config)):
-        if cfg.peft is not None and fp8 is not None and fp8.enabled:
-            yield Problem(path, "an FP8 base under an adapter comes in a later release. Remove one of the sections.")
         if fp8 is not None and fp8.enabled and fp8.recipe_name not in (None, "tensorwise"):
             later = f"`{fp8.recipe_name}` comes in a later release. Use `tensorwise`, or leave it out."
             yield Problem(f"{path}.recipe_name", later)

@@ -24,6 +24,7 @@ from automodel.plan.hardware import Hardware
 from automodel.plan.layout import layout_in_words, refuse_with_shards
 from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
+from automodel.plan.packing import refuse_packed
 from automodel.plan.plan import Decision, Plan
 from automodel.plan.remarks import adapter, how_it_learns, sinks, without_effect
 from automodel.plan.speed import (
@@ -67,6 +68,7 @@ def make_plan(
         cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, layout=layout,
         lines=room,
     )  # fmt: skip
+    refuse_packed(cfg, layout, model.model_type)
     refuse_with_shards(layout, fitting.kind, precision, cfg)
     lines += adapter(cfg, model.trained, model.parameters, model.adapter_in_words)
     lines += how_it_learns(cfg, total, fitting.kind)
@@ -103,6 +105,7 @@ def make_plan(
         packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
         optimizer=fitting.kind,
         checkpointing=fitting.checkpointing,
+        packing=fitting.packing,
         memory_gib=round(fitting.estimate.total / GIB, 3),
         ranks=ranks,
         **step._asdict(),

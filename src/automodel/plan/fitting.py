@@ -8,6 +8,7 @@ one computes; where its state fits, there is nothing to page, and the plain one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
@@ -28,10 +29,12 @@ from automodel.plan.memory import (
     largest_batch_tokens,
     mean_document,
 )
+from automodel.plan.packing import base_line, packings
 from automodel.plan.plan import Decision
 from automodel.plan.speed import decide_capture, decide_fused
 
 if TYPE_CHECKING:
+    from automodel.adapters.config import Packing
     from automodel.plan.hardware import Hardware  # which imports torch
 
 
@@ -54,6 +57,8 @@ class Fitting:
     """The optimizer; none: the class that `_target_` names."""
     checkpointing: Mode
     estimate: Estimate
+    packing: Packing | None = None
+    """Of frozen weights in few bits."""
 
 
 def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
@@ -85,7 +90,7 @@ def decide_fitting(
     modes: tuple[Mode, ...] = MODES if asked == "auto" else (asked,)
     tried: list[Fitting] = []
     for kind in _kinds(cfg, hardware):
-        for mode in modes:
+        for mode, packing in product(modes, packings(cfg)):  # expanding costs less than computing again
             captured = decide_capture(
                 cfg, path, hardware, [], kind=kind, checkpointing=mode, dropout=model.dropout is not None,
                 ranks=layout.size,
@@ -103,14 +108,15 @@ def decide_fitting(
                 stored_logits=stored_logits,
                 offload=cfg.training_optimizations.activation_offload and captured,
                 trained=model.trained,
+                packing=packing,
                 shards=layout.shards * layout.cp * layout.tp if layout.fsdp else 1,
             )
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)
-            tried.append(Fitting(kind, mode, estimate(model.shape, model.parameters, setting)))
+            tried.append(Fitting(kind, mode, estimate(model.shape, model.parameters, setting), packing))
             if tried[-1].estimate.fits(hardware.memory_gib):
-                return _told(cfg, hardware, load, tried, lines)
-    return _told(cfg, hardware, load, tried, lines)
+                return _told(cfg, hardware, load, tried, precision, lines)
+    return _told(cfg, hardware, load, tried, precision, lines)
 
 
 def _kinds(cfg: RunConfig, hardware: Hardware) -> list[Kind | None]:
@@ -134,13 +140,18 @@ def _no_library(name: str, kind: Kind) -> UserError:
     return UserError(f"optimizer.name: {name} comes from bitsandbytes{own}, which is not installed: {INSTALL}.")
 
 
-def _told(cfg: RunConfig, hardware: Hardware, load: Load, tried: list[Fitting], lines: list[Decision]) -> Fitting:
+def _told(
+    cfg: RunConfig, hardware: Hardware, load: Load, tried: list[Fitting], precision: str, lines: list[Decision]
+) -> Fitting:
     """The last candidate, with the lines that say why."""
     chosen = tried[-1]
+    if (base := base_line(cfg, tried, precision)) is not None:
+        lines.append(base)
     _tell_paging(cfg, hardware, tried, lines)
     asked = asked_checkpointing(cfg)
     if asked == "auto":
-        sums = ", ".join(f"{t.checkpointing} {in_words(t.estimate.total)}" for t in tried if t.kind == chosen.kind)
+        alike = [t for t in tried if (t.kind, t.packing) == (chosen.kind, chosen.packing)]
+        sums = ", ".join(f"{t.checkpointing} {in_words(t.estimate.total)}" for t in alike)
         room = f"of the {in_words(FITS * hardware.memory_gib * GIB)} that may be filled"
         lines.append(Decision("checkpointing", chosen.checkpointing, f"auto: {sums} {room}"))
     elif chosen.checkpointing != "none":

@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from automodel.adapters.config import Packing
 from automodel.optim.kinds import Kind
 
 GIB = 2**30
@@ -152,6 +153,8 @@ class Setting:
     """Whether inputs of checkpointed layers wait in host memory."""
     trained: int = 0
     """Parameters that are trained, where an adapter leaves the rest frozen; 0: all."""
+    packing: Packing | None = None
+    """Of frozen weights in few bits."""
     shards: int = 1
     """Ranks that share weights, gradients and states of one copy of the model."""
 
@@ -185,10 +188,9 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
     gradients = parameters * (2 if half and setting.captured else held)
     states = parameters * _state_bytes(setting, held, shape, parameters)
     if setting.trained:
-        # Frozen products are held as they are computed; the word table, which is looked up, as it was loaded.
-        table = 0 if shape is None else min(parameters, shape.vocabulary * shape.width)
-        weights = table * held + (parameters - table) * (2 if half else held) + setting.trained * (6 if half else 4)
-        gradients, states = setting.trained * 4, setting.trained * _state_bytes(setting, 4, None, parameters)
+        weights = frozen_bytes(shape, parameters, setting) + setting.trained * (6 if half or setting.captured else 4)
+        gradients = setting.trained * (2 if half and setting.captured else 4)
+        states = setting.trained * _state_bytes(setting, 4, None, parameters)
     if setting.shards > 1:
         weights = parameters * held / setting.shards + gathered_bytes(shape, parameters, setting)
         gradients, states = gradients / setting.shards, states / setting.shards
@@ -201,6 +203,23 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
         logits=0.0 if shape is None else logit_bytes(shape, setting),
         on_host=states if paged else 0.0,
     )
+
+
+def frozen_bytes(shape: ModelShape | None, parameters: int, setting: Setting) -> float:
+    """Of a model under an adapter. Products are held as they are computed, or in few bits, of which the largest is
+    expanded at a time; the word table, which eager steps look up under autocast, as it was loaded."""
+    size, held = _compute_size(setting), 2 if setting.precision == "bf16-pure" else 4
+    if shape is None:
+        return parameters * (size if setting.captured else held)
+    up = (2 if shape.gated else 1) * shape.width * shape.inner
+    joined = shape.width * (shape.queries + 2 * shape.keys)
+    products = shape.layers * (joined + shape.queries * shape.width + up + shape.inner * shape.width)
+    products = min(parameters, products)
+    table = min(parameters - products, shape.vocabulary * shape.width)
+    rest = (parameters - products - table) * size + table * (size if setting.captured else held)
+    if setting.packing is None or setting.packing.resident:
+        return products * size + rest
+    return products * setting.packing.bytes_each + max(joined, up) * size + rest
 
 
 def gathered_bytes(shape: ModelShape | None, parameters: int, setting: Setting) -> float:
@@ -289,7 +308,9 @@ def activation_bytes(shape: ModelShape, setting: Setting) -> float:
     # Embeddings and the final norm; a fused one keeps the sum of the two tensors it is handed, and what it gives.
     fused_end = setting.fused and shape.rms
     ends = stream if fused_end else _norm_bytes(shape, setting) / max(1, shape.norms) + stream
-    return setting.tokens * (kept + ends)
+    # Whole models have gradients that outweigh what one layer's backward pass writes and forgets; adapters do not.
+    passing = (shape.inner + 3 * shape.width) * _compute_size(setting) if setting.trained else 0
+    return setting.tokens * (kept + ends + passing)
 
 
 def logit_bytes(shape: ModelShape, setting: Setting) -> float:

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from automodel.adapters.config import Packing
 from automodel.optim.kinds import Kind
 
 
@@ -85,6 +86,8 @@ class Plan:
     """Whether what goes into checkpointed layers waits in host memory."""
     fp8: bool = False
     """Whether large products are made in FP8."""
+    packing: Packing | None = None
+    """How frozen weights are held in few bits; none: they are not."""
     memory_gib: float = 0.0
     """The need of memory, as estimated."""
     ranks: int = 1

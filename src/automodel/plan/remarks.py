@@ -53,7 +53,10 @@ def adapter(cfg: RunConfig, trained: int, parameters: int, words: str) -> Iterat
     share = trained / max(1, parameters)
     start = f"; starts from {cfg.peft.pretrained_adapter}" if cfg.peft.pretrained_adapter else ""
     reason = f"{words}; everything else is frozen{start}"
-    yield Decision("adapter", f"LoRA, {trained:,} parameters ({share:.1%})", reason)
+    if cfg.peft.loraplus_lr_ratio:
+        reason += f"; B learns {cfg.peft.loraplus_lr_ratio:g} times as fast (LoRA+)"
+    kind = "DoRA" if cfg.peft.use_dora else "LoRA"
+    yield Decision("adapter", f"{kind}, {trained:,} parameters ({share:.1%})", reason)
     if cfg.peft.use_triton:
         reason = "adapters are thin products, which cuBLAS makes; on a GPU they stand inside fused blocks (see kernels)"
         yield Decision("use_triton", "not needed", reason)

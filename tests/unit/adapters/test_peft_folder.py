@@ -51,7 +51,6 @@ def test_what_is_read_is_what_was_written(folder):
     ("keys", "message"),
     [
         ({"peft_type": "IA3"}, "peft_type is IA3; only LORA"),
-        ({"use_dora": True}, "`use_dora: True` is not built yet"),
         ({"bias": "all"}, "`bias: all` is not built yet"),
     ],
 )

@@ -12,8 +12,6 @@ from automodel.plan.check import load_run_config, not_yet
     [
         ("", []),
         ("peft: {dim: 8}", []),
-        ("peft: {use_dora: true, loraplus_lr_ratio: 16}", ["peft.use_dora", "peft.loraplus_lr_ratio"]),
-        ("quantization: {load_in_4bit: true}", ["quantization"]),
         ("fp8: {recipe_name: rowwise}", ["fp8.recipe_name"]),
         ("fp8: {recipe_name: tensorwise}", []),
         ("fp8: {}", []),

@@ -72,7 +72,7 @@ def test_the_commented_fp8_lines_work_too(classification):
     classification[2].write_text(re.sub(r"^(  )# (fp8_config:|  _target_:)", r"\1\2", text, flags=re.MULTILINE))
     cfg = load_run_config(classification)
     assert cfg.model.fp8_config is not None
-    assert [p.path for p in not_yet(cfg)] == ["model.fp8_config"]
+    assert not not_yet(cfg)
 
 
 def test_the_speedup_fragment_lies_on_the_squad_example(tmp_path):

@@ -1,0 +1,56 @@
+"""The model of a run, with its weights: read in the dtype it needs, packed where it is asked for, an adapter beside it.
+
+Frozen weights need no masters: they are read and held in the dtype they are computed in. Those that are packed are read
+on the host and cross to the device one layer at a time (`adapters/packed_linear.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from automodel.adapters.attach import attach
+from automodel.adapters.packed_linear import pack_layers
+from automodel.engine.prepare import Prepared
+from automodel.models.load import align_pad_token, load_model
+
+
+def load_trainable(prepared: Prepared) -> Any:
+    """Weights, then few bits, then the adapter."""
+    cfg, plan, adapter = prepared.cfg, prepared.plan, prepared.adapter
+    place = plan.device if plan.packing is None else "cpu"
+    dtype = _loaded_in(prepared)
+    model: Any = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=place, seed=cfg.seed)
+    align_pad_token(model, prepared.tokenizer)
+    if plan.packing is not None:
+        assert adapter is not None, "weights in few bits are frozen"
+        wide = torch.bfloat16 if plan.precision == "bf16-pure" else half_of(prepared) or torch.float32
+        pack_layers(model, plan.packing, plan.device, wide, adapter.saved)
+    model.train()
+    if adapter is not None:
+        attach(model, adapter, seed=cfg.seed, hold=half_of(prepared), everything=plan.capture)
+    return model
+
+
+def half_of(prepared: Prepared) -> torch.dtype | None:
+    """The 16-bit dtype that a step computes in over fp32 masters. Adapters are small: theirs are always fp32."""
+    plan = prepared.plan
+    if plan.precision == "bf16-pure" and prepared.adapter is not None and plan.capture:
+        return torch.bfloat16
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision)
+
+
+def loraplus_ratio(prepared: Prepared) -> float:
+    """LoRA+: how many times faster B learns than everything else."""
+    section = prepared.cfg.peft
+    return (section.loraplus_lr_ratio or 1.0) if section is not None else 1.0
+
+
+def _loaded_in(prepared: Prepared) -> torch.dtype:
+    """The dtype that weights are read in: that of the masters, or, of a frozen model, what it is computed in."""
+    plan, adapter = prepared.plan, prepared.adapter
+    if plan.precision == "bf16-pure":
+        return torch.bfloat16
+    frozen = adapter is not None and not adapter.saved  # modules trained in full begin with all their bits
+    return (half_of(prepared) or torch.float32) if frozen and plan.capture else torch.float32
