@@ -12,12 +12,12 @@ import copyreg
 import sys
 from typing import Any
 
-import transformers
+from transformers.training_args import TrainingArguments as StockArguments
 
 from automodel.migrate.old_names import modern_arguments
 
 
-class TrainingArguments(transformers.TrainingArguments):
+class TrainingArguments(StockArguments):
     """`transformers.TrainingArguments` and its older names."""
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -30,4 +30,4 @@ class TrainingArguments(transformers.TrainingArguments):
         if type(self) is not TrainingArguments:
             return super().__reduce_ex__(protocol)
         rebuilt = copyreg._reconstructor  # ty: ignore[unresolved-attribute]
-        return rebuilt, (transformers.TrainingArguments, object, None), dict(vars(self))
+        return rebuilt, (StockArguments, object, None), dict(vars(self))

@@ -23,6 +23,7 @@ from automodel.engine.build import make_captured_step
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared, _model_facts
 from automodel.engine.step import TrainStep
+from automodel.kernels import ahead
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.models.config import ModelConfig
@@ -36,6 +37,7 @@ from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig,
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts
 from automodel.plan.hardware import Hardware, read_hardware
+from automodel.plan.kernels_ahead import facts_of
 from automodel.plan.plan import Plan
 from automodel.trainer.stored_rows import NotStored, StoredRows
 
@@ -69,6 +71,7 @@ class FastPath:
         _unwrap(self.model)
         if self.plan.capture:
             self.step = make_captured_step(self._prepared(), self.model)
+            ahead.wait()
             self.step.seed += steps_done  # no draw of a fresh start again
             return self.step.optimizer
         assert optimizer is not None
@@ -118,6 +121,9 @@ class FastPath:
             self.step.finish()
             unfuse(self.model)
             use_stock_attention(self.model)
+            if self.plan.capture:
+                for parameter in self.model.parameters():  # each its own memory again, as whoever saves them expects
+                    parameter.data = parameter.data.clone()
             self.step = None
 
 
@@ -166,7 +172,9 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
     model, args = trainer.model, trainer.args
     problem = problem_type(model.config, rows.store.labels) if task == "text-classification" else None
     loss = make_loss(LossConfig(), task, problem, getattr(model.config, "num_labels", None))
-    cfg = run_config(args, task, steps)
+    cfg = run_config(args, task, steps, model.dtype)
+    if args.device.type == "cuda" and (facts_ahead := facts_of(cfg, model.config.to_dict())) is not None:
+        ahead.start(facts_ahead)
     hardware = hardware_of(args.device)
     lengths = rows.store.lengths
     facts = _model_facts(cfg, task, model.config, packing_support(model.config, task), model, None, None)
@@ -205,9 +213,9 @@ def problem_type(config: Any, labels: Any) -> str:
     return "single_label_classification" if labels.dtype.kind == "i" else "multi_label_classification"
 
 
-def run_config(args: Any, task: str, steps: int) -> RunConfig:
+def run_config(args: Any, task: str, steps: int, dtype: torch.dtype) -> RunConfig:
     """`TrainingArguments` in the words of a config file, as far as a step depends on them."""
-    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32" if dtype == torch.float32 else "bf16-pure"
     return RunConfig(
         model=ModelConfig(pretrained_model_name_or_path="the model of the Trainer"),
         dataset=DatasetConfig(path="the dataset of the Trainer"),

@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from automodel.kernels.flat_adamw import FlatAdamW
+
 
 class RateOnly(torch.optim.Optimizer):
-    """Parameters with a learning rate, and a step that does nothing."""
+    """Groups of parameters with a learning rate, and a step that does nothing."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], lr: float):
-        super().__init__(parameters, {"lr": lr})
+    def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], lr: float):
+        super().__init__([{"params": list(group)} for group in groups], {"lr": lr})
         self._opt_called = True  # or the scheduler would warn that nobody stepped
 
     def step(self, closure: Any = None) -> None:  # ty: ignore[invalid-method-override]
@@ -38,23 +40,28 @@ class StateOnly:
         self.values = values
 
 
-def for_torch(state: dict[str, Any], rate: float, peak: float | None = None) -> StateOnly:
+def for_torch(state: dict[str, Any], rate: float, peak: float) -> StateOnly:
     """The flat optimizer's state as torch's AdamW has it: with the current rate, and without our additions."""
-    if not state:
-        return StateOnly({})
     moments = {
-        index: {key: value for key, value in entry.items() if key != "weight"}
-        for index, entry in state["state"].items()
+        index: {key: value for key, value in kept.items() if key != "weight"} for index, kept in state["state"].items()
     }
-    groups = [{**group, "lr": rate} for group in state["param_groups"]]
-    if peak is not None:
-        groups = [{**group, "initial_lr": peak} for group in groups]
+    groups = [{**group, "lr": rate, "initial_lr": peak} for group in state["param_groups"]]
     return StateOnly({"state": moments, "param_groups": groups})
 
 
-def after_training(trainer: Any, state: StateOnly) -> torch.optim.Optimizer:
-    """Torch's AdamW over the trained model with the captured step's moments, for whoever goes on with it."""
-    trainer.optimizer = None
-    optimizer = trainer.create_optimizer()
-    optimizer.load_state_dict(state.values)
-    return optimizer
+def load_moments(optimizer: FlatAdamW, state: dict[str, Any]) -> None:
+    """Moments and step counts of torch's AdamW; rates stay those of this run's table."""
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    groups = [{"params": saved["params"], **mine} for saved, mine in zip(state["param_groups"], own)]
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+
+
+def hand_over(flat: FlatAdamW, optimizer: torch.optim.Optimizer) -> None:
+    """Torch's AdamW over the same parameters takes the captured step's moments, without a copy."""
+    steps = float(flat.step_count)
+    fused = {id(p): bool(group.get("fused")) for group in optimizer.param_groups for p in group["params"]}
+    for place in flat.flat.places:
+        parameter = place.parameter
+        device = parameter.device if fused.get(id(parameter)) else "cpu"
+        step = torch.tensor(steps, dtype=torch.float32, device=device)
+        optimizer.state[parameter] = {"step": step, **flat.moments_of(place)}

@@ -29,7 +29,6 @@ import torch
 import transformers
 import transformers.hf_argparser
 import transformers.trainer
-import transformers.training_args
 from transformers import TrainerCallback
 
 from automodel.checkpoint import randomness
@@ -91,7 +90,11 @@ def stand_in() -> Generator[None]:
     """The drop-in where scripts look for Trainer, for as long as the block lasts."""
     places: list[tuple[Any, str, Any]] = [
         *((module, "Trainer", Trainer) for module in (transformers, transformers.trainer)),
-        *((module, "TrainingArguments", TrainingArguments) for module in (transformers, transformers.training_args)),
+        (
+            transformers,
+            "TrainingArguments",
+            TrainingArguments,
+        ),  # not in training_args: pickles name it
         *((module, "HfArgumentParser", ArgumentParser) for module in (transformers, transformers.hf_argparser)),
     ]
     if not hasattr(transformers, "AdamW"):

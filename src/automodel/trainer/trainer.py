@@ -16,6 +16,7 @@ Which of the two, and why, is said on stderr when training starts, and kept in `
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import sys
@@ -28,10 +29,12 @@ import transformers
 from transformers.trainer import skip_first_batches
 
 from automodel.config.errors import UserError
+from automodel.kernels import ahead
 from automodel.models.drop_in import speed_up
+from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
 from automodel.trainer.fast_path import FastPath, check_schedule, make_fast_path
 from automodel.trainer.obstacles import task_of, why_stock
-from automodel.trainer.optimizers import RateOnly, after_training, for_torch
+from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments
 from automodel.trainer.stored_rows import Held, NotStored, store_rows
 
 MOST_UNREAD = 1000  # losses that may wait on the device for a log line
@@ -72,14 +75,17 @@ class Trainer(transformers.Trainer):
                 raise UserError("Trainer: tokenizer is the old name of processing_class; give one of them.")
             given["processing_class"] = tokenizer
         super().__init__(model, args, *more, **given)
+        if self.args.device.type == "cuda":
+            ahead.import_triton()
         self._given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
         self._speed_up(self.model)
 
     @staticmethod
     def _speed_up(model: Any) -> None:
-        task = task_of(model)
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's models have one inside
+        task = task_of(inner)
         if task is not None:
-            speed_up(model, task)
+            speed_up(inner, task)
 
     def call_model_init(self, trial: Any = None) -> Any:
         model = super().call_model_init(trial)
@@ -101,6 +107,7 @@ class Trainer(transformers.Trainer):
                 self._close_fast()
 
     def _try_fast(self) -> FastPath | None:
+        self._evaluations = Evaluations()
         reason = why_stock(self, Trainer)
         if reason is None:
             try:
@@ -138,7 +145,7 @@ class Trainer(transformers.Trainer):
         """The scheduler that Trainer would make, on an optimizer that does nothing."""
         kept = self.lr_scheduler, self._created_lr_scheduler
         self.lr_scheduler = None
-        shell = RateOnly([torch.nn.Parameter(torch.zeros(()))], self.args.learning_rate)
+        shell = RateOnly([[torch.nn.Parameter(torch.zeros(()))]], self.args.learning_rate)
         try:
             return self.create_scheduler(steps, optimizer=shell)
         finally:
@@ -172,11 +179,11 @@ class Trainer(transformers.Trainer):
             self.lr_scheduler, self._created_lr_scheduler = None, False
         earlier = self.optimizer
         if fast.plan.capture:
-            self.optimizer = fast.begin(None, self.state.global_step)
+            flat: Any = fast.begin(None, self.state.global_step)
+            self.optimizer = flat
             if earlier is not None:  # a second call of train() goes on with its moments
-                self._load_moments(earlier.state_dict())
-            groups = self.optimizer.param_groups
-            rates = RateOnly([p for group in groups for p in group["params"]], self.args.learning_rate)
+                load_moments(flat, earlier.state_dict())
+            rates = RateOnly([g["params"] for g in flat.param_groups], self.args.learning_rate)
         else:
             self.create_optimizer()
             rates = self.optimizer
@@ -291,22 +298,39 @@ class Trainer(transformers.Trainer):
         fast, self._fast = self._fast, None
         assert fast is not None
         captured = fast.plan.capture and fast.step is not None
-        moments = self.optimizer.state_dict() if captured else None
         fast.close()
         self._wrap_for_evaluation()
-        if moments is not None:
-            self.optimizer = after_training(self, for_torch(moments, self._rate()))
+        if captured:
+            flat, self.optimizer = self.optimizer, None
+            hand_over(flat, self.create_optimizer())
             self.callback_handler.optimizer = self.optimizer
 
     # What looks at the model between two steps.
 
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        if self._fast is None:
-            return super().evaluation_loop(*args, **kwargs)
-        with self._fast.stock_model():
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        rest = (description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        fast = self._fast
+        if fast is None:
+            return super().evaluation_loop(dataloader, *rest)
+        rows = None
+        if ignore_keys is None and not cannot(self, fast, Trainer):
+            with contextlib.suppress(NotStored):
+                rows = self._evaluations.rows_of(self, fast, dataloader.dataset)
+        if rows is not None:
+            loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+            self.callback_handler.eval_dataloader = dataloader
+            return evaluate_rows(self, fast, rows, loss_only, metric_key_prefix)
+        with fast.stock_model():
             self._wrap_for_evaluation()
             try:
-                return super().evaluation_loop(*args, **kwargs)
+                return super().evaluation_loop(dataloader, *rest)
             finally:
                 self.accelerator._models.clear()  # its wrapper is gone with the block
 
@@ -344,18 +368,11 @@ class Trainer(transformers.Trainer):
         if fast is None or not fast.plan.capture or checkpoint is None:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        own, loaded = self.optimizer, for_torch({}, 0.0)
+        own, loaded = self.optimizer, StateOnly({})
         self.optimizer = loaded
         try:
             super()._load_optimizer_and_scheduler(checkpoint)
         finally:
             self.optimizer = own
         if loaded.values:
-            self._load_moments(loaded.values)
-
-    def _load_moments(self, state: dict[str, Any]) -> None:
-        """Moments and step counts; rates stay those of this run's table."""
-        groups = [dict(group) for group in self.optimizer.param_groups]
-        for saved, own in zip(state["param_groups"], groups):
-            saved.update({key: value for key, value in own.items() if key != "params"})
-        self.optimizer.load_state_dict(state)
+            load_moments(own, loaded.values)

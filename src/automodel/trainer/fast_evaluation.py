@@ -1,0 +1,107 @@
+"""Evaluating a classifier of texts between two of the engine's steps, with the step's own forward.
+
+The same batches in the same order as Trainer's loop, and so the same mean of losses, arrays and metrics; but rows come
+without padding from flat arrays, nothing waits for the device until the end, and the weights are the ones the step
+computes with. Everything that is not plain (other tasks, inputs for metrics, own prediction steps) is left to Trainer's
+loop: `cannot` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
+
+from automodel.data.collate import PackedCollator
+from automodel.engine.step import labels_of
+from automodel.losses.unprojected import Unprojected
+from automodel.models.families import packing_support
+from automodel.trainer.fast_path import FastPath
+from automodel.trainer.obstacles import own_method
+from automodel.trainer.stored_rows import NotStored, StoredRows, store_rows
+
+OWN = ("prediction_step", "evaluation_loop", "get_eval_dataloader", "_get_eval_sampler", "get_test_dataloader")
+
+
+def cannot(trainer: Any, fast: FastPath, ours: type) -> bool:
+    """Whether Trainer's own loop must evaluate."""
+    args = trainer.args
+    asked = (
+        args.include_for_metrics
+        or args.batch_eval_metrics
+        or not args.eval_do_concat_batches
+        or args.dataloader_drop_last
+        or args.train_sampling_strategy == "group_by_length"
+        or trainer.label_names != ["labels"]
+    )
+    return fast.task != "text-classification" or bool(asked) or any(own_method(trainer, n, ours) for n in OWN)
+
+
+class Evaluations:
+    """Evaluation data as flat arrays, kept from one evaluation to the next."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, StoredRows] = {}
+
+    def rows_of(self, trainer: Any, fast: FastPath, dataset: Any) -> StoredRows:
+        """Raises `NotStored`."""
+        key = getattr(dataset, "_fingerprint", None) or str(id(dataset))
+        if key not in self.rows:
+            rows = store_rows(dataset, trainer.data_collator, fast.task, fast.model.config, trainer.processing_class)
+            labels, taught = rows.store.labels, fast.rows.store.labels
+            assert labels is not None
+            assert taught is not None
+            if labels.dtype != taught.dtype or labels.shape[1:] != taught.shape[1:]:
+                raise NotStored("labels are not of the kind that the model learns")
+            if int(rows.store.lengths.max()) > fast.plan.max_length:
+                raise NotStored("a row is longer than all of the training data")
+            rows.collator = PackedCollator(
+                rows.store,
+                task=fast.task,
+                pool=packing_support(fast.model.config, fast.task).pooling or "first",
+                bucket_tokens=fast.plan.bucket_tokens,
+                max_seqlen=fast.plan.max_length,
+                micro_batch_size=trainer.args.eval_batch_size,
+                sort_tokens=fast.plan.capture,
+            )
+            self.rows[key] = rows
+        return self.rows[key]
+
+
+@torch.no_grad()
+def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: bool, prefix: str) -> EvalLoopOutput:
+    """One pass over the rows, in their order."""
+    size, count = trainer.args.eval_batch_size, len(rows)
+    losses, logits, weights = [], [], []
+    assert rows.collator is not None
+    fast.model.eval()
+    try:
+        for start in range(0, count, size):
+            batch = rows.collator(list(range(start, min(start + size, count))))
+            documents = batch.num_documents
+            batch = batch.to(fast.plan.device, non_blocking=True)
+            with fast.step.compute():
+                outputs = fast.step.forward(batch)
+            scored = fast.loss.scores(outputs, labels_of(batch))
+            losses.append(scored.loss / documents)
+            weights.append(documents)
+            if not loss_only:
+                made = outputs.logits() if isinstance(outputs, Unprojected) else outputs
+                made = made[:documents].float()
+                if trainer.preprocess_logits_for_metrics is not None:
+                    made = trainer.preprocess_logits_for_metrics(made, batch.labels_R[:documents])
+                logits.append(made)
+            trainer.control = trainer.callback_handler.on_prediction_step(trainer.args, trainer.state, trainer.control)
+    finally:
+        fast.model.train()
+    mean = float(np.average(torch.stack(losses).float().cpu().numpy(), weights=weights))
+    predictions: Any = None if loss_only else torch.cat(logits).cpu().numpy()
+    labels: Any = None if loss_only else np.asarray(rows.store.labels)
+    metrics: dict[str, Any] = {}
+    if trainer.compute_metrics is not None and predictions is not None:
+        metrics = trainer.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
+    metrics = {**denumpify_detensorize(metrics), f"{prefix}_loss": mean}
+    named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": value for key, value in metrics.items()}
+    return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=named, num_samples=count)
