@@ -63,8 +63,9 @@ SIZE = {
 }  # fmt: skip
 
 
-def adapted(kind, device, dtype):
+def adapted(kind, device, dtype, packing=None):
     """A small model with an adapter that is not zero; the frozen half of it has been in bf16 once, on every device."""
+    from automodel.adapters.packed_linear import pack_layers
     from transformers import AutoConfig
 
     from automodel.adapters.attach import attach, resolve, trained_tensors
@@ -73,7 +74,10 @@ def adapted(kind, device, dtype):
 
     torch.manual_seed(0)
     model = class_for_task("causal-lm").from_config(AutoConfig.for_model(kind, **SIZE))
-    model = model.to(torch.bfloat16).to(device, dtype).train()
+    model = model.to(torch.bfloat16).to(dtype).train()
+    if packing is not None:
+        pack_layers(model, packing, device, dtype, ())
+    model = model.to(device)
     attach(model, resolve(PeftConfig(dim=8, alpha=16), model, "causal-lm", "base"))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -103,7 +107,7 @@ def batches(count=6):
     return [StepBatch((collate(list(range(4 * i, 4 * i + 4))),), 0, i) for i in range(count)]
 
 
-def captured_losses(model, steps, checkpointing="none", offload=False):
+def captured_losses(model, steps, checkpointing="none", offload=False, then=None):
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.side_stream import SideStream
@@ -127,6 +131,8 @@ def captured_losses(model, steps, checkpointing="none", offload=False):
     )  # fmt: skip
     seed, side = torch.zeros(1, dtype=torch.int64, device="cuda"), SideStream()
     assert fuse(model, seed, side, 256) == SIZE["num_hidden_layers"]
+    if then is not None:
+        assert then(model)
     step = CapturedStep(
         model, make_loss_forward(model, "causal-lm", "packed", swapped=True),
         make_loss(LossConfig(), "causal-lm", None, None), optimizer, Schedule(LRSchedulerConfig(name="constant"), 100),
@@ -168,3 +174,54 @@ def test_captured_fused_steps_learn_what_plain_fp32_steps_learn(kind, checkpoint
     theirs = eager_losses(adapted(kind, "cuda", torch.float32), steps)
     assert theirs[-1] < theirs[0] - 0.3
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) < 0.03
+
+
+@pytest.mark.parametrize(("kind", "double"), [("nf4", True), ("nf4", False), ("fp4", True), ("int8", False)])
+@pytest.mark.parametrize("shape", [(512, 256), (96, 37)])
+def test_weights_in_few_bits_are_those_of_the_cpu(kind, double, shape):
+    from automodel.kernels.packed import expand_reference, pack
+
+    torch.manual_seed(0)
+    weight = (torch.randn(shape) * 0.02).to(torch.bfloat16)
+    here, there = pack(weight, kind, double), pack(weight.cuda(), kind, double)
+    assert (here.codes != there.codes.cpu()).float().mean() < 1e-3
+    for dtype in (torch.bfloat16, torch.float32):
+        found = there.expand(dtype)
+        torch.testing.assert_close(found.float(), expand_reference(there).to(dtype).float(), rtol=2e-7, atol=1e-9)
+
+
+def test_packed_and_resident_bases_learn_the_same_in_captured_steps():
+    from automodel.adapters.config import Packing
+
+    steps, found = batches(), []
+    for resident in (True, False):
+        packing = Packing("nf4", double=True, resident=resident)
+        found.append(captured_losses(adapted("qwen3", "cuda", torch.bfloat16, packing), steps))
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    exact = captured_losses(adapted("qwen3", "cuda", torch.bfloat16), steps)
+    assert 1e-4 < abs(found[0][0] - exact[0]) < 0.2
+    assert found[0][-1] < found[0][0] - 0.3
+
+
+def test_a_packed_base_is_recomputed_with_its_inputs_on_the_host():
+    from automodel.adapters.config import Packing
+
+    packing = Packing("nf4", double=True)
+    steps = batches()
+    plain = captured_losses(adapted("qwen3", "cuda", torch.bfloat16, packing), steps)
+    again = captured_losses(adapted("qwen3", "cuda", torch.bfloat16, packing), steps, "full", offload=True)
+    assert plain == pytest.approx(again, abs=0.01)
+
+
+def test_an_fp8_base_learns_nearly_the_same(monkeypatch):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no FP8")
+    from automodel.kernels import fp8_linear
+    from automodel.models import fp8
+
+    monkeypatch.setattr(fp8_linear, "SMALLEST_WIDTH", 256)
+    steps, exact = batches(), adapted("qwen3", "cuda", torch.bfloat16)
+    expected = captured_losses(exact, steps)
+    rounded = captured_losses(adapted("qwen3", "cuda", torch.bfloat16), steps, then=fp8.use_fp8)
+    assert max(abs(a - b) for a, b in zip(expected, rounded, strict=True)) < 0.1
+    assert expected != rounded

@@ -1,0 +1,96 @@
+"""Whole small runs with adapters in their other forms: QLoRA packed and resident, DoRA, LoRA+, what the plan says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import tiny_runs as tiny
+from automodel.adapters.config import PeftConfig
+from automodel.config.errors import ConfigError, UserError
+from automodel.engine.run import finetune
+from automodel.optim.build import build_optimizer, parameter_groups, set_lr
+from automodel.optim.config import OptimizerConfig
+from automodel.plan.check import load_run_config
+
+STEPS = "peft: {dim: 4}\nstep_scheduler: {max_steps: 6, log_every_steps: 1}\nvalidation_dataset: null\n"
+FOUR_BITS = "quantization={load_in_4bit: true, bnb_4bit_use_double_quant: true}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("adapted")
+    tiny.write_run(root, kind="llama", text=STEPS.replace("validation_dataset: null\n", ""))
+    return root
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
+
+    def start(name, *settings):
+        out = folder / name
+        finetune(load_run_config([folder / "run.yaml"], [*settings, f"checkpoint.checkpoint_dir={out}"]))
+        plan = {d["name"]: d for d in json.loads((out / "run" / "plan.json").read_text())["decisions"]}
+        return tiny.losses(out), plan, json.loads((out / "adapter_config.json").read_text())
+
+    return start
+
+
+def test_qlora_learns_and_a_resident_base_computes_the_same(run):
+    kept, plan, _ = run("resident", FOUR_BITS)
+    assert plan["base"]["value"] == "NF4, doubly quantised"
+    assert "expanded once to fp32 and kept" in plan["base"]["reason"]
+    packed, plan, config = run("packed", FOUR_BITS, "quantization.resident=false")
+    assert "expanded to fp32 for each product; quantization.resident is false" in plan["base"]["reason"]
+    assert kept == pytest.approx(packed, abs=1e-5)
+    whole, _, _ = run("whole")
+    assert 1e-6 < abs(whole[1] - kept[1]) < 0.1  # rounded weights are not the weights
+    assert packed[6] < packed[1]
+    assert config["peft_type"] == "LORA"
+
+
+def test_eight_bits_are_nearer_than_four(run):
+    whole, _, _ = run("whole-again")
+    eight, plan, _ = run("eight", "quantization={load_in_8bit: true}")
+    four, _, _ = run("four", "quantization={load_in_4bit: true}")
+    assert plan["base"]["value"] == "8 bits"
+    assert abs(eight[1] - whole[1]) < abs(four[1] - whole[1])
+
+
+def test_dora_and_lora_plus(run, folder):
+    losses, plan, config = run("dora", "peft.use_dora=true", "peft.loraplus_lr_ratio=4")
+    assert plan["adapter"]["value"].startswith("DoRA, ")
+    assert "B learns 4 times as fast" in plan["adapter"]["reason"]
+    assert config["use_dora"] is True
+    assert losses[6] < losses[1]
+    plain, _, _ = run("plain")
+    assert losses[1] == pytest.approx(plain[1], abs=1e-5)  # it begins as the model it stands beside
+    assert losses[6] != plain[6]
+
+
+def test_b_has_its_own_learning_rate():
+    class Adapted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lora_A, self.lora_B = torch.nn.Parameter(torch.ones(2, 4)), torch.nn.Parameter(torch.ones(4, 2))
+
+    model, cfg = Adapted(), OptimizerConfig(lr=1e-3)
+    assert len(parameter_groups(model, cfg)) == 1
+    groups = parameter_groups(model, cfg, 16.0)
+    assert [g["params"][0].shape for g in groups] == [(2, 4), (4, 2)]
+    assert groups[1]["lr"] == pytest.approx(16e-3)
+    optimizer = build_optimizer(model, cfg, adapter_b_ratio=16.0)
+    set_lr(optimizer, 5e-4)
+    assert [float(g["lr"]) for g in optimizer.param_groups] == pytest.approx([5e-4, 8e-3])
+
+
+def test_what_cannot_be(folder, monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
+    with pytest.raises(ConfigError, match="cannot be trained. Add `peft:`"):
+        load_run_config([folder / "run.yaml"], [FOUR_BITS, "peft=null"])
+    with pytest.raises(UserError, match="another form of the frozen weights than fp8"):
+        finetune(load_run_config([folder / "run.yaml"], [FOUR_BITS, "fp8={}", f"checkpoint.checkpoint_dir={folder}/x"]))
+    assert PeftConfig().use_dora is False
