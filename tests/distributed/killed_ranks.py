@@ -1,0 +1,148 @@
+"""Kills ranks at random moments and resumes, until so many kills are spent. `python killed_ranks.py FOLDER KILLS SEED`.
+
+FOLDER has a run.yaml. Two ranks are forked for every start: importing takes longer than training, so this process
+imports what the first run came to import, and never computes anything itself. Every second kill waits for a checkpoint
+that is being written. Whatever a kill leaves, the other rank must end by itself and every checkpoint must be whole; a
+run that comes through must have the losses and the weights of the one that was left alone.
+Prints what happened as JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+import tiny_runs as tiny
+from automodel.checkpoint import store as store_module
+from automodel.checkpoint.store import CheckpointStore
+from automodel.distributed.world import joined
+from automodel.models.lean_imports import import_transformers
+
+RANKS = 2
+FORK = multiprocessing.get_context("fork")
+
+
+def one_rank(rank: int, port: int, config: Path, out: Path, resume: bool) -> None:
+    """A rank of the run, with a disk slow enough to be killed on."""
+    from rich.console import Console
+
+    from automodel.engine.run import finetune
+    from automodel.plan.check import load_run_config
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(port)}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    write = store_module.write_tensors
+
+    def slowly(path, tensors, notes):
+        time.sleep(0.01)
+        return write(path, tensors, notes)
+
+    store_module.write_tensors = slowly
+    cfg = load_run_config([config], [f"checkpoint.checkpoint_dir={out}"])
+    warnings.simplefilter("ignore")
+    with open(os.devnull, "w") as nowhere, joined() as ranks:
+        finetune(cfg, resume=resume, overwrite=not resume, ranks=ranks, console=Console(file=nowhere))
+    if rank == 0:
+        (out / "modules.json").write_text(json.dumps(sorted(sys.modules)))
+
+
+def import_what_a_run_imports(out: Path) -> None:
+    for name in json.loads((out / "modules.json").read_text()):
+        if name not in sys.modules:
+            with suppress(Exception):
+                importlib.import_module(name)
+
+
+def start(config: Path, out: Path) -> list[multiprocessing.process.BaseProcess]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    resume = any((out / "run" / "steps").glob("step-*"))
+    arguments = [(rank, port, config, out, resume) for rank in range(RANKS)]
+    ranks = [FORK.Process(target=one_rank, args=each, daemon=True) for each in arguments]
+    for rank in ranks:
+        rank.start()
+    return ranks
+
+
+def wait_for_a_save(out: Path, ranks: list) -> bool:
+    """Whether a checkpoint is being written now."""
+    while all(rank.is_alive() for rank in ranks):
+        if any((out / "run" / "steps").glob(".unfinished-*")):
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def finished(out: Path) -> bool:
+    summary = out / "run" / "summary.json"
+    return summary.exists() and json.loads(summary.read_text())["status"] == "finished"
+
+
+def same(out: Path, alone: Path) -> None:
+    for split in ("train", "validation"):
+        assert tiny.losses(out, split) == tiny.losses(alone, split), split
+    ours, theirs = load_file(out / "model.safetensors"), load_file(alone / "model.safetensors")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def main(folder: Path, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    config, alone, out = folder / "run.yaml", folder / "alone", folder / "out"
+    begun = time.monotonic()
+    for rank in (ranks := start(config, alone)):
+        rank.join()
+        assert rank.exitcode == 0, "the run that is left alone"
+    import_what_a_run_imports(alone)
+    usual = (time.monotonic() - begun) / 2  # the rest was imports
+    done = {"kills": 0, "in_a_save": 0, "finished": 0, "resumed": 0, "slowest_end_s": 0.0, "usual_s": usual}
+    while done["kills"] < kills or not done["finished"]:
+        done["resumed"] += any((out / "run" / "steps").glob("step-*"))
+        ranks = start(config, out)
+        if done["kills"] < kills:
+            in_a_save = False
+            if done["kills"] % 2:
+                for _ in range(chance.randint(1, 3)):  # not always the first
+                    in_a_save = wait_for_a_save(out, ranks)
+                    time.sleep(chance.uniform(0, 0.02))
+            else:
+                time.sleep(chance.uniform(0.1, 1.0) * usual)
+            victim = ranks[chance.randrange(RANKS)]
+            if all(rank.is_alive() for rank in ranks):
+                os.kill(victim.pid, signal.SIGKILL)
+                done["kills"] += 1
+                done["in_a_save"] += in_a_save
+        killed = time.monotonic()
+        for rank in ranks:
+            rank.join(60)
+            assert rank.exitcode is not None, "a rank waits for one that is gone"
+        if any(rank.exitcode == -signal.SIGKILL for rank in ranks):
+            done["slowest_end_s"] = max(done["slowest_end_s"], time.monotonic() - killed)
+        _, notes = CheckpointStore(out / "run" / "steps").latest()
+        assert not notes, notes
+        if finished(out):
+            same(out, alone)
+            done["finished"] += 1
+            shutil.rmtree(out)
+    print(json.dumps(done))
+
+
+if __name__ == "__main__":
+    import_transformers()
+    importlib.import_module("automodel.engine.run")
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
