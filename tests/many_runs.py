@@ -56,12 +56,16 @@ LAYOUTS = {
     "ddp": "strategy: ddp, dp_size: none",
     "fsdp": "_target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager, dp_size: none",
     "hsdp": "strategy: fsdp2, dp_replicate_size: 2, reduce_dtype: float32",
+    "tp": "strategy: fsdp2, tp_size: 2",
+    "sp": "tp_size: 2, sequence_parallel: true",
+    "cp": "cp_size: 2",
+    "tpcp": "dp_size: 1, tp_size: 2, cp_size: 2",
 }
 
 PLAIN = ["classes", "padded", "words", "bins"]
 SHARDED = {
-    2: ["words-fsdp", "topics-fsdp"],
-    4: ["words-fsdp", "classes-hsdp", "bins-hsdp"],
+    2: ["words-fsdp", "topics-sp", "words-tp", "classes-cp"],
+    4: ["words-fsdp", "classes-hsdp", "bins-tp", "words-tpcp"],
 }
 """`run-layout`, by the number of ranks."""
 

@@ -5,9 +5,26 @@ from __future__ import annotations
 import sys
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from automodel.distributed.fully_sharded import clip_by_global_norm
+from automodel.distributed.shards import fill, piece_of, whole_of
 from automodel.distributed.world import joined
+from automodel.kernels.linear_cross_entropy import (
+    IGNORE,
+    CrossEntropy,
+    linear_cross_entropy_reference,
+    linear_cross_entropy_scores,
+)
+from automodel.losses.vocabulary_parallel import (
+    VocabularyPart,
+    vocabulary_parallel_cross_entropy,
+    vocabulary_parallel_scores,
+)
+from automodel.models.packed_attention import packed_attention
 
 
 def talk() -> None:
@@ -37,7 +54,75 @@ def talk() -> None:
         assert parameters[1].grad.tolist() == [0, 1, 2, 3]
         assert parameters[2].grad is None  # nobody had one
         assert (parameters[3].grad == sum(everyone)).all()
+        share_a_vocabulary(rank)
+        trade_heads(rank, size)
+        hold_pieces(rank, size)
         print("talked", flush=True)
+
+
+def share_a_vocabulary(rank: int) -> None:
+    """Cross-entropy over words that lie on three ranks, against all of them on one; ten words: 4, 4 and 2."""
+    for form in (CrossEntropy(), CrossEntropy(0.5, 3.0, 0.1, 0.2)):
+        torch.manual_seed(0)
+        whole = [torch.randn(7, 6), torch.randn(10, 6), torch.randn(10)]
+        labels = torch.tensor([3, IGNORE, 9, 0, 4, 7, IGNORE])
+        hidden, weight, bias = (tensor.clone().requires_grad_() for tensor in whole)
+        wanted = linear_cross_entropy_reference(hidden, weight, labels, scale=0.25, bias=bias, form=form)
+        wanted.backward()
+        mine = slice(4 * rank, min(4 * rank + 4, 10))
+        own = whole[0].clone().requires_grad_(), whole[1][mine].requires_grad_(), whole[2][mine].requires_grad_()
+        part = VocabularyPart(dist.group.WORLD, 4 * rank, 10)
+        loss = vocabulary_parallel_cross_entropy(own[0], own[1], labels, part, scale=0.25, bias=own[2], form=form)
+        loss.backward()
+        torch.testing.assert_close(loss, wanted)
+        for got, expected in zip(own, (hidden.grad, weight.grad[mine], bias.grad[mine]), strict=True):
+            torch.testing.assert_close(got.grad, expected)
+        scores = vocabulary_parallel_scores(own[0], own[1], labels, part, bias=own[2], form=form)
+        expected = linear_cross_entropy_scores(hidden.detach(), weight.detach(), labels, bias=bias.detach(), form=form)
+        torch.testing.assert_close(scores.loss, expected.loss)
+        assert int(scores.right) == int(expected.right)
+
+
+def trade_heads(rank: int, size: int) -> None:
+    """Attention over a third of the tokens on each rank, three query heads and one key head, against all on one."""
+    torch.manual_seed(0)
+    boundaries = torch.tensor([0, 5, 6, 12], dtype=torch.int32)
+    query, key, value = torch.randn(1, 3, 12, 4), torch.randn(1, 1, 12, 4), torch.randn(1, 1, 12, 4)
+    upstream = torch.randn(1, 12, 3, 4)
+    every = {"cu_seq_lens_q": boundaries, "max_length_q": 6}
+
+    def attend(tensors: list[torch.Tensor], upstream: torch.Tensor, **more: object) -> list[torch.Tensor]:
+        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+        out = packed_attention(nn.Module(), *inputs, None, **every, **more)[0]
+        out.backward(upstream)
+        return [out.detach(), *(tensor.grad for tensor in inputs)]
+
+    out, *gradients = attend([query, key, value], upstream)
+    mine = slice(rank * 12 // size, (rank + 1) * 12 // size)
+    parts = [tensor[:, :, mine] for tensor in (query, key, value)]
+    own, *own_gradients = attend(parts, upstream[:, mine], context_group=dist.group.WORLD)
+    torch.testing.assert_close(own, out[:, mine])
+    for got, expected in zip(own_gradients, gradients, strict=True):
+        torch.testing.assert_close(got, expected[:, :, mine])
+
+
+def hold_pieces(rank: int, size: int) -> None:
+    """Four rows on three ranks: two, two and none. Replicas are written once."""
+    mesh = init_device_mesh("cpu", (size,))
+    whole = torch.arange(12.0).reshape(4, 3)
+    cut = distribute_tensor(whole, mesh, [Shard(0)])
+    piece = piece_of(cut)
+    assert piece.slices[0] == [slice(0, 2), slice(2, 4), slice(4, 4)][rank]
+    assert piece.writes
+    assert torch.equal(whole_of(cut), whole)
+    assert piece_of(distribute_tensor(whole, mesh, [Replicate()])).writes == (rank == 0)
+    fill(cut, lambda slices: (whole + 1)[slices])
+    assert torch.equal(whole_of(cut), whole + 1)
+    parameter = nn.Parameter(cut)
+    parameter.grad = distribute_tensor(torch.full((4, 3), 2.0), mesh, [Shard(0)])
+    norm = clip_by_global_norm([parameter], 1.0)
+    torch.testing.assert_close(norm, torch.tensor(48.0).sqrt())
+    torch.testing.assert_close(whole_of(parameter.grad), torch.full((4, 3), 2.0 / 48**0.5))
 
 
 def fail() -> None:

@@ -35,7 +35,7 @@ def test_every_rank_writes_its_own_part(runs):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_four_ranks_save_and_others_go_on(runs, tmp_path, ranks):
     """Four sharded ranks died after step 5; one process, or two ranks of a layout of their own, take over."""
-    chain = {1: [("words-fsdp", "words"), ("bins-hsdp", "bins")], 2: [("words-fsdp", "words-fsdp")]}[ranks]
+    chain = {1: [("words-fsdp", "words"), ("bins-tp", "bins")], 2: [("words-tpcp", "words-fsdp")]}[ranks]
     for before, after in chain:
         shutil.copy(runs / f"{after}.yaml", tmp_path)
         left = shutil.copytree(runs / "on4" / before, tmp_path / f"on{ranks}" / after)

@@ -39,23 +39,24 @@ def capture_of_all(ranks: Alone) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, values
 
 
-def restore_own(tensors: dict[str, Tensor], values: dict[str, Any], seed: int, ranks: Alone) -> None:
+def restore_own(tensors: dict[str, Tensor], values: dict[str, Any], seed: int, ranks: Alone, group: int = 1) -> None:
     """`restore` for the first rank; the others take up their own generators, or begin new ones where there were fewer
-    ranks."""
-    own = {name: tensors.get(f"{name}.{ranks.rank}") for name in ("torch", "cuda")}
+    ranks. `group`: neighbours that must draw alike, as the first of them does."""
+    leader = ranks.rank // group * group
+    own = {name: tensors.get(f"{name}.{leader}") for name in ("torch", "cuda")}
     restore(tensors, values)
-    if ranks.first:
+    if leader == 0:
         return
     if own["torch"] is None:
-        seed_rank(seed, ranks)
+        seed_rank(seed, ranks, group)
     else:
         restore({**tensors, **{name: state for name, state in own.items() if state is not None}}, values)
 
 
-def seed_rank(seed: int, ranks: Alone) -> None:
-    """Another dropout on every rank; the first keeps the run's own."""
-    if not ranks.first:
-        seed_everything((seed + ranks.rank * RANK_STRIDE) % 2**63)
+def seed_rank(seed: int, ranks: Alone, group: int = 1) -> None:
+    """Another dropout on every rank, or for every `group` of neighbours; the first keeps the run's own."""
+    if ranks.rank // group:
+        seed_everything((seed + ranks.rank // group * RANK_STRIDE) % 2**63)
 
 
 def restore(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ All ranks gather together, so all of them run forward equally often; one with fe
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,9 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from automodel.distributed.grid import Grid
+from automodel.distributed.shards import cut_dimension
 
 
 def shard(
@@ -37,12 +39,12 @@ def shard(
     """Shards `whole`, its `blocks` one by one. `compute`: what gathered weights are cast to; none: as they are held.
     `reduce`: the dtype gradients are summed in; none: fp32. `offload`: parts live in host memory."""
     assert grid.weights is not None
-    policy = {"param_dtype": compute, "reduce_dtype": reduce or torch.float32}
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce or torch.float32)
     place = CPUOffloadPolicy() if offload else OffloadPolicy()
     for block in blocks:
-        fully_shard(block, mesh=grid.weights, mp_policy=MixedPrecisionPolicy(**policy), offload_policy=place)
+        fully_shard(block, mesh=grid.weights, mp_policy=policy, offload_policy=place)
     # The whole takes a batch, whose tensors must stay as they are.
-    own = MixedPrecisionPolicy(**policy, cast_forward_inputs=False)
+    own = dataclasses.replace(policy, cast_forward_inputs=False)
     fully_shard(whole, mesh=grid.weights, mp_policy=own, offload_policy=place)
     for module in sharded_modules(whole):
         module.set_gradient_divide_factor(1.0)
@@ -71,7 +73,7 @@ def copies_of(parameter: Tensor) -> int:
         return world
     mesh, cuts = parameter.device_mesh, 1
     for axis, placement in enumerate(parameter.placements):
-        if isinstance(placement, Shard) or hasattr(placement, "split_factor"):
+        if cut_dimension(placement) is not None:
             cuts *= mesh.size(axis)
     return world // cuts
 

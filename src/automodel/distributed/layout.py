@@ -58,13 +58,12 @@ class Layout:
 
     def in_words(self) -> str:
         """`fsdp2, 2 replicas × 4 shards × tp 2`."""
-        if not self.fsdp and self.cp == 1:
+        if not self.fsdp:
             return "ddp"
-        parts = [f"{self.replicas} replicas"] * (self.fsdp and self.replicas > 1)
-        parts += [f"{self.shards} shards"] * (self.fsdp and (self.shards > 1 or not parts))
-        parts += [f"{self.data_ranks} data-parallel"] * (not self.fsdp)
+        parts = [f"{self.replicas} replicas"] * (self.replicas > 1)
+        parts += [f"{self.shards} shard{'s' if self.shards > 1 else ''}"]
         parts += [f"cp {self.cp}"] * (self.cp > 1) + [f"tp {self.tp}"] * (self.tp > 1)
-        return f"{'fsdp2' if self.fsdp else 'ddp'}, {' × '.join(parts)}"
+        return f"fsdp2, {' × '.join(parts)}"
 
 
 ONE = Layout()
@@ -95,9 +94,9 @@ def layout_of(cfg: DistributedConfig, ranks: int) -> Layout:
             f"distributed.dp_replicate_size is {replicas}, but {dp} data-parallel rank{'s' if dp > 1 else ''} cannot "
             f"form {replicas} equal replicas. The nearest possible: dp_replicate_size: {nearest}."
         )
-    fsdp = ranks > 1 and (cfg.shards or cfg.tp_size > 1 or replicas > 1)
+    fsdp = ranks > 1 and (cfg.shards or inner > 1 or replicas > 1)
     if cfg.strategy == "ddp" and fsdp:
-        key = "tp_size" if cfg.tp_size > 1 else "dp_replicate_size"
+        key = "tp_size" if cfg.tp_size > 1 else "cp_size" if cfg.cp_size > 1 else "dp_replicate_size"
         raise UserError(
             f"distributed.{key} is {getattr(cfg, key)}, and strategy is ddp, under which every rank holds the whole "
             "model. The nearest possible: strategy: fsdp2 with the same sizes, or no "
@@ -109,7 +108,7 @@ def layout_of(cfg: DistributedConfig, ranks: int) -> Layout:
             "nearest possible: tp_size: 2, or no sequence_parallel."
         )
     if not fsdp:
-        return Layout(replicas=dp, cp=cfg.cp_size)
+        return Layout(replicas=dp)
     return Layout(replicas, dp // replicas, cfg.cp_size, cfg.tp_size, True, cfg.sequence_parallel)
 
 
@@ -155,6 +154,11 @@ def check_model(cfg: DistributedConfig, layout: Layout, config: Any, packed: boo
                 "nearest possible: tp_size: 1 (fsdp2 shards its weights instead)."
             )
         _require_heads("tp_size", layout.tp, heads, keys, kind)
+    if layout.sequence_parallel and not packed:
+        raise UserError(
+            f"distributed.sequence_parallel shares out the tokens of packed batches, but {kind} takes padded ones "
+            "here. The nearest possible: the same without sequence_parallel."
+        )
     if layout.cp > 1:
         if not packed:
             raise UserError(

@@ -49,9 +49,8 @@ def piece_of(tensor: Tensor) -> Piece:
     assert coordinate is not None, "every rank is part of every mesh"
     starts, sizes, writes = [0] * tensor.dim(), list(tensor.shape), _in_first_copy(mesh)
     for axis in reversed(range(mesh.ndim)):
-        placement = tensor.placements[axis]
-        if isinstance(placement, Shard) or hasattr(placement, "split_factor"):
-            dim = placement.dim % tensor.dim()
+        dim = cut_dimension(tensor.placements[axis])
+        if dim is not None:
             chunk = -(-sizes[dim] // mesh.size(axis))
             start = min(coordinate[axis] * chunk, sizes[dim])
             starts[dim] += start
@@ -61,6 +60,12 @@ def piece_of(tensor: Tensor) -> Piece:
     local = tensor.to_local()
     assert tuple(local.shape) == tuple(sizes), (tuple(local.shape), sizes, tensor.placements)
     return Piece(local, tuple(starts), tuple(tensor.shape), writes)
+
+
+def cut_dimension(placement: Any) -> int | None:
+    """The dimension that an axis of the mesh cuts; none where its ranks hold copies. A dimension that is cut twice has
+    a placement of its own class on the outer axis."""
+    return placement.dim if isinstance(placement, Shard) or hasattr(placement, "split_factor") else None
 
 
 def _in_first_copy(mesh: Any) -> bool:

@@ -6,7 +6,8 @@ waits longer than `patience` looks up where the others are, and says who is miss
 
 Waiting can be right: the first rank tokenises, evaluates or exports alone, and its thread says so. A rank whose thread
 says nothing any more (stopped, its machine gone) is not coming back: then the job ends, so that whoever started it can
-start it again.
+start it again. The store itself lives in the process that started the ranks, or in the first rank's: where it is gone,
+so is the job, and a rank that was just connecting to others would wait for hours.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from automodel.config.errors import EXIT_FAILED
 
 PATIENCE = "AUTOMODEL_HANG_SECONDS"
 DEFAULT_PATIENCE = 300.0
+FAREWELL = 3.0
+"""Seconds in which a rank may still be ending by itself when the store is gone."""
 
 
 def patience_of_environment() -> float:
@@ -60,7 +63,7 @@ class Watch:
     def __init__(self, rank: int, size: int, store: Any, patience: float | None = None):
         self.rank, self.size, self.store = rank, size, store
         self.patience = patience_of_environment() if patience is None else patience
-        self.tick = min(10.0, self.patience / 4)
+        self.tick = min(5.0, self.patience / 4)
         self.here = Position()
         self.say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True)
         self.leave: Callable[[], Any] = _leave
@@ -93,13 +96,12 @@ class Watch:
                 waited = time.monotonic() - self.here.since
                 if self.here.doing and waited > self.patience:
                     self._look_around(waited)
-            except RuntimeError as error:  # the store lives in the first rank's process
-                if self._ended.is_set():
+            except RuntimeError as error:
+                if self._ended.wait(FAREWELL):
                     return
-                if self.here.doing and time.monotonic() - self.here.since > self.patience:
-                    first_line = str(error).splitlines()[0][:120]
-                    self._give_up(f"the first rank does not answer ({first_line})")
-                    return
+                first_line = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+                self._give_up(f"the first rank, or who started it, is gone ({first_line})")
+                return
 
     def _tell(self) -> None:
         self.here.beat += 1
@@ -129,8 +131,9 @@ class Watch:
                 )
 
     def _give_up(self, why: str) -> None:
+        doing = self.here.doing or "working on its own"
         self.say(
-            f"error: rank {self.rank} waited in vain in call {self.here.call} ({self.here.doing}): {why}. "
+            f"error: rank {self.rank} waited in vain in call {self.here.call} ({doing}): {why}. "
             "--resume continues from the last checkpoint."
         )
         self.leave()

@@ -78,7 +78,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     cfg, plan, ranks = prepared.cfg, prepared.plan, prepared.ranks
     if not prepared.layout.fsdp:  # whose ranks hold different parts
         ranks.same_start([*model.parameters(), *model.buffers()])
-    randomness.seed_rank(cfg.seed, ranks)
+    randomness.seed_rank(cfg.seed, ranks, prepared.layout.tp)
     if plan != planned:
         loader.stop()
         loader = make_step_loader(prepared)
@@ -364,7 +364,8 @@ def _restore(
     step.load_weights(read("model"), str(checkpoint.folder))
     step.load_state(read("optimizer"), state["step"])
     loader.load_state_dict(state["loader"])
-    randomness.restore_own(checkpoint.tensors("rng"), state["rng"], prepared.cfg.seed, prepared.ranks)
+    rng, alike = checkpoint.tensors("rng"), prepared.layout.tp
+    randomness.restore_own(rng, state["rng"], prepared.cfg.seed, prepared.ranks, alike)
     prepared.ranks.barrier()  # nothing is written before everyone has read
     return TrainState.from_json(state["train"]), [*notes, *_changes_since(state, _kind_of(step), prepared)]
 

@@ -34,10 +34,18 @@ class Whole(nn.Module):
     """A model with its loss. Called with a batch alone it gives what the model gives; with a scale as well, the loss
     times that scale."""
 
-    def __init__(self, model: nn.Module, call: Forward, loss: TaskLoss, compute: Callable[[], AbstractContextManager]):
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Forward,
+        loss: TaskLoss,
+        compute: Callable[[], AbstractContextManager],
+        cut: Callable[[Batch], Batch] | None = None,
+    ):
+        """`cut`: gives this rank's tokens of a batch that is learned from, on the host."""
         super().__init__()
         self.model = model
-        self.call, self.loss, self.compute = call, loss, compute
+        self.call, self.loss, self.compute, self.cut = call, loss, compute, cut
 
     def forward(self, batch: Batch, scale: Tensor | None = None) -> Outputs:
         with self.compute():
@@ -50,10 +58,18 @@ class ShardedStep(TrainStep):
     none."""
 
     def __init__(
-        self, whole: Whole, blank: Callable[[], Batch], optimizer: torch.optim.Optimizer, *args: Any, **kw: Any
+        self,
+        whole: Whole,
+        blank: Callable[[], Batch],
+        place: tuple[int, int],
+        optimizer: torch.optim.Optimizer,
+        *args: Any,
+        **kw: Any,
     ):
+        """`place`: of this rank in its context and tensor groups, whose ranks have the same documents."""
         super().__init__(whole.model, whole, whole.loss, optimizer, *args, **kw)
         self.whole, self.blank = whole, blank
+        self.counts_documents, self.counts_labels = place == (0, 0), place[1] == 0
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.schedule.lr_at(index, self.peak_lr)
@@ -69,7 +85,7 @@ class ShardedStep(TrainStep):
                 loss += self._micro_step(own[number], count)
             else:
                 self._micro_step(self.blank(), count, weight=0.0)
-        loss = sum_over_all(loss)
+        loss = sum_over_all(loss if self.counts_labels else torch.zeros_like(loss))
         norm = clip_by_global_norm(self.parameters, self.max_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -77,9 +93,12 @@ class ShardedStep(TrainStep):
 
     def counted(self, count: float, batch: StepBatch) -> list[float]:
         """Labels, tokens and documents of the step, over all ranks."""
-        return self.ranks.total([count, batch.num_tokens, batch.num_documents])
+        documents = (batch.num_tokens, batch.num_documents) if self.counts_documents else (0, 0)
+        return self.ranks.total([count if self.counts_documents else 0, *documents])
 
     def _micro_step(self, batch: Batch, count: float, weight: float = 1.0) -> Tensor:
+        if self.whole.cut is not None:
+            batch = self.whole.cut(batch)
         batch = batch.to(self.device, non_blocking=True)
         scale = torch.full((), weight / count, device=self.device)
         loss = self.whole(batch, scale)
@@ -96,7 +115,7 @@ class ShardedStep(TrainStep):
 
     def load_weights(self, tensors: Mapping[str, Any], origin: str) -> None:
         own = self.weights()
-        check_fit(own, tensors, origin)
+        check_fit(own, tensors, origin)  # ty: ignore[invalid-argument-type]
         for name, tensor in own.items():
             fill(tensor, lambda slices, name=name: tensors[name][slices])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -20,11 +21,14 @@ from automodel.config.gate import resolve_target
 from automodel.data.batch import Batch
 from automodel.distributed.fully_sharded import shard
 from automodel.distributed.grid import Grid, make_grid
+from automodel.distributed.tensor_parallel import apply_tensor_parallel
+from automodel.engine.frozen_base import loraplus_ratio
 from automodel.engine.prepare import Prepared
 from automodel.engine.sharded import ShardedStep, Whole
 from automodel.engine.step import autocast
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.compiled_blocks import repeated_blocks
+from automodel.models.context_parallel import cut_tokens
 from automodel.models.forward import make_loss_forward
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
@@ -47,6 +51,8 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     model.train()
     if prepared.adapter is not None:
         attach(model, prepared.adapter, seed=cfg.seed)
+    if layout.tp > 1:
+        apply_tensor_parallel(model, grid)
     if plan.checkpointing != "none":
         use_gradient_checkpointing(model, plan.checkpointing)
     whole = make_whole(prepared, model, grid)
@@ -62,8 +68,13 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
 def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:
     plan = prepared.plan
     pooled = plan.pooled_last_block and pool_last_block(model)
-    forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
-    return Whole(model, forward, prepared.loss, lambda: autocast(plan.precision, plan.device))
+    words_cut = grid.layout.tp > 1  # the loss then must make the logits
+    forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss or words_cut)
+    cut = None
+    if grid.layout.cp > 1:
+        whose = {"part": grid.cp_rank, "parts": grid.layout.cp, "group": grid.context}
+        cut = partial(cut_tokens, config=model.config, task=prepared.task, **whose)
+    return Whole(model, forward, prepared.loss, lambda: autocast(plan.precision, plan.device), cut)
 
 
 def make_step_over(prepared: Prepared, whole: Whole, blank: Callable[[], Batch]) -> ShardedStep:
@@ -71,10 +82,12 @@ def make_step_over(prepared: Prepared, whole: Whole, blank: Callable[[], Batch])
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
+    layout, rank = prepared.layout, prepared.ranks.rank
     return ShardedStep(
         whole,
         blank,
-        build_optimizer(whole.model, cfg.optimizer, optimizer_class, plan.optimizer),
+        (layout.cp_rank(rank), layout.tp_rank(rank)),
+        build_optimizer(whole.model, cfg.optimizer, optimizer_class, plan.optimizer, loraplus_ratio(prepared)),
         Schedule(cfg.lr_scheduler, plan.total_steps),
         peak_lr=cfg.optimizer.lr,
         max_norm=cfg.training_optimizations.gradient_clipping,

@@ -100,6 +100,14 @@ class TaskLoss:
         plain = replace(self, z_loss=0.0)
         if not isinstance(outputs, Unprojected):
             return Scored(plain.sum(outputs, labels), outputs.float(), None)
+        if outputs.vocabulary is not None:
+            from automodel.losses.vocabulary_parallel import vocabulary_parallel_scores
+
+            loss, right = vocabulary_parallel_scores(
+                outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), outputs.vocabulary, bias=outputs.bias_V,
+                form=plain._form(outputs),
+            )  # fmt: skip
+            return Scored(loss, None, right)
         loss, right = linear_cross_entropy_scores(
             outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), bias=outputs.bias_V, form=plain._form(outputs)
         )
@@ -113,6 +121,13 @@ class TaskLoss:
     def _linear_sum(
         self, outputs: Unprojected, labels: Tensor, scale: Tensor | float, backward_follows: bool
     ) -> Tensor:
+        if outputs.vocabulary is not None:
+            from automodel.losses.vocabulary_parallel import vocabulary_parallel_cross_entropy
+
+            return vocabulary_parallel_cross_entropy(
+                outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), outputs.vocabulary, scale=scale,
+                bias=outputs.bias_V, form=self._form(outputs),
+            )  # fmt: skip
         return linear_cross_entropy(
             outputs.hidden_RN,
             outputs.weight_VN,

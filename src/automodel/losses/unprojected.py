@@ -10,10 +10,14 @@ Shapes: R rows, N width, V words.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from automodel.losses.vocabulary_parallel import VocabularyPart
 
 
 @dataclass(frozen=True)
@@ -27,9 +31,12 @@ class Unprojected:
     """What the family multiplies its logits by (Granite, Cohere)."""
     softcap: float | None = None
     """Where the family lets its logits saturate (Gemma 2)."""
+    vocabulary: VocabularyPart | None = None
+    """Which words weight and bias are of, where other ranks have the rest."""
 
     def logits(self) -> Tensor:
         """(R, V), all at once."""
+        assert self.vocabulary is None, "this rank has only some of the words"
         logits_RV = F.linear(self.hidden_RN, self.weight_VN, self.bias_V) * self.logit_scale
         return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
 

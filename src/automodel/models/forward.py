@@ -119,6 +119,9 @@ def _stream(family: Family, model: Any, batch: PackedBatch) -> dict[str, Any]:
         inputs["input_ids"] = batch.input_ids_T.unsqueeze(0)
     if family.decoder:
         inputs["use_cache"] = False
+    group = getattr(batch, "group", None)
+    if group is not None:  # other ranks have the other tokens
+        inputs["context_group"] = group
     if batch.token_type_ids_T is not None:
         if not family.token_types:
             raise ValueError(f"the batch carries token types, which {type(model).__name__} does not take")

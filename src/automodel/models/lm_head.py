@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from automodel.losses.unprojected import Unprojected
+from automodel.losses.vocabulary_parallel import VocabularyPart
 from automodel.models.head_form import head_form
 
 
@@ -24,6 +25,14 @@ def is_plain(head: Any) -> bool:
     """A linear layer, with nothing around it."""
     hooks = (getattr(head, name, None) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
     return type(head) is nn.Linear and "forward" not in head.__dict__ and not any(hooks)
+
+
+def _own_words(weight: Any, bias: Any) -> tuple[Tensor, Tensor | None, VocabularyPart]:
+    """Of a head that is cut by words: this rank's part."""
+    from automodel.distributed.shards import piece_of
+
+    part = VocabularyPart(weight.device_mesh.get_group(), piece_of(weight).offsets[0], weight.shape[0])
+    return weight.to_local(), None if bias is None else bias.to_local(), part
 
 
 def unprojected_head(model: Any) -> Callable[[Tensor], Unprojected] | None:
@@ -37,6 +46,9 @@ def unprojected_head(model: Any) -> Callable[[Tensor], Unprojected] | None:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
         bias = None if head.bias is None else head.bias.to(dtype)
-        return Unprojected(hidden.reshape(-1, hidden.shape[-1]).to(dtype), head.weight.to(dtype), bias, *form)
+        weight, part = head.weight.to(dtype), None
+        if hasattr(weight, "device_mesh"):  # tensor parallel: each rank has some of the words
+            weight, bias, part = _own_words(weight, bias)
+        return Unprojected(hidden.reshape(-1, hidden.shape[-1]).to(dtype), weight, bias, *form, part)
 
     return project_later

@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from automodel.distributed.context_parallel import all_heads_of_some_tokens, all_tokens_of_some_heads
 from automodel.kernels.attention import Attention, varlen_flash
 from automodel.kernels.cpu_dropout import attention_with_dropout
 
@@ -81,6 +82,9 @@ def packed_attention(
             raise NotImplementedError(f"packed attention does not implement {name!r}; this model needs the padded path")
 
     query, key, value = _same_compute_dtype(query, key, value)
+    group = kwargs.get("context_group")
+    if group is not None:
+        query, key, value = (all_tokens_of_some_heads(x, group) for x in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if torch.compiler.is_compiling():
@@ -95,6 +99,8 @@ def packed_attention(
     else:
         boundaries = cu_seq_lens_q.tolist()
         out = packed_attention_reference(query, key, value, boundaries, causal, sliding_window, scale, dropout)
+    if group is not None:
+        out = all_heads_of_some_tokens(out, group)
     return out, None
 
 

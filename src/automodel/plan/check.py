@@ -312,15 +312,14 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
             later = f"`{fp8.recipe_name}` comes in a later release. Use `tensorwise`, or leave it out."
             yield Problem(f"{path}.recipe_name", later)
     ranks = max(world_devices, ranks_wanted(layout))
-    sharded = ranks > 1 and (layout.shards or layout.tp_size > 1 or (layout.dp_replicate_size or 1) > 1)
+    sharded = ranks > 1 and (layout.shards or max(layout.tp_size, layout.cp_size, layout.dp_replicate_size or 1) > 1)
     if ranks > 1 and layout.reduce_dtype and not sharded:
         yield Problem(
             "distributed.reduce_dtype",
             "comes in a later release for ddp, which sums gradients in their own dtype. Remove it, or use fsdp2.",
         )
-    for name in ("tp_size", "cp_size"):
-        if getattr(layout, name) > 1:
-            yield Problem(f"distributed.{name}", "comes in a later release. Remove it, and use `dp_size`.")
+    if layout.tp_size > 1 and cfg.peft is not None:
+        yield Problem("distributed.tp_size", "adapters on cut matrices come in a later release. Remove one of the two.")
     if sharded and (cfg.training_optimizations.use_compile or cfg.compile.enabled is True):
         yield Problem("compile", "compiled blocks of a sharded model come in a later release. Remove it for now.")
     if sharded and any(fp8 is not None and fp8.enabled for fp8 in (cfg.fp8, cfg.model.fp8_config)):

@@ -21,7 +21,7 @@ from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.fitting import Fitting, decide_fitting, load_of
 from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
-from automodel.plan.layout import layout_in_words, refuse_with_shards
+from automodel.plan.layout import layout_in_words, refuse_with_shards, share_tokens
 from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
 from automodel.plan.packing import refuse_packed
@@ -60,6 +60,7 @@ def make_plan(
         batches.micro, batches.accumulation, batches.total_steps, batches.mean_tokens,
     )  # fmt: skip
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
+    bucket = share_tokens(layout, bucket, lines)
     size = cfg.packed_sequence.packed_sequence_size
     load = load_of(task, path, data, batch=micro, batches=total * accumulation, bucket=bucket, size=size)
     fused_loss = decide_loss(cfg, task, model, hardware, precision, load.rows, lines)

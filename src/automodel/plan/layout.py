@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from automodel.config.errors import NotYetError, UserError
 from automodel.distributed.layout import Layout, layout_of, ranks_wanted
 from automodel.distributed.world import World
@@ -9,6 +11,7 @@ from automodel.optim.kinds import Kind
 from automodel.plan.asked import decide_batch
 from automodel.plan.check import not_yet
 from automodel.plan.config import RunConfig
+from automodel.plan.plan import Decision
 
 
 def ranks_of(cfg: RunConfig, asked: int | None, world: World) -> int:
@@ -55,11 +58,19 @@ def refuse_with_shards(layout: Layout, kind: Kind | None, precision: str, cfg: R
         )
 
 
+def share_tokens(layout: Layout, bucket: int, lines: list[Decision]) -> int:
+    """Token counts that the ranks of a group can share equally."""
+    parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
+    if bucket % parts == 0:
+        return bucket
+    lines.append(Decision("tokens", f"a multiple of {parts}", "the ranks of a group share them equally"))
+    return math.lcm(bucket, parts)
+
+
 def layout_in_words(layout: Layout) -> str:
     """What the ranks share, as the reason of a plan's line."""
     if not layout.fsdp:
-        each = "each holds the model" if layout.cp == 1 else f"groups of {layout.cp} share the tokens of a batch"
-        return f"{each}; documents are dealt by cost, gradients are summed once a step"
+        return "each holds the model; documents are dealt by cost, gradients are summed once a step"
     parts = layout.shards * layout.cp * layout.tp
     words = f"each holds 1/{parts} of weights, gradients and optimizer states"
     if layout.tp > 1:

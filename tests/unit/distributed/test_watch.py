@@ -8,6 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
+from automodel.distributed import watch as watch_module
 from automodel.distributed.watch import Watch, patience_of_environment
 
 
@@ -68,6 +69,21 @@ def test_nobody_is_reported_who_arrives(ranks):
                 time.sleep(0.05)
     time.sleep(0.6)
     assert not ranks.said
+
+
+def test_a_store_that_is_gone_ends_the_job_unless_it_is_ending_anyway(ranks, monkeypatch):
+    monkeypatch.setattr(watch_module, "FAREWELL", 0.3)
+
+    class Gone:
+        def set(self, *_):
+            raise RuntimeError("Broken pipe")
+
+    ranks.watches[1].store = ranks.watches[0].store = Gone()
+    time.sleep(0.15)
+    ranks.watches[1].end()
+    wait_until(ranks.left.is_set)
+    assert len(ranks.said) == 1
+    assert "rank 0 waited in vain in call 0 (working on its own): the first rank, or who started it" in ranks.said[0]
 
 
 def test_patience_comes_from_the_environment(monkeypatch):
