@@ -157,6 +157,12 @@ class CheckpointStore:
         self._work = None
         self._report(work.step, reasons)
 
+    @property
+    def writing(self) -> bool:
+        """Whether a thread of this rank is at work."""
+        work = self._work
+        return work is not None and not (work.written.done() and (work.sealed.done() or not self._seals))
+
     def __enter__(self) -> CheckpointStore:
         return self
 
