@@ -176,7 +176,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         eight_bit=eight_bit_parameters(model) if work.eight_bit else (),
     )  # fmt: skip
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
-    side = SideStream()
+    side = None if work.offload and work.lora else SideStream()  # it would keep the inner tensors of a layer longer
     fused = fuse(model, seed, side, work.lengths[3])
     if work.fp8:
         print(f"{len(use_fp8(model))} products in FP8")
@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
+    parser.add_argument("--plain-mlp", action="store_true", help="adapters of an MLP added product by product")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
     parser.add_argument("--fp8-fast", action="store_true", help="fast accumulation in backward products of FP8, too")
     options = parser.parse_args()
@@ -290,6 +291,10 @@ def main() -> None:
         from automodel.kernels import fp8_linear
 
         fp8_linear.FAST_BACKWARD = True
+    if options.plain_mlp:
+        from automodel.models import adapted_product
+
+        adapted_product.can_join = lambda *_: False
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe)

@@ -65,11 +65,11 @@ SIZE = {
 
 def adapted(kind, device, dtype, packing=None):
     """A small model with an adapter that is not zero; the frozen half of it has been in bf16 once, on every device."""
-    from automodel.adapters.packed_linear import pack_layers
     from transformers import AutoConfig
 
     from automodel.adapters.attach import attach, resolve, trained_tensors
     from automodel.adapters.config import PeftConfig
+    from automodel.adapters.packed_linear import pack_layers
     from automodel.models.auto import class_for_task
 
     torch.manual_seed(0)

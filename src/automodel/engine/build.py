@@ -145,7 +145,7 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
 
 
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
-    cfg, plan = prepared.cfg, prepared.plan
+    plan = prepared.plan
     if prepared.layout.fsdp:
         return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
     model = load_trainable(prepared)
@@ -210,7 +210,9 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         eight_bit=eight_bit_parameters(model) if plan.optimizer is not None and plan.optimizer.bits == 8 else (),
     )
     seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
-    side = None if accumulates else SideStream()
+    # What the second stream reads lives longer: the inner tensors of a layer, into the next one.
+    tight = plan.offload and prepared.adapter is not None
+    side = None if accumulates or tight else SideStream()
     fused = fuse(model, seed, side, plan.max_length) if plan.fused_kernels else 0
     if plan.fp8 and (asked := asked_fp8(cfg)):
         use_fp8(model, asked[1].filter_fqns)

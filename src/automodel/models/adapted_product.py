@@ -7,7 +7,7 @@ product, and the A and B of those of its layers that have them. Weights of one p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from automodel.adapters.packed_linear import PackedLinear
 from automodel.kernels.frozen import Expanding, Frozen, Held, same_memory
 from automodel.kernels.linear import joined_view
 from automodel.kernels.lora_linear import LowRank, lora_joined_linear, lora_swiglu_linear
+from automodel.kernels.lora_mlp import Gated, can_join, lora_mlp
 from automodel.kernels.packed import Packed
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu
@@ -98,6 +99,26 @@ def adapted_product(
     """(all layers' outputs side by side, x to go on with)."""
     base = frozen_base(linears, held, x.dtype)
     return lora_joined_linear(x, base, _bias(linears), low_ranks(linears), side, _dropped(x, linears))
+
+
+def adapted_mlp(
+    x: Tensor,
+    gate_up: Sequence[Any],
+    down: Any,
+    held: Mapping[int, Frozen],
+    activation: str,
+    side: SideStream | None,
+    read: bool,
+) -> tuple[Tensor, Tensor]:
+    """(the gated MLP of x, x to go on with). `read`: whether somebody looks at the result."""
+    adapters, last, linears = low_ranks(gate_up), low_ranks((down,)), (*gate_up, down)
+    drops = any(isinstance(m, LoraLinear) and m.training and m.dropout for m in linears)
+    if drops or not can_join(adapters, last, x):
+        inner, around = adapted_product(x, gate_up, held.get(id(gate_up[0])), side)
+        return adapted_down(inner, down, held.get(id(down)), activation, side, read), around
+    base = frozen_base(gate_up, held.get(id(gate_up[0])), x.dtype)
+    how = Gated(base, frozen_base((down,), held.get(id(down)), x.dtype), _bias(gate_up), down.bias, activation, read)
+    return lora_mlp(x, how, adapters, last[0], side)
 
 
 def adapted_down(

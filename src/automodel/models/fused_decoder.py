@@ -43,7 +43,7 @@ from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu_linear
 from automodel.kernels.take_rows import take_rows
 from automodel.models.adapted_product import (
-    adapted_down,
+    adapted_mlp,
     adapted_product,
     can_fuse_adapter,
     is_frozen,
@@ -175,16 +175,16 @@ class FusedDecoderBlock:
 
     def _mlp(self, y: Tensor, h: Tensor) -> Stream:
         p = self.parts
-        inner, around = self._product(y, p.gate_up)
-        if p.norms.before_mlp is None:
-            h = around  # the stream itself was read: both its gradients meet in the product's backward
         # Computed again, the last product is left out, unless a norm inside the block reads it.
         read = not computing_again() or p.norms.after_mlp is not None
         if is_frozen(p.down):
-            x = adapted_down(inner, p.down, self.held.get(id(p.down)), p.activation, self.side, read)
+            x, around = adapted_mlp(y, p.gate_up, p.down, self.held, p.activation, self.side, read)
         else:
+            inner, around = self._product(y, p.gate_up)
             make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
             x = make(inner, p.down.weight, p.down.bias, p.activation, self.side, read)
+        if p.norms.before_mlp is None:
+            h = around  # the stream itself was read: both its gradients meet in the product's backward
         return Stream(self._branch(x, p.norms.after_mlp), h)
 
     def _how(self) -> Attention:
