@@ -45,7 +45,7 @@ def one_rank(rank: int, port: int, config: Path, out: Path, resume: bool) -> Non
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(port)}
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "AUTOMODEL_HANG_SECONDS": "8"}
     write = store_module.write_tensors
 
     def slowly(path, tensors, notes):

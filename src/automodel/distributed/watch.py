@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -47,8 +47,8 @@ class Position:
     """Calls that it has begun."""
     doing: str = ""
     """What the call is for; nothing between two calls."""
-    since: float = 0.0
-    """By this rank's own clock."""
+    since: float = field(default_factory=time.monotonic)
+    """When that began, by this rank's own clock."""
     beat: int = 0
     """How often it has told others."""
 
@@ -84,7 +84,7 @@ class Watch:
         try:
             yield
         finally:
-            self.here.doing = ""
+            self.here.doing, self.here.since = "", time.monotonic()
 
     def end(self) -> None:
         self._ended.set()
@@ -93,9 +93,9 @@ class Watch:
         while not self._ended.wait(self.tick):
             try:
                 self._tell()
-                waited = time.monotonic() - self.here.since
-                if self.here.doing and waited > self.patience:
-                    self._look_around(waited)
+                idle = time.monotonic() - self.here.since
+                if idle > self.patience:
+                    self._look_around(idle)
             except RuntimeError as error:
                 if self._ended.wait(FAREWELL):
                     return
@@ -109,20 +109,22 @@ class Watch:
         self.store.set(f"watch/{self.rank}", text)
 
     def _look_around(self, waited: float) -> None:
-        """Says who is missing, once for each call and by the first rank that waits; ends where it is in vain."""
+        """Says who is missing, once for each call and by the first rank that waits; ends where it is in vain. Between
+        two calls this rank may be waiting as well, in one that torch makes (a layer that is gathered)."""
         late, silent = [], []
         for rank in range(self.size):
             other = self._position_of(rank)
-            if rank == self.rank or (other and other.call >= self.here.call):
+            if rank == self.rank:
                 continue
             if self._silent_for(rank, other) > self.patience:
                 silent.append(rank)
-            late.append(f"rank {rank} " + _in_words(other))
+            if other is None or other.call < self.here.call:
+                late.append(f"rank {rank} " + _in_words(other))
         call = self.here.call
         if silent:
             who = ", ".join(f"rank {rank}" for rank in silent)
             self._give_up(f"{who} gave no sign of life for {self.patience:.0f} s: stopped, or its machine is gone")
-        elif late and self._said != call:
+        elif late and self.here.doing and self._said != call:
             self._said = call
             if self.store.add(f"watch/said/{call}", 1) == 1:
                 self.say(

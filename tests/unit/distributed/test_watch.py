@@ -62,6 +62,13 @@ def test_a_rank_without_a_sign_of_life_ends_the_job(ranks):
     assert "call 1 (adding gradients)" in ranks.said[-1]
 
 
+def test_a_silent_rank_ends_the_job_between_calls_too(ranks):
+    time.sleep(0.2)
+    ranks.watches[1].end()
+    wait_until(ranks.left.is_set)
+    assert "(working on its own): rank 1 gave no sign of life" in ranks.said[-1]
+
+
 def test_nobody_is_reported_who_arrives(ranks):
     for _ in range(3):
         for watch in ranks.watches:
