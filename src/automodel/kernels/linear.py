@@ -81,8 +81,11 @@ def fixed_place(weights: Sequence[Tensor]) -> Tensor | None:
 def joined_view(parameters: Sequence[Tensor]) -> Tensor | None:
     """One (ΣO, I) tensor over matrices that lie next to each other in one storage; None where they do not."""
     first = parameters[0]
-    expected = first.data_ptr()
+    storage, expected = first.untyped_storage().data_ptr(), first.data_ptr()
     for parameter in parameters:
+        # An allocator may well put two storages next to each other; a view cannot reach from one into the other.
+        if parameter.untyped_storage().data_ptr() != storage:
+            return None
         if parameter.data_ptr() != expected or not parameter.is_contiguous():
             return None
         expected += parameter.numel() * parameter.element_size()

@@ -55,3 +55,14 @@ def test_a_product_with_gathered_biases_learns_the_same():
         gradients = torch.autograd.grad(y.square().sum(), [x, *weights, *biases])
         found.append((y.detach(), *gradients))
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_neighbours_in_two_storages_are_not_joined():
+    """As the allocator of a GPU may place them."""
+    memory = torch.arange(32, dtype=torch.float32)
+    halves = [torch.frombuffer(memory.numpy(), dtype=torch.float32, count=16, offset=o).view(4, 4) for o in (0, 64)]
+    assert halves[0].data_ptr() + 64 == halves[1].data_ptr()
+    assert joined_view(halves) is None
+    joined = joined_view([memory[:16].view(4, 4), memory[16:].view(4, 4)])
+    assert joined is not None
+    assert torch.equal(joined, memory.view(8, 4))
