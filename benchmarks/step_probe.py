@@ -125,6 +125,8 @@ class Probe:
     batches: list[Any]
     fused: int
     bucket: int
+    estimate: float
+    """GiB, as the plan would say."""
 
     def epoch(self) -> tuple[float, list[torch.Tensor]]:
         """Seconds and losses of one pass over the batches."""
@@ -233,7 +235,26 @@ def make_probe(name: str, options: argparse.Namespace) -> Probe:
     order = rng.permutation(work.rows)
     groups = [order[i : i + work.batch] for i in range(0, work.rows - work.batch + 1, work.batch)]
     batches = [StepBatch((collate(g),), 0, i) for i, g in enumerate(groups)]
-    return Probe(step, batches, fused, int(bucket))
+    return Probe(step, batches, fused, int(bucket), estimated_gib(work, model, batches))
+
+
+def estimated_gib(work: Work, model: Any, batches: list[Any]) -> float:
+    """What `plan/memory.py` expects of this step."""
+    from automodel.adapters.config import Packing
+    from automodel.models.load import count_parameters
+    from automodel.optim.kinds import ADAMW, ADAMW_8BIT
+    from automodel.plan.memory import GIB, Setting, estimate, shape_of
+
+    micro = [b.micro_batches[0] for b in batches]
+    setting = Setting(
+        precision="bf16" if work.lora or not work.pure else "bf16-pure", captured=True, fused=True,
+        kind=ADAMW_8BIT if work.eight_bit else ADAMW, checkpointing=work.checkpointing,  # ty: ignore[invalid-argument-type]
+        tokens=max(m.input_ids_T.numel() for m in micro), device="cuda", stored_logits=False, offload=work.offload,
+        rows=max(m.read_positions_R.numel() for m in micro) if work.task == WRITE else 0,
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad) if work.lora else 0,
+        packing=Packing(work.packed, double=True, resident=work.resident) if work.packed else None,
+    )  # fmt: skip
+    return estimate(shape_of(model.config), count_parameters(model.config, work.task), setting).total / GIB
 
 
 def measure(name: str, probe: Probe) -> None:
@@ -252,7 +273,7 @@ def measure(name: str, probe: Probe) -> None:
         f"first epoch {first:.2f} s; {np.median(times):.3f} ms/step (min {min(times):.3f}); "
         f"{tokens:.0f} tokens ({padded / tokens - 1:.1%} tail), {tokens / np.median(times):.1f}k a second; "
         f"loss {np.mean(values[:5]):.3f} -> {np.mean(values[-5:]):.3f}; "
-        f"peak {torch.cuda.max_memory_allocated() / gib:.2f} GiB, "
+        f"peak {torch.cuda.max_memory_allocated() / gib:.2f} GiB (estimate {probe.estimate:.2f}), "
         f"reserved {torch.cuda.max_memory_reserved() / gib:.2f}",
         flush=True,
     )

@@ -225,3 +225,38 @@ def test_an_fp8_base_learns_nearly_the_same(monkeypatch):
     rounded = captured_losses(adapted("qwen3", "cuda", torch.bfloat16), steps, then=fp8.use_fp8)
     assert max(abs(a - b) for a, b in zip(expected, rounded, strict=True)) < 0.1
     assert expected != rounded
+
+
+@pytest.mark.parametrize(("rank", "shared"), [(16, False), (8, True), (32, False)])
+def test_an_mlp_with_its_adapters_as_one_function(rank, shared):
+    from automodel.kernels.frozen import Held
+    from automodel.kernels.lora_linear import LowRank, lora_joined_linear_reference
+    from automodel.kernels.lora_mlp import Gated, can_join, lora_mlp
+    from automodel.kernels.swiglu import swiglu_reference
+
+    torch.manual_seed(0)
+    rows, wide, inner = 333, 256, 768
+
+    def leaf(*shape):
+        return (0.1 * torch.randn(*shape, device="cuda")).bfloat16().requires_grad_()
+
+    x, up, down = leaf(rows, wide), leaf(2 * inner, wide).detach(), leaf(wide, inner).detach()
+    adapters = [LowRank(leaf(rank, wide), leaf(inner, rank), 0.5, f) for f in (0, inner)]
+    if shared:
+        adapters = [LowRank(leaf(rank, wide), leaf(2 * inner, rank), 0.5)]
+    last = LowRank(leaf(rank, inner), leaf(wide, rank), 2.0)
+    learned = [x, *(a.a_RI for a in adapters), *(a.b_OR for a in adapters), last.a_RI, last.b_OR]
+    assert can_join(adapters, [last], x)
+    y, _ = lora_mlp(x, Gated(Held(up), Held(down), None, None, "silu", True), adapters, last)
+    upstream = torch.randn_like(y)
+    ours = torch.autograd.grad(y, learned, upstream)
+    wide_ones = [t.detach().double().requires_grad_() for t in learned]
+    count = len(adapters)
+    as_ours = [LowRank(a, b, o.scale, o.first) for a, b, o in zip(wide_ones[1:], wide_ones[1 + count :], adapters)]
+    gated = swiglu_reference(lora_joined_linear_reference(wide_ones[0], up.double(), None, as_ours), "silu")
+    final = LowRank(wide_ones[-2], wide_ones[-1], last.scale)
+    expected = lora_joined_linear_reference(gated, down.double(), None, [final])
+    theirs = torch.autograd.grad(expected, wide_ones, upstream.double())
+    assert (y - expected).norm() <= 0.01 * expected.norm()
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() <= 0.02 * other.norm()

@@ -195,12 +195,15 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
         weights = parameters * held / setting.shards + gathered_bytes(shape, parameters, setting)
         gradients, states = gradients / setting.shards, states / setting.shards
     paged = setting.kind is not None and setting.kind.paged
+    logits = 0.0 if shape is None else logit_bytes(shape, setting)
+    if setting.trained and shape is not None:
+        logits = max(0.0, logits - passing_bytes(shape, setting))  # they are gone before the backward pass begins
     return Estimate(
         weights=weights,
         gradients=gradients,
         states=0.0 if paged else states,
         activations=0.0 if shape is None else activation_bytes(shape, setting),
-        logits=0.0 if shape is None else logit_bytes(shape, setting),
+        logits=logits,
         on_host=states if paged else 0.0,
     )
 
@@ -302,15 +305,20 @@ def activation_bytes(shape: ModelShape, setting: Setting) -> float:
     elif setting.fused and shape.rms:
         stream *= 2  # a block hands on two tensors, to be added in the next
     checkpointed = {"none": 0, "selective": -(-shape.layers // 2), "full": shape.layers}[setting.checkpointing]
-    again = layer if checkpointed else 0.0
     inputs = min(checkpointed, INPUTS_HERE) if setting.offload else checkpointed
-    kept = (shape.layers - checkpointed) * layer + inputs * stream + again
+    kept = (shape.layers - checkpointed) * layer + inputs * stream
     # Embeddings and the final norm; a fused one keeps the sum of the two tensors it is handed, and what it gives.
     fused_end = setting.fused and shape.rms
     ends = stream if fused_end else _norm_bytes(shape, setting) / max(1, shape.norms) + stream
-    # Whole models have gradients that outweigh what one layer's backward pass writes and forgets; adapters do not.
-    passing = (shape.inner + 3 * shape.width) * _compute_size(setting) if setting.trained else 0
-    return setting.tokens * (kept + ends + passing)
+    return setting.tokens * (kept + ends) + passing_bytes(shape, setting)
+
+
+def passing_bytes(shape: ModelShape, setting: Setting) -> float:
+    """What there is of one layer at a time, in the backward pass: computed again, and, where an adapter is trained,
+    what is written and forgotten. (Whole models have gradients that outweigh the latter.)"""
+    again = layer_bytes(shape, setting) if setting.checkpointing != "none" else 0.0
+    forgotten = (shape.inner + 3 * shape.width) * _compute_size(setting) if setting.trained else 0.0
+    return setting.tokens * (again + forgotten)
 
 
 def logit_bytes(shape: ModelShape, setting: Setting) -> float:
