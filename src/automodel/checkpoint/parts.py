@@ -27,6 +27,7 @@ from torch import Tensor
 
 from automodel.checkpoint.catalog import DamagedCheckpointError
 from automodel.checkpoint.tensor_file import DTYPES
+from automodel.distributed.world import Alone
 
 WHERE, FORMAT, WHOLE = "DCP_SHARDING_INFO", "DCP_VERSION", "automodel.shapes"
 BEGINS = "saved_offsets"
@@ -47,6 +48,26 @@ class Part:
     @classmethod
     def whole(cls, tensor: Tensor) -> Part:
         return cls(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether other ranks hold parts of it (a DTensor; its module is not imported to ask)."""
+    return hasattr(tensor, "device_mesh")
+
+
+def parts_of(tensors: Mapping[str, Tensor], ranks: Alone) -> dict[str, Part]:
+    """What this rank writes of them."""
+    parts = {}
+    for name, tensor in tensors.items():
+        if is_sharded(tensor):
+            from automodel.distributed.shards import piece_of
+
+            piece = piece_of(tensor.detach())
+            if piece.writes and (piece.local.numel() or not tensor.numel()):
+                parts[name] = Part(piece.local, piece.offsets, piece.shape)
+        elif ranks.first:
+            parts[name] = Part.whole(tensor)
+    return parts
 
 
 def file_of(group: str, rank: int | None, ranks: int) -> str:

@@ -26,7 +26,7 @@ from automodel.checkpoint.parts import Part
 
 Groups = dict[str, dict[str, Part]]
 """What a rank writes, by group and name."""
-Place = Literal["device", "host"]
+Place = Literal["device", "host", "held"]
 
 ALIGNMENT = 256  # as the allocator aligns; wide loads need 16
 BLOCK = 1 << 28  # page-locked memory is taken in blocks of at least this: the allocator rounds up to powers of two
@@ -78,6 +78,15 @@ class Camera:
             for group, parts in groups.items()
         }
         return Snapshot(taken_of, place, tuple(events))
+
+    def hold(self, groups: Groups) -> Snapshot:
+        """The parts themselves, for whoever knows that nobody changes them any more."""
+        devices = {part.data.device for parts in groups.values() for part in parts.values() if part.data.is_cuda}
+        events = []
+        for device in devices:
+            events.append(torch.cuda.Event())
+            events[-1].record(torch.cuda.current_stream(device))
+        return Snapshot(groups, "held", tuple(events))
 
     def _of_gpu(
         self, tensors: Sequence[Tensor], available: int

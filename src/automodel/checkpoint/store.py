@@ -37,7 +37,7 @@ from torch import Tensor
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError
 from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
-from automodel.checkpoint.parts import Part, file_of, header_of_parts
+from automodel.checkpoint.parts import file_of, header_of_parts, is_sharded, parts_of
 from automodel.checkpoint.snapshot import Camera, Groups
 from automodel.checkpoint.tensor_file import write_tensors
 from automodel.config.errors import EXIT_FAILED, UserError
@@ -125,13 +125,18 @@ class CheckpointStore:
         tensors: Mapping[str, Mapping[str, Tensor]],
         state: Mapping[str, Any],
         protect: Iterable[int] = (),
+        *,
+        last: bool = False,
     ) -> None:
-        """As `save`, but returns when a snapshot was taken. Without room for one it is `save`."""
+        """As `save`, but returns when a snapshot was taken. Without room for one it is `save`. `last`: nobody changes
+        the tensors before asking this store for something, so they are written as they are, and nothing is copied."""
         self.wait()
         work = self._open(step, tensors, json.dumps(state), set(protect))
         if work is None:
             return
-        snapshot = self._camera.take(work.groups) if self.background else None
+        snapshot = None
+        if self.background:
+            snapshot = self._camera.hold(work.groups) if last else self._camera.take(work.groups)
         self.last_place = snapshot.place if snapshot else "none"
         if snapshot is None:
             self._carry_out(work)
@@ -348,26 +353,6 @@ class CheckpointStore:
         except DamagedCheckpointError as error:
             return str(error)
         return ""
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether other ranks hold parts of it (a DTensor; its module is not imported to ask)."""
-    return hasattr(tensor, "device_mesh")
-
-
-def parts_of(tensors: Mapping[str, Tensor], ranks: Alone) -> dict[str, Part]:
-    """What this rank writes of them."""
-    parts = {}
-    for name, tensor in tensors.items():
-        if is_sharded(tensor):
-            from automodel.distributed.shards import piece_of
-
-            piece = piece_of(tensor.detach())
-            if piece.writes and (piece.local.numel() or not tensor.numel()):
-                parts[name] = Part(piece.local, piece.offsets, piece.shape)
-        elif ranks.first:
-            parts[name] = Part.whole(tensor)
-    return parts
 
 
 def texts_of_all(ranks: Alone, text: str) -> list[str]:

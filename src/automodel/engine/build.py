@@ -317,8 +317,8 @@ def make_store(prepared: Prepared, folder: RunFolder) -> CheckpointStore | None:
     )
 
 
-def save(run: Run) -> None:
-    """A resumable checkpoint of the run as it stands now. It is written while training goes on."""
+def save(run: Run, last: bool = False) -> None:
+    """A resumable checkpoint of the run as it stands now. It is written while training goes on; `last`: it does not."""
     assert run.checkpoints is not None
     rng_tensors, rng_values = randomness.capture_of_all(run.prepared.ranks)
     if not run.prepared.ranks.first and not run.prepared.layout.fsdp:  # otherwise everyone writes what it holds
@@ -340,6 +340,7 @@ def save(run: Run) -> None:
             "config": dump_config(run.prepared.cfg),
         },
         protect=[best] if best is not None and run.prepared.cfg.checkpoint.keep_best else [],
+        last=last,
     )
 
 
@@ -362,7 +363,7 @@ def _restore(
     check_same_step(
         state["loader"]["describes"], loader.describe(), state.get("ranks", 1), prepared.ranks.size, str(folder.config)
     )
-    read = checkpoint.parts if prepared.layout.fsdp else checkpoint.tensors
+    read: Any = checkpoint.parts if prepared.layout.fsdp else checkpoint.tensors
     step.load_weights(read("model"), str(checkpoint.folder))
     step.load_state(read("optimizer"), state["step"])
     loader.load_state_dict(state["loader"])

@@ -69,7 +69,7 @@ def train(run: Run, observer: Observer) -> Outcome:
             if requested and not last:
                 outcome.status, outcome.signal, last = "interrupted", requested, True
             if saves or (run.checkpoints and (last or improved)):
-                save(run)
+                save(run, last)
             throughput.resume()
             if last:
                 break

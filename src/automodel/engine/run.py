@@ -222,6 +222,9 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
             assert run.evaluator is not None
             metrics = run.evaluator()
             chosen |= {"validation": metrics.values, "confusion_matrix": metrics.confusion_matrix}
+        else:  # it could not be written, and the run went on (checkpoint.on_error: continue)
+            missing = f"The checkpoint of step {best.step}, the best by {best.metric}, is missing"
+            run.progress.warn(f"{missing}; the last weights are exported.")
     run.step.finish()
     tokenizer = run.prepared.tokenizer
     if run.prepared.train.chat_template and not tokenizer.chat_template:

@@ -131,3 +131,13 @@ def test_without_room_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path)
     store.begin(1, {"model": {"w": torch.ones(8)}}, {})
     assert (tmp_path / "step-00000001" / "manifest.json").exists()
+
+
+def test_the_last_one_is_written_as_it_is(tmp_path, monkeypatch):
+    """Nobody changes the tensors any more: no copy."""
+    monkeypatch.setattr(snapshot_module.torch.Tensor, "clone", lambda *_, **__: pytest.fail("copied"))
+    store = CheckpointStore(tmp_path)
+    store.begin(1, {"model": {"w": torch.arange(8).reshape(2, 4).t()}}, {"step": 1}, last=True)
+    assert store.last_place == "held"
+    checkpoint = store.at(1)  # waits
+    assert torch.equal(checkpoint.tensors("model")["w"], torch.arange(8).reshape(2, 4).t())
