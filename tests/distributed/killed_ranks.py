@@ -139,7 +139,19 @@ def main(folder: Path, kills: int, seed: int) -> None:
             same(out, alone)
             done["finished"] += 1
             shutil.rmtree(out)
+    same_when_converted(alone, folder / "hf")
     print(json.dumps(done))
+
+
+def same_when_converted(out: Path, target: Path) -> None:
+    """A checkpoint in parts, as the folder that the run exported."""
+    from automodel.engine.convert import convert_checkpoint
+
+    exported = json.loads((out / "run" / "summary.json").read_text())["exported_step"]
+    convert_checkpoint(out, target, step=exported)
+    ours, theirs = load_file(target / "model.safetensors"), load_file(out / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 if __name__ == "__main__":

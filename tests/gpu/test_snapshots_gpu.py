@@ -26,7 +26,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("place", ["device", "host", "none"])
 def test_what_is_saved_is_what_was_there(tmp_path, monkeypatch, place):
-    monkeypatch.setattr(tensor_file, "CHUNK", 1 << 16)  # several chunks for the large ones
+    monkeypatch.setattr(tensor_file, "SEAT", 1 << 16)  # several chunks for the large ones
     store = CheckpointStore(tmp_path, background=place != "none")
     store._camera.device_is_full = place == "host"
     ours = tensors()

@@ -27,6 +27,7 @@ from torch import Tensor
 from automodel.checkpoint.disk import Written
 
 CHUNK = 1 << 25  # bytes between two looks at the other thread: 10 ms of work
+SEAT = 1 << 23  # bytes that cross the bus at once; page-locking larger buffers would hold up the driver for longer
 
 DTYPES = {
     torch.float64: "F64",
@@ -91,11 +92,12 @@ class Bus:
 
     def _fetched(self, flat: Tensor) -> Iterator[memoryview]:
         if self.stream is None:
+            torch.cuda.set_device(flat.device)  # threads begin with the first, where page-locking would open a context
             self.stream = torch.cuda.Stream(flat.device)
-            self.seats = [torch.empty(CHUNK, dtype=torch.uint8, pin_memory=True) for _ in range(self.SEATS)]
+            self.seats = [torch.empty(SEAT, dtype=torch.uint8, pin_memory=True) for _ in range(self.SEATS)]
         under_way: list[tuple[Tensor, torch.cuda.Event]] = []
-        for start in range(0, len(flat), CHUNK):
-            part = flat[start : start + CHUNK]
+        for start in range(0, len(flat), SEAT):
+            part = flat[start : start + SEAT]
             seat = self.seats[self.turn % self.SEATS][: len(part)]
             self.turn += 1
             with torch.cuda.stream(self.stream):

@@ -8,7 +8,7 @@ exported or would have exported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from automodel.adapters.attach import attach
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
+from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.engine.step import check_fit, model_tensors
@@ -45,7 +46,8 @@ def convert_checkpoint(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
     checkpoint, notes = _whole(folder, step)
-    prepared = prepare_run(load_run_config([folder.config], (), trust), trust)
+    cfg = load_run_config([folder.config], (), trust)
+    prepared = prepare_run(replace(cfg, distributed=DistributedConfig()), trust)  # however many ranks trained it
     model = _model_of(prepared)
     own, saved = model_tensors(model), checkpoint.parts("model")
     check_fit(own, saved, str(checkpoint.folder))  # ty: ignore[invalid-argument-type]
