@@ -90,7 +90,7 @@ def make_runs(folder: Path) -> Path:
     places = {
         "bert": tiny.make_model_folder(folder / "bert"),
         "dropping": tiny.make_model_folder(folder / "dropping", dropout=0.2),
-        "llama": tiny.make_model_folder(folder / "llama", "llama"),
+        "llama": tiny.make_model_folder(folder / "llama", "llama", tie_word_embeddings=True),
         "qwen": make_qwen(folder / "qwen"),
         "rows": tiny.write_jsonl(folder / "rows.jsonl", tiny.reviews(41)),
         "test": tiny.write_jsonl(folder / "test.jsonl", tiny.reviews(11, seed=1)),

@@ -33,10 +33,13 @@ def start(folder, *more) -> subprocess.Popen:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for_a_step(process) -> None:
+def wait_for_a_step(process) -> str:
+    """Reads on until a run has begun and made a step, and returns what it read."""
+    read = []
     for line in process.stdout:
-        if line.startswith("[Step "):
-            return
+        read.append(line)
+        if line.startswith("[Step ") and any("Launching job" in earlier for earlier in read):
+            return "".join(read)
     raise AssertionError("the process ended before its first step")
 
 
@@ -49,8 +52,12 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     assert said.count("Stopped by SIGUSR1") == 1
     assert said.count("continue with --resume") == 1
 
-    process = start(run, "distributed.dp_size=2", "--resume")  # the config may say how many, too
+    process = start(run, "distributed.dp_size=2", "--resume", "--max-restarts", "1")  # the config may say how many, too
     wait_for_a_step(process)
+    psutil.Process(process.pid).children()[1].kill()
+    restarted = wait_for_a_step(process)
+    assert "was ended by SIGKILL; all ranks start again (restart 1 of 1)" in restarted
+    assert restarted.count("Resuming after step") == 1
     ranks = psutil.Process(process.pid).children()
     assert len(ranks) == 2
     ranks[1].kill()
@@ -59,7 +66,7 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     assert time.monotonic() - killed < 20
     assert process.returncode == 128 + signal.SIGKILL
     assert said.count("was ended by SIGKILL") == 1
-    assert "distributed.dp_size=2 --resume\n" in said  # the command that goes on
+    assert "distributed.dp_size=2 --max-restarts 1 --resume\n" in said  # the command that goes on
     assert "add step_scheduler.global_batch_size=4 dataloader.batch_size=2" in said
     assert "Traceback" not in said
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)

@@ -56,13 +56,16 @@ def llm(
     nproc_per_node: Annotated[
         int | None, typer.Option("--nproc-per-node", min=1, help="Train on so many ranks of this machine.")
     ] = None,
+    max_restarts: Annotated[
+        int, typer.Option("--max-restarts", min=0, help="So often, go on from the last checkpoint when a rank was killed.")
+    ] = 0,
     trust: Trust = None,
 ) -> None:
     """Fine-tune a language model or a text classifier.
 
     Any key can be overridden: optimizer.lr=1e-5 or --optimizer.lr 1e-5.
     """
-    from automodel.distributed.world import joined
+    from automodel.distributed.world import joined, was_restarted
     from automodel.plan.check import load_run_config
     from automodel.plan.layout import ranks_of
 
@@ -72,11 +75,12 @@ def llm(
         if dry_run:
             code = _print_plan(cfg, trust or [], count)
         elif count > ranks.size:
-            code = _launch(cfg, count)
-        elif resume_or_start and ranks.told(lambda: _is_done(cfg)):
+            code = _launch(cfg, count, max_restarts)
+        elif (resume_or_start or was_restarted()) and ranks.told(lambda: _is_done(cfg)):
             code = EXIT_OK
         else:
-            resume = resume or (resume_or_start and ranks.told(lambda: _has_checkpoint(cfg)))
+            if (resume_or_start or was_restarted()) and ranks.told(lambda: _has_checkpoint(cfg)):
+                resume, overwrite = True, False  # what --overwrite replaced is gone since the first start
             code = _finetune(cfg, resume, overwrite, trust or [], ranks)
     raise typer.Exit(code)
 
@@ -127,7 +131,7 @@ def _print_plan(cfg: RunConfig, trust: list[str], ranks: int) -> int:
     return EXIT_OK
 
 
-def _launch(cfg: RunConfig, ranks: int) -> int:
+def _launch(cfg: RunConfig, ranks: int, restarts: int) -> int:
     """This very command again, once for each rank; refused first where it cannot work."""
     from automodel.plan.layout import check_gpus, check_layout
 
@@ -137,7 +141,7 @@ def _launch(cfg: RunConfig, ranks: int) -> int:
     from automodel.distributed.launch import launch
 
     check_gpus(ranks, torch.cuda.device_count())
-    return launch(ranks, sys.argv[1:], _how_to_go_on(cfg, ranks))
+    return launch(ranks, sys.argv[1:], _how_to_go_on(cfg, ranks), restarts)
 
 
 def _how_to_go_on(cfg: RunConfig, ranks: int) -> str:
@@ -148,9 +152,10 @@ def _how_to_go_on(cfg: RunConfig, ranks: int) -> str:
     data_ranks = getattr(check_layout(cfg, ranks), "data_ranks", ranks)
     micro, accumulation = decide_batch(cfg, [], data_ranks)
     total = cfg.step_scheduler.global_batch_size or micro * accumulation * data_ranks
-    again = [argument for argument in sys.argv[1:] if argument not in ("--resume", "--overwrite", "--resume-or-start")]
+    from automodel.distributed.launch import going_on
+
     return (
-        f"Go on from the last checkpoint: {shlex.join(['automodel', *again, '--resume'])}\n"
+        f"Go on from the last checkpoint: {shlex.join(['automodel', *going_on(sys.argv[1:], '--resume')])}\n"
         "On another number of ranks a step must stay what it is: add "
         f"step_scheduler.global_batch_size={total} dataloader.batch_size={micro}"
     )

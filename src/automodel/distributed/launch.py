@@ -18,9 +18,34 @@ from contextlib import suppress
 from automodel.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
 
-def launch(ranks: int, arguments: Sequence[str], after_a_loss: str = "") -> int:
-    """Runs `automodel arguments…` in so many processes on this machine, and returns the exit code of them all.
-    `after_a_loss`: what to do when a rank was killed."""
+def launch(ranks: int, arguments: Sequence[str], after_a_loss: str = "", restarts: int = 0) -> int:
+    """Runs `automodel arguments…` in so many processes on this machine, and returns the exit code of them all. Where a
+    rank was killed they are started again, `restarts` times at most, and go on from the last checkpoint: torchrun
+    itself would start them again after a wrong config and after a signal, too. `after_a_loss`: what to say at last."""
+    for restart in range(restarts + 1):
+        rank, code = _run_once(ranks, arguments)
+        if code >= 0:
+            return code
+        name = signal.Signals(-code).name
+        if restart < restarts:
+            left = f"restart {restart + 1} of {restarts}"
+            print(f"warning: rank {rank} was ended by {name}; all ranks start again ({left}).", file=sys.stderr)
+            arguments = going_on(arguments, "--resume-or-start")
+            continue
+        more = f"\n{after_a_loss}" if after_a_loss else ""
+        print(f"error: rank {rank} was ended by {name}, so all ranks were stopped.{more}", file=sys.stderr)
+        return 128 - code
+    raise AssertionError("unreachable")
+
+
+def going_on(arguments: Sequence[str], how: str) -> list[str]:
+    """The same command, for a run that has begun; settings stay last."""
+    kept = [argument for argument in arguments if argument not in ("--resume", "--overwrite", "--resume-or-start")]
+    return [*kept, how]
+
+
+def _run_once(ranks: int, arguments: Sequence[str]) -> tuple[int, int]:
+    """The rank that failed first and its exit code; below zero where a signal ended it."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -39,10 +64,10 @@ def launch(ranks: int, arguments: Sequence[str], after_a_loss: str = "") -> int:
         torchrun.run(torchrun.parse_args([*settings, "-m", "automodel", *arguments]))
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
-        return exit_code_of(rank, failure.exitcode, after_a_loss)
+        return rank, failure.exitcode or EXIT_FAILED
     except SignalException:
-        return EXIT_INTERRUPTED  # the ranks were told, and saved
-    return EXIT_OK
+        return 0, EXIT_INTERRUPTED  # the ranks were told, and saved
+    return 0, EXIT_OK
 
 
 def _pass_on(number: int, frame: object) -> None:
@@ -52,13 +77,3 @@ def _pass_on(number: int, frame: object) -> None:
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             child.send_signal(number)
-
-
-def exit_code_of(rank: int, code: int, after_a_loss: str = "") -> int:
-    """The command's exit code for that of a rank; a rank that was killed could not say so itself."""
-    if code >= 0:
-        return code or EXIT_FAILED
-    name = signal.Signals(-code).name
-    more = f"\n{after_a_loss}" if after_a_loss else ""
-    print(f"error: rank {rank} was ended by {name}, so all ranks were stopped.{more}", file=sys.stderr)
-    return 128 - code

@@ -49,6 +49,11 @@ def world_of_environment() -> World:
     return World(rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size))
 
 
+def was_restarted() -> bool:
+    """Whether torchrun starts these ranks a second time, after others failed (`torchrun --max-restarts`)."""
+    return _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
+
+
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name)
     if not text:

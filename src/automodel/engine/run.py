@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,9 @@ def _opening_lines(run: Run) -> list[str]:
             lines.append(f"{role}: skipped {data.stats.skipped:,} of {data.stats.rows:,} rows (on_bad_row: skip)")
     if prepared.train.from_cache:
         lines.append("Tokenised data taken from the cache")
+    loaded = getattr(run.step, "loaded", None)
+    if loaded is not None:
+        lines.append(loaded.in_words())
     if is_trained(run):
         lines.append(f"All {run.state.step} steps were done before; only the export is missing")
     elif run.state.step:
@@ -266,6 +269,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "samples_per_s": state.samples / max(state.train_seconds, 1e-9),
         "seconds_per_epoch": state.train_seconds / max(1, state.step) * plan.steps_per_epoch,
         "peak_memory_gib": outcome.memory.peak_gib,
+        "loaded": asdict(run.step.loaded) if getattr(run.step, "loaded", None) else None,
         "parameters": plan.parameters,
         "device": prepared.hardware.name,
         "model": prepared.cfg.model.pretrained_model_name_or_path,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +29,24 @@ from automodel.engine.step import Forward, Named, StepResult, TrainStep, check_f
 from automodel.losses.task_loss import TaskLoss
 from automodel.losses.unprojected import Outputs
 from automodel.optim.build import set_lr
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How this rank came by its weights."""
+
+    streamed: bool
+    """Whether it read its own part of each tensor, and no more."""
+    seconds: float
+    host_bytes: int
+    """By how much its memory grew."""
+    elements: int
+    """Numbers it holds."""
+
+    def in_words(self) -> str:
+        how = "each rank read its own rows" if self.streamed else "each rank read the model and kept its part"
+        grown = f"{max(0, self.host_bytes) / 2**20:,.0f} MiB of host memory"
+        return f"Weights: {how} in {self.seconds:.1f} s; this one holds {self.elements:,} numbers and took {grown}"
 
 
 class Whole(nn.Module):
@@ -70,6 +89,7 @@ class ShardedStep(TrainStep):
         super().__init__(whole.model, whole, whole.loss, optimizer, *args, **kw)
         self.whole, self.blank = whole, blank
         self.counts_documents, self.counts_labels = place == (0, 0), place[1] == 0
+        self.loaded: Loaded | None = None
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.schedule.lr_at(index, self.peak_lr)

@@ -7,7 +7,6 @@ then filled, each rank reading its own rows (`models/streamed.py`). No rank ever
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,10 +20,11 @@ from automodel.config.gate import resolve_target
 from automodel.data.batch import Batch
 from automodel.distributed.fully_sharded import shard
 from automodel.distributed.grid import Grid, make_grid
+from automodel.distributed.shards import fill, held_elements
 from automodel.distributed.tensor_parallel import apply_tensor_parallel
 from automodel.engine.frozen_base import loraplus_ratio
 from automodel.engine.prepare import Prepared
-from automodel.engine.sharded import ShardedStep, Whole
+from automodel.engine.sharded import Loaded, ShardedStep, Whole
 from automodel.engine.step import autocast
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.compiled_blocks import repeated_blocks
@@ -32,10 +32,9 @@ from automodel.models.context_parallel import cut_tokens
 from automodel.models.forward import make_loss_forward
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
+from automodel.models.streamed import open_weights
 from automodel.optim.build import build_optimizer
 from automodel.optim.schedule import Schedule
-
-logger = logging.getLogger(__name__)
 
 DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp32": torch.float32, "float32": torch.float32}
 
@@ -46,7 +45,13 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     started, before = time.perf_counter(), psutil.Process().memory_info().rss
     grid = make_grid(layout, prepared.ranks.rank, plan.device)
     dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
-    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
+    weights = None
+    if prepared.adapter is None:
+        weights = open_weights(cfg.model, prepared.hf_config, prepared.task, dtype, cfg.seed)
+    if weights is None:
+        model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
+    else:
+        model = weights.model
     align_pad_token(model, prepared.tokenizer)
     model.train()
     if prepared.adapter is not None:
@@ -60,9 +65,14 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     reduce = DTYPES.get(str(cfg.distributed.reduce_dtype).removeprefix("torch."))
     offload = cfg.distributed.cpu_offload and plan.device == "cuda"
     shard(whole, repeated_blocks(model), grid, compute=half, reduce=reduce, offload=offload)
-    held = (psutil.Process().memory_info().rss - before) / 2**20
-    logger.info("weights sharded in %.1f s; this rank's memory grew by %.0f MiB", time.perf_counter() - started, held)
-    return model, make_step_over(prepared, whole, blank)
+    if weights is not None:
+        device = "cpu" if offload else plan.device
+        whole.to_empty(device=device)
+        weights.fill(model, fill, plan.device)
+    step = make_step_over(prepared, whole, blank)
+    grown = psutil.Process().memory_info().rss - before
+    step.loaded = Loaded(weights is not None, time.perf_counter() - started, grown, held_elements(model.parameters()))
+    return model, step
 
 
 def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:

@@ -279,16 +279,16 @@ def _has_only_pickled_weights(source: Source) -> bool:
     return any(isinstance(try_to_load_from_cache(source.name, name, **keywords), str) for name in pickled)
 
 
+def is_new_head(model: Any, key: str, task: str) -> bool:
+    """Whether a checkpoint may lack this weight: heads of classifiers are new to most models."""
+    return task in _CLASSIFICATION and (not key.startswith(f"{model.base_model_prefix}.") or ".pooler" in key)
+
+
 def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: str) -> None:
     """New classification heads are expected and said; anything else that the checkpoint lacks is an error."""
     missing = sorted(report["missing_keys"])
     mismatched = {key: (tuple(theirs), tuple(ours)) for key, theirs, ours in report["mismatched_keys"]}
-    backbone = f"{model.base_model_prefix}."
-
-    def is_head(key: str) -> bool:
-        return task in _CLASSIFICATION and (not key.startswith(backbone) or ".pooler" in key)
-
-    lost = [key for key in missing if not is_head(key)]
+    lost = [key for key in missing if not is_new_head(model, key, task)]
     if lost:
         raise UserError(
             f"model: {name!r} lacks {len(lost)} weights that a {type(model).__name__} needs for {task}: {_few(lost)}. "
@@ -297,7 +297,7 @@ def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: 
     wrong = [
         f"{key} {theirs} in the checkpoint, {ours} here"
         for key, (theirs, ours) in mismatched.items()
-        if not is_head(key)
+        if not is_new_head(model, key, task)
     ]
     if wrong:
         raise UserError(
@@ -316,15 +316,15 @@ def count_parameters(hf_config: PreTrainedConfig, task: str) -> int:
     return sum(parameter.numel() for parameter in without_memory(hf_config, task).parameters())
 
 
-def without_memory(hf_config: PreTrainedConfig, task: str) -> PreTrainedModel:
-    """The model on torch's `meta` device: modules, names and shapes, but no numbers."""
+def without_memory(hf_config: PreTrainedConfig, task: str, **keywords: Any) -> PreTrainedModel:
+    """The model on torch's `meta` device: modules, names and shapes, but no numbers. `keywords`: of `from_config`."""
     from transformers.initialization import no_init_weights
 
     from automodel.models.auto import class_for_task
 
     # Drawing random numbers, even for tensors without memory, would import torch's compiler: a second.
     with torch.device("meta"), quiet_transformers(), no_init_weights():
-        model = class_for_task(task).from_config(hf_config)
+        model = class_for_task(task).from_config(hf_config, **keywords)
     model.tie_weights()  # part of the initialisation that was left out
     return model
 
