@@ -115,6 +115,11 @@ def adapter_of(model: Any) -> Adapter | None:
     return getattr(model, _ON_MODEL, None)
 
 
+def set_adapter(model: Any, adapter: Adapter) -> None:
+    """Notes what is attached now, after its numbers were put in."""
+    setattr(model, _ON_MODEL, adapter)
+
+
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All that training changes, by the model's names. Checkpoints of an adapter hold these and nothing of the base."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -96,7 +96,7 @@ def resolve_folder(folder: str | Path, model: Any, task: str, base: str, revisio
     order = [name for name in modules if name in set(targets)]
     _check(str(folder), model, modules, tensors, targets)
     ranks = {name: tensors[f"{name}.lora_A"].shape[0] for name in order}
-    alphas = {name: float(_by_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])) for name in order}
+    alphas = {name: float(by_pattern(config.get("alpha_pattern"), name, config["lora_alpha"])) for name in order}
     saved = _saved_modules(config, modules, [n for n in tensors if not n.endswith(OWN)])
     lost = [f"{s}.{n}" for s in saved for n, _ in modules[s].named_parameters() if f"{s}.{n}" not in tensors]
     if config.get("use_dora"):
@@ -135,7 +135,7 @@ def write_folder(model: Any, adapter: Adapter, folder: str | Path) -> None:
     from safetensors.torch import save_file
 
     target = Path(folder)
-    tensors = {_peft_name(name): t.detach().contiguous().cpu() for name, t in trained_tensors(model).items()}
+    tensors = {peft_name(name): t.detach().contiguous().cpu() for name, t in trained_tensors(model).items()}
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     (target / CONFIG).write_text(json.dumps(_config_of(model, adapter), indent=2, sort_keys=True) + "\n")
 
@@ -171,11 +171,11 @@ def _own_name(name: str) -> str:
     return re.sub(r"\.(lora_[AB]|lora_magnitude_vector)(\.default)?(\.weight)?$", r".\1", name)
 
 
-def _peft_name(name: str) -> str:
+def peft_name(name: str) -> str:
     return _PREFIX + (f"{name}.weight" if name.endswith((".lora_A", ".lora_B")) else name)
 
 
-def _by_pattern(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
+def by_pattern(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
     """PEFT's rule: a key is the end of a name, as a regular expression."""
     for key, value in (patterns or {}).items():
         if re.match(rf"(.*\.)?({key})$", name):

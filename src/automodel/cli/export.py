@@ -1,4 +1,5 @@
-"""`automodel export RUN --merge --out DIR`: the model of an adapter run as a plain Hugging Face folder."""
+"""`automodel export RUN --merge --out DIR`: the model of an adapter run as a plain Hugging Face folder; with
+`--stack ADAPTER`, several adapters as one."""
 
 from __future__ import annotations
 
@@ -17,6 +18,10 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder with an adapter, or any PEFT folder.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")],
     merge: Annotated[bool, typer.Option("--merge", help="Add the adapter to its base model.")] = False,
+    stack: Annotated[
+        list[str] | None,
+        typer.Option("--stack", help="Another adapter of the same base, to add to the first: FOLDER or FOLDER=WEIGHT."),
+    ] = None,
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16"] | None, typer.Option(help="Precision of the weights; the base's by default.")
     ] = None,
@@ -32,6 +37,14 @@ def export(
     """
     if run.startswith("-"):
         raise UserError(f"the run folder comes first: automodel export RUN {run} …")
+    if stack and merge:
+        raise UserError("--stack writes an adapter, --merge a whole model. Stack first, then merge what was written.")
+    if stack:
+        from automodel.adapters.combine import stack_folders
+
+        ranks = stack_folders([run, *stack], out)
+        print(f"{1 + len(stack)} adapters as one in {out}: rank {ranks}. It computes their sum, in PEFT's format.")
+        return
     if not merge:
         raise UserError(
             f"say --merge to add the adapter to its base. As an adapter, '{run}' is in PEFT's format already."

@@ -42,7 +42,8 @@ def parameter_groups(model: nn.Module, cfg: OptimizerConfig, adapter_b_ratio: fl
     even where all are in one group: those of one product (query, key, value) are then neighbours in a flat buffer.
     `adapter_b_ratio` (LoRA+): the B of adapters are a third group, with so many times the learning rate."""
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    trainable.sort(key=lambda named: not decays(*named))
+    # Of adapters, all A and then all B: those A that read the same input are neighbours, too.
+    trainable.sort(key=lambda named: (not decays(*named), named[0].endswith("lora_B")))
     if not trainable:
         raise UserError("The model has no trainable parameter: everything is frozen.")
     faster = [p for n, p in trainable if adapter_b_ratio != 1.0 and n.endswith("lora_B")]
