@@ -57,7 +57,7 @@ def llm(
         int | None, typer.Option("--nproc-per-node", min=1, help="Train on so many ranks of this machine.")
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="So often, go on from the last checkpoint when a rank was killed.")
+        int, typer.Option("--max-restarts", min=0, help="So often, go on from the last checkpoint after a rank died.")
     ] = 0,
     trust: Trust = None,
 ) -> None:
