@@ -22,6 +22,7 @@ VERBS = {
     "launch": ("automodel.cli.launch", "Run on a cluster: Slurm, Kubernetes or Ray."),
     "benchmark": ("automodel.cli.benchmark", "Compare with HF Trainer on the same run: time, memory, losses."),
     "run": ("automodel.cli.run", "Run a script for HF Trainer, unchanged, on this engine."),
+    "migrate": ("automodel.cli.migrate", "Turn a script or other tools' settings into a config file."),
     "plan": ("automodel.cli.plan", "Say what a run will do, and why, without training."),
     "data": ("automodel.cli.data", "See samples, what is learned of them, and batches."),
     "config": ("automodel.cli.config", "Validate, show and describe config files."),

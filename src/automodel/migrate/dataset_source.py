@@ -1,0 +1,174 @@
+"""Where a script's dataset comes from: the chain from `train_dataset=` back to `load_dataset(…)`.
+
+Steps of the chain that only tokenise, shuffle, rename or choose columns are what a config says in other words. Steps
+that change which rows there are, or make them, are reported with their line.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from automodel.migrate.document import Document
+from automodel.migrate.values import Script, Unknown, name_of
+
+SAME_ROWS = (
+    "map", "with_format", "set_format", "remove_columns", "select_columns", "flatten_indices", "with_transform", "cast",
+    "cast_column", "shuffle", "rename_column", "rename_columns", "class_encode_column",
+)  # fmt: skip
+FILE_KINDS = ("json", "csv", "text", "parquet")
+
+
+@dataclass
+class Found:
+    """What is known of a dataset, from the end of its chain to the beginning."""
+
+    split: str | None = None
+    limit: int | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    maps: list[ast.Call] = field(default_factory=list)
+
+
+class DatasetReader:
+    """Writes the `dataset` and `validation_dataset` sections of a document."""
+
+    def __init__(self, script: Script, document: Document):
+        self.script, self.document = script, document
+
+    def read(self, node: ast.expr, line: int, section: str) -> None:
+        found = Found()
+        call = self._origin(node, line, found)
+        if call is None:
+            return
+        try:
+            self._section(call, found, section)
+        except Unknown as unknown:
+            self.document.block(unknown.line, f"{section}: {unknown.text}")
+        if section == "dataset":
+            for mapped in found.maps:
+                self._tokenizing(mapped)
+            for old, new in found.renamed.items():
+                if new in ("label", "labels"):
+                    self.document.set("dataset.label_column", old, "rename_column")
+
+    def _origin(self, node: ast.expr | None, line: int, found: Found) -> ast.Call | None:
+        """The call of `load_dataset` at the beginning of the chain."""
+        for _ in range(100):
+            if isinstance(node, ast.Name):
+                before = self.script.before(node.id, line)
+                if before is None:
+                    self.document.block(line, f"where the dataset `{node.id}` comes from cannot be seen")
+                    return None
+                line, node = before
+            elif isinstance(node, ast.Subscript):
+                try:
+                    key = self.script.value(node.slice, line)
+                except Unknown as unknown:
+                    self.document.block(unknown.line, f"a part of a dataset: {unknown.text}")
+                    return None
+                found.split, node = str(key), node.value  # of the hub's, or of a train_test_split
+            elif isinstance(node, ast.Call) and name_of(node) == "load_dataset":
+                return node
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and self._step(node, found):
+                node = node.func.value
+            else:
+                text = ast.unparse(node)[:60] if node is not None else "nothing"
+                self.document.block(line, f"rows come from `{text}`, which only the script can make")
+                return None
+        return None
+
+    def _step(self, call: ast.Call, found: Found) -> bool:
+        """Whether a method of a dataset is understood."""
+        name = name_of(call)
+        if name == "map":
+            found.maps.append(call)
+        elif name == "rename_column" and len(call.args) == 2:
+            old, new = (self.script.value(arg) for arg in call.args)
+            found.renamed[str(old)] = str(new)
+        elif name == "select":
+            found.limit = self._range(call)
+            return found.limit is not None
+        elif name == "train_test_split":
+            return found.split is not None and self._share(call, found)
+        return name in SAME_ROWS
+
+    def _range(self, call: ast.Call) -> int | None:
+        """`select(range(1000))`: how many rows from the first on."""
+        rows = call.args[0] if call.args else None
+        if not isinstance(rows, ast.Call) or name_of(rows) != "range" or len(rows.args) != 1:
+            return None
+        try:
+            return int(self.script.value(rows.args[0]))
+        except (Unknown, TypeError, ValueError):
+            return None
+
+    def _share(self, call: ast.Call, found: Found) -> bool:
+        sizes = [k.value for k in call.keywords if k.arg == "test_size"] or call.args[:1]
+        try:
+            size = self.script.value(sizes[0]) if sizes else 0.25
+        except Unknown:
+            return False
+        if not isinstance(size, float) or not 0 < size < 1:
+            return False
+        percent = round(100 * (1 - size))
+        found.split = f"[:{percent}%]" if found.split == "train" else f"[{percent}%:]"
+        self.document.note(call.lineno, "train_test_split: the last rows are held out, not a random draw")
+        return True
+
+    def _section(self, call: ast.Call, found: Found, section: str) -> None:
+        given = dict(zip(("path", "name"), (self.script.value(arg) for arg in call.args)))
+        given |= {k.arg: self.script.value(k.value) for k in call.keywords if k.arg}
+        path, files = given.get("path"), given.get("data_files")
+        split = given.get("split")
+        if found.split is not None and found.split.startswith("["):
+            split = f"{split or 'train'}{found.split}"
+        elif found.split is not None:
+            split = found.split
+        if path in FILE_KINDS and files is not None:
+            if isinstance(files, dict):
+                files = files.get((split or "train").split("[")[0])
+            files = files[0] if isinstance(files, list) and len(files) == 1 else files
+            if not isinstance(files, str):
+                raise Unknown(call.lineno, "several data_files; give one path for each dataset section")
+            path, files = files, None
+            split = split if split and "[" in split else None
+        self.document.set(f"{section}.path", path, f"line {call.lineno}")
+        for key, value in (("name", given.get("name")), ("split", split), ("data_files", files)):
+            if value is not None:
+                self.document.set(f"{section}.{key}", value, "")
+        if found.limit is not None:
+            self.document.set(f"{section}.num_samples_limit", found.limit, "select")
+        if given.get("streaming"):
+            self.document.set(f"{section}.streaming", True, "")
+
+    def _tokenizing(self, mapped: ast.Call) -> None:
+        """What a `map` does to rows: tokenising is what happens here anyway."""
+        function: ast.AST | None = mapped.args[0] if mapped.args else None
+        if isinstance(function, ast.Name):
+            function = self.script.functions.get(function.id)
+        calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)] if function is not None else []
+        tokenizers = [c for c in calls if "tokenizer" in name_of(c).lower() or name_of(c) in ("tok", "encode_plus")]
+        if not tokenizers:
+            name = name_of(mapped.args[0]) if mapped.args else "this"
+            self.document.block(mapped.lineno, f"map({name or '…'}): what it does to rows is not understood")
+            return
+        call = tokenizers[0]
+        columns = [
+            arg.slice.value
+            for arg in call.args
+            if isinstance(arg, ast.Subscript) and isinstance(arg.slice, ast.Constant)
+        ]
+        split_words = any(k.arg == "is_split_into_words" for k in call.keywords)
+        keys = ("tokens_column",) if split_words else ("text_column", "text_pair_column")
+        for key, column in zip(keys, columns):
+            self.document.set(f"dataset.{key}", column, f"line {call.lineno}")
+        if call.args and not columns:
+            self.document.block(
+                call.lineno, f"`{ast.unparse(call.args[0])[:50]}`: the text is put together in the script"
+            )
+        for keyword in call.keywords:
+            if keyword.arg == "max_length":
+                try:
+                    self.document.set("dataset.max_length", self.script.value(keyword.value), "")
+                except Unknown as unknown:
+                    self.document.block(unknown.line, f"max_length: {unknown.text}")

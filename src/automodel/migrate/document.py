@@ -1,0 +1,124 @@
+"""What a migration found, and the YAML that comes of it: each key with a comment that says where it comes from.
+
+Three lists stand beside the settings. `left_out` names what has no place here and changes little or nothing (a progress
+bar, a tracker that is not ours); `differs` what is done in another way; `blocked` what would make another training of
+it (a loss of the user's own, arguments that nobody can read). With anything in `blocked` there is no YAML: a wrong one
+would be worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from automodel.config.errors import UserError
+
+ORDER = (
+    "model", "task", "dataset", "validation_dataset", "peft", "quantization", "step_scheduler", "dataloader",
+    "validation_dataloader", "optimizer", "lr_scheduler", "loss_fn", "training_optimizations", "compile",
+    "packed_sequence", "checkpoint", "early_stopping", "wandb", "mlflow", "tensorboard", "seed", "provider",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person must know, with the line of the source it is about (0: the whole of it)."""
+
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.text}" if self.line else self.text
+
+
+@dataclass
+class Document:
+    """Settings on their way into a config file."""
+
+    source: str
+    values: dict[str, dict[str, tuple[Any, str]] | tuple[Any, str]] = field(default_factory=dict)
+    left_out: list[Note] = field(default_factory=list)
+    differs: list[Note] = field(default_factory=list)
+    blocked: list[Note] = field(default_factory=list)
+
+    def set(self, path: str, value: Any, origin: str = "") -> None:
+        """`section.key`, or a key of the file itself; a later value wins."""
+        section, dot, key = path.partition(".")
+        if not dot:
+            self.values[section] = (value, origin)
+            return
+        inner = self.values.setdefault(section, {})
+        assert isinstance(inner, dict)
+        inner[key] = (value, origin)
+
+    def open(self, section: str) -> None:
+        """An empty section, which turns something on."""
+        self.values.setdefault(section, {})
+
+    def get(self, path: str) -> Any:
+        section, dot, key = path.partition(".")
+        found = self.values.get(section)
+        if dot:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found[0] if isinstance(found, tuple) else None
+
+    def drop(self, line: int, text: str) -> None:
+        self.left_out.append(Note(line, text))
+
+    def note(self, line: int, text: str) -> None:
+        self.differs.append(Note(line, text))
+
+    def block(self, line: int, text: str) -> None:
+        self.blocked.append(Note(line, text))
+
+    def require(self) -> None:
+        """Raises `UserError` with every line that stands in the way."""
+        if self.blocked:
+            lines = "\n".join(f"  {note}" for note in sorted(self.blocked, key=lambda n: n.line))
+            raise UserError(f"{self.source} cannot be turned into a config; nothing was written.\n{lines}")
+
+    def to_yaml(self) -> str:
+        """The file's text."""
+        self.require()
+        lines = [f"# Made by `automodel migrate` from {self.source}."]
+        for title, notes in (("Done differently here", self.differs), ("Not carried over", self.left_out)):
+            if notes:
+                lines.append(f"# {title}:")
+                lines += [f"#   {note}" for note in sorted(notes, key=lambda n: n.line)]
+        for section in ("model", "dataset"):
+            if section not in self.values:
+                lines.append(f"# `{section}` is not part of {self.source}: add it here, or with another -c.")
+        lines.append("")
+        for section in sorted(self.values, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+            found = self.values[section]
+            if isinstance(found, tuple):
+                lines.append(_line(section, found, ""))
+                continue
+            lines.append(f"{section}:" if found else f"{section}: {{}}")
+            lines += [_line(key, value, "  ") for key, value in found.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: tuple[Any, str], indent: str) -> str:
+    text = f"{indent}{key}: {_scalar(value[0])}"
+    return f"{text}  # {value[1]}" if value[1] else text
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML of one line; JSON is YAML."""
+    if isinstance(value, float) and value == value:  # 2e-05 would be text to YAML 1.1
+        text = repr(value)
+        return text if "." in text or "e" not in text else text.replace("e", ".0e")
+    if isinstance(value, tuple):
+        value = list(value)
+    if isinstance(value, str) and _plain(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(text: str) -> bool:
+    """Whether a text needs no quotes."""
+    special = text.lower() in ("", "true", "false", "null", "yes", "no", "on", "off", "none", "~")
+    start = text[:1].isalpha() or text[:1] in "./_"
+    return not special and start and all(c.isalnum() or c in "._/-+" for c in text)

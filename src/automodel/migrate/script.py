@@ -1,0 +1,315 @@
+"""A script for HF Trainer, read by its syntax tree and never executed, as a config.
+
+What is looked for: one `TrainingArguments(…)`, one `Trainer(…)`, the model it gets (through `get_peft_model` and
+quantisation), the datasets it gets (`dataset_source.py`), early stopping. What a config cannot say (a loss or a step of
+the script's own, a collator, data that is made in the script, arguments of the command line) is reported with its line,
+and then there is no YAML.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from automodel.migrate.dataset_source import DatasetReader
+from automodel.migrate.document import Document
+from automodel.migrate.training_arguments import carry_over
+from automodel.migrate.values import Script, Unknown, dotted, name_of
+
+ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
+TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+TASKS = {
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "CausalLM": "causal-lm",
+    "Seq2SeqLM": "seq2seq",
+    "ConditionalGeneration": "seq2seq",
+}
+HARMLESS_METHODS = ("__init__", "log", "save_model", "evaluate", "predict", "prediction_step", "evaluation_loop")
+PADDING_COLLATORS = (
+    "DataCollatorWithPadding", "DataCollatorForTokenClassification", "DataCollatorForSeq2Seq", "default_data_collator",
+    "DefaultDataCollator", "DataCollatorForLanguageModeling",
+)  # fmt: skip
+WRAPPERS = ("get_peft_model", "prepare_model_for_kbit_training", "to", "cuda", "compile", "float", "train")
+NOT_OF_THE_MODEL = (
+    "device_map", "id2label", "label2id", "ignore_mismatched_sizes", "low_cpu_mem_usage", "use_cache",
+)  # fmt: skip
+"""Placement, and what is read from the data."""
+SFT_KEYS = {"max_length": "dataset.max_length", "max_seq_length": "dataset.max_length"}
+TRAINER_ORDER = ("model", "args", "data_collator", "train_dataset", "eval_dataset")
+NOT_NEEDED = ("output_dir", "run_name", "logging_dir", "report_to", "hub_model_id", "hub_token", "logging_steps")
+
+
+def migrate_script(path: Path) -> Document:
+    """The script as a document; whatever stands in the way is in its `blocked`."""
+    document = Document(path.name)
+    try:
+        script = Script(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    except (SyntaxError, ValueError) as error:
+        document.block(getattr(error, "lineno", 0) or 0, f"this is not Python: {error}")
+        return document
+    _Reader(script, document).read()
+    return document
+
+
+class _Reader:
+    def __init__(self, script: Script, document: Document):
+        self.script, self.document = script, document
+
+    def read(self) -> None:
+        trainer = self._trainer()
+        arguments = self._arguments()
+        if trainer is not None:
+            given = {**dict(zip(TRAINER_ORDER, trainer.args)), **{k.arg: k.value for k in trainer.keywords if k.arg}}
+            self._trainer_options(trainer, given)
+            self._model(given.get("model"), trainer.lineno)
+            self._datasets(given, trainer.lineno)
+        if arguments is not None:
+            self._carry(arguments)
+        if self.script.calls("initialize") and "apex" in ast.unparse(self.script.tree):
+            line = self.script.calls("initialize")[0].lineno
+            self.document.note(line, "Apex is not used: precision is training_optimizations.precision")
+
+    def _trainer(self) -> ast.Call | None:
+        own = {c.name: c for c in self.script.classes.values() if any(name_of(b) in TRAINERS for b in c.bases)}
+        calls = self.script.calls(*TRAINERS, *own)
+        if len(calls) != 1:
+            for call in calls:
+                self.document.block(call.lineno, f"one of {len(calls)} trainers; a config is one training")
+            if not calls:
+                self.document.block(0, "there is no call of Trainer(…)")
+            return None
+        for method in own[name_of(calls[0])].body if name_of(calls[0]) in own else ():
+            if isinstance(method, ast.FunctionDef) and method.name not in HARMLESS_METHODS:
+                where = f"{name_of(calls[0])}.{method.name}"
+                self.document.block(method.lineno, f"{where} is code of the script's own; use `automodel run`")
+        return calls[0]
+
+    def _arguments(self) -> ast.Call | None:
+        calls = self.script.calls(*ARGUMENTS)
+        if len(calls) == 1:
+            return calls[0]
+        parsers = self.script.calls("parse_args_into_dataclasses", "parse_json_file", "parse_args")
+        for call in parsers if not calls else ():
+            self.document.block(
+                call.lineno, "arguments come from the command line; migrate a training_args.bin instead"
+            )
+        for call in calls:
+            self.document.block(call.lineno, f"one of {len(calls)} sets of arguments; which one is meant?")
+        if not calls and not parsers:
+            self.document.block(0, "there is no call of TrainingArguments(…)")
+        return None
+
+    def _carry(self, call: ast.Call) -> None:
+        given, lines = self._keywords(call, positional=("output_dir",))
+        for key, path in SFT_KEYS.items():
+            if name_of(call) == "SFTConfig" and key in given:
+                self.document.set(path, given.pop(key), key)
+        if name_of(call) == "SFTConfig" and given.pop("packing", False):
+            self.document.note(lines["packing"], "packing: documents are always packed here, and never see each other")
+        carry_over(given, self.document, lines)
+
+    def _keywords(self, call: ast.Call, positional: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, int]]:
+        """Values of a call's keywords; those that nobody can know are in the document's lists."""
+        given: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        pairs = [(name, node) for name, node in zip(positional, call.args)]
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                pairs += self._unpacked(keyword.value)
+            else:
+                pairs.append((keyword.arg, keyword.value))
+        for name, node in pairs:
+            try:
+                given[name], lines[name] = self.script.value(node), node.lineno
+            except Unknown as unknown:
+                if name in NOT_NEEDED:
+                    self.document.drop(node.lineno, f"{name}: {unknown.text}")
+                else:
+                    self.document.block(node.lineno, f"{name}: {unknown.text}")
+        return given, lines
+
+    def _unpacked(self, node: ast.expr) -> list[tuple[str, ast.expr]]:
+        """`**options`, where that is a dictionary that stands in the script."""
+        found = self.script.before(node.id, node.lineno) if isinstance(node, ast.Name) else None
+        inner = found[1] if found else node
+        if isinstance(inner, ast.Dict) and all(isinstance(key, ast.Constant) for key in inner.keys):
+            return [
+                (str(key.value), value) for key, value in zip(inner.keys, inner.values) if isinstance(key, ast.Constant)
+            ]
+        self.document.block(node.lineno, f"`**{ast.unparse(node)}` is only known when the script runs")
+        return []
+
+    def _trainer_options(self, trainer: ast.Call, given: dict[str, ast.expr]) -> None:
+        for name, text in (
+            ("compute_loss_func", "a loss of the script's own"),
+            ("optimizers", "an optimizer of the script's own; set optim and learning_rate in TrainingArguments"),
+            ("optimizer_cls_and_kwargs", "an optimizer of the script's own"),
+        ):
+            node = given.get(name)
+            if node is not None and not (isinstance(node, ast.Tuple) and all(_is_none(part) for part in node.elts)):
+                self.document.block(node.lineno, f"{name}: {text}; use `automodel run`")
+        if "compute_metrics" in given:
+            line = given["compute_metrics"].lineno
+            self.document.note(line, "compute_metrics: the task's own metrics are computed instead")
+        for name in ("preprocess_logits_for_metrics",):
+            if name in given:
+                self.document.drop(given[name].lineno, f"{name}: there is nothing to preprocess")
+        self._collator(given.get("data_collator"), trainer.lineno)
+        self._callbacks(given.get("callbacks"))
+        self._adapter(given.get("peft_config"), trainer.lineno)
+
+    def _collator(self, node: ast.expr | None, line: int) -> None:
+        if node is None or _is_none(node):
+            return
+        found = self._resolved(node, line)
+        name = name_of(found) or name_of(node)
+        if name not in PADDING_COLLATORS:
+            self.document.block(node.lineno, f"data_collator: {name or 'this'} may do anything with a batch")
+        elif name == "DataCollatorForLanguageModeling":
+            mlm = next((k.value for k in getattr(found, "keywords", ()) if k.arg == "mlm"), None)
+            if not (isinstance(mlm, ast.Constant) and mlm.value is False):
+                self.document.block(node.lineno, "masked language modelling (mlm=True) is not a task here")
+
+    def _resolved(self, node: ast.expr, line: int) -> ast.expr:
+        """What a name stands for."""
+        for _ in range(20):
+            found = self.script.before(node.id, line) if isinstance(node, ast.Name) else None
+            if found is None:
+                return node
+            line, node = found
+        return node
+
+    def _callbacks(self, node: ast.expr | None) -> None:
+        for item in node.elts if isinstance(node, ast.List) else ([] if node is None else [node]):
+            if name_of(item) == "EarlyStoppingCallback":
+                given, _ = (
+                    self._keywords(item, ("early_stopping_patience",)) if isinstance(item, ast.Call) else ({}, {})
+                )
+                self.document.set(
+                    "early_stopping.patience", given.get("early_stopping_patience", 1), "EarlyStoppingCallback"
+                )
+                if given.get("early_stopping_threshold"):
+                    self.document.set("early_stopping.min_delta", given["early_stopping_threshold"], "threshold")
+            else:
+                self.document.drop(item.lineno, f"the callback {name_of(item) or ast.unparse(item)} is not called")
+
+    # The model.
+
+    def _model(self, node: ast.expr | None, line: int) -> None:
+        call = self._loading(node, line)
+        if call is None:
+            return
+        kind = dotted(call.func).split(".")[0] if isinstance(call.func, ast.Attribute) else ""
+        task = next((task for part, task in TASKS.items() if part in kind), None)
+        if task is None:
+            self.document.block(
+                call.lineno, f"{kind or 'this'} is a model for another task than {', '.join(TASKS.values())}"
+            )
+        else:
+            self.document.set("task", task, kind)
+        given, lines = self._keywords_of_model(call)
+        if "pretrained_model_name_or_path" not in given:
+            return
+        self.document.set("model.pretrained_model_name_or_path", given.pop("pretrained_model_name_or_path"))
+        for old, new in (("dtype", "torch_dtype"),):
+            if old in given:
+                given[new] = given.pop(old)
+        for name, value in given.items():
+            if name in NOT_OF_THE_MODEL:
+                continue
+            if name in ("load_in_4bit", "load_in_8bit"):
+                self.document.set(f"quantization.{name}", value, name)
+            elif name in ("num_labels", "problem_type", "torch_dtype", "attn_implementation", "revision", "cache_dir"):
+                self.document.set(f"model.{name}", value, "")
+            elif name == "trust_remote_code":
+                self.document.set("model.trust_remote_code", value, "needs --trust on the command line")
+            else:
+                self.document.drop(lines[name], f"{kind}.from_pretrained({name}=…) has no counterpart")
+
+    def _loading(self, node: ast.expr | None, line: int) -> ast.Call | None:
+        """The `from_pretrained` behind the trainer's model."""
+        for _ in range(50):
+            if node is None:
+                self.document.block(line, "the trainer's model is not given by `model=`")
+                return None
+            if isinstance(node, ast.Name):
+                found = self.script.before(node.id, line)
+                line, node = found if found else (line, None)
+                continue
+            name = name_of(node)
+            if isinstance(node, ast.Call) and name == "from_pretrained":
+                return node
+            if isinstance(node, ast.Call) and name in WRAPPERS:
+                if name == "get_peft_model" and len(node.args) + len(node.keywords) > 1:
+                    config = node.args[1] if len(node.args) > 1 else node.keywords[0].value
+                    self._adapter(config, node.lineno)
+                node = node.args[0] if node.args else getattr(node.func, "value", None)
+                continue
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):  # SFTTrainer(model="name")
+                self.document.set("model.pretrained_model_name_or_path", node.value)
+                self.document.set("task", "causal-lm", "SFTTrainer")
+                return None
+            self.document.block(node.lineno, f"the model is made by `{ast.unparse(node)[:60]}`, not by from_pretrained")
+            return None
+        return None
+
+    def _keywords_of_model(self, call: ast.Call) -> tuple[dict[str, Any], dict[str, int]]:
+        quantised = [k for k in call.keywords if k.arg == "quantization_config"]
+        skipped = ("quantization_config", *NOT_OF_THE_MODEL)
+        plain = ast.Call(call.func, call.args, [k for k in call.keywords if k.arg not in skipped])
+        ast.copy_location(plain, call)
+        for keyword in quantised:
+            made = self._resolved(keyword.value, call.lineno)
+            if isinstance(made, ast.Call) and name_of(made) == "BitsAndBytesConfig":
+                given, lines = self._keywords(made)
+                for name, value in given.items():
+                    if name in ("load_in_4bit", "load_in_8bit") or name.startswith("bnb_4bit_"):
+                        text = value.removeprefix("torch.") if isinstance(value, str) else value
+                        self.document.set(f"quantization.{name}", text, "")
+                    else:
+                        self.document.drop(lines[name], f"BitsAndBytesConfig({name}=…) has no counterpart")
+            else:
+                self.document.block(
+                    keyword.value.lineno, "quantization_config: only BitsAndBytesConfig(…) is understood"
+                )
+        return self._keywords(plain, ("pretrained_model_name_or_path",))
+
+    def _adapter(self, node: ast.expr | None, line: int) -> None:
+        if node is None or _is_none(node):
+            return
+        made = self._resolved(node, line)
+        if not isinstance(made, ast.Call) or name_of(made) != "LoraConfig":
+            self.document.block(node.lineno, "only LoraConfig(…) is understood as an adapter")
+            return
+        given, lines = self._keywords(made)
+        if not given.get("target_modules"):
+            self.document.block(
+                made.lineno, "LoraConfig without target_modules: PEFT's choice depends on the model; name them"
+            )
+        self.document.set("peft.dim", given.pop("r", 8), "r")
+        self.document.set("peft.alpha", given.pop("lora_alpha", 8), "lora_alpha")
+        for name, path in (("lora_dropout", "dropout"), ("target_modules", "target_modules"), ("use_dora", "use_dora"),
+                           ("use_rslora", "use_rslora"), ("modules_to_save", "modules_to_save")):  # fmt: skip
+            if given.get(name) not in (None, 0.0, False):
+                self.document.set(f"peft.{path}", given[name], name)
+            given.pop(name, None)
+        for name, value in given.items():
+            if name not in ("task_type", "inference_mode") and not (name == "bias" and value == "none"):
+                self.document.block(lines[name], f"LoraConfig({name}={value!r}) has no counterpart")
+
+    # The data.
+
+    def _datasets(self, given: dict[str, ast.expr], line: int) -> None:
+        reader = DatasetReader(self.script, self.document)
+        if "train_dataset" not in given:
+            self.document.block(line, "the trainer has no train_dataset")
+            return
+        reader.read(given["train_dataset"], line, "dataset")
+        if "eval_dataset" in given and not _is_none(given["eval_dataset"]):
+            reader.read(given["eval_dataset"], line, "validation_dataset")
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
