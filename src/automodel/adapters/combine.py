@@ -120,8 +120,8 @@ def _agree(folders: Sequence[str], configs: Sequence[dict[str, Any]]) -> None:
             here, there = config.get(key), configs[0].get(key)
             if here != there:
                 raise UserError(
-                    f"'{folder}' and '{folders[0]}' differ in {key} ({here} and {there}): only adapters of one base can "
-                    "be stacked."
+                    f"'{folder}' and '{folders[0]}' differ in {key} ({here} and {there}): only adapters of one base "
+                    "can be stacked."
                 )
 
 

@@ -41,11 +41,13 @@ def shard(
     assert grid.weights is not None
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce or torch.float32)
     place = CPUOffloadPolicy() if offload else OffloadPolicy()
+    # Codes of weights in few bits are no numbers that could be cast: each rank keeps them all, an eighth of fp32.
+    codes = {p for p in whole.parameters() if not p.is_floating_point()}
     for block in blocks:
-        fully_shard(block, mesh=grid.weights, mp_policy=policy, offload_policy=place)
+        fully_shard(block, mesh=grid.weights, mp_policy=policy, offload_policy=place, ignored_params=codes)
     # The whole takes a batch, whose tensors must stay as they are.
     own = dataclasses.replace(policy, cast_forward_inputs=False)
-    fully_shard(whole, mesh=grid.weights, mp_policy=own, offload_policy=place)
+    fully_shard(whole, mesh=grid.weights, mp_policy=own, offload_policy=place, ignored_params=codes)
     for module in sharded_modules(whole):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums

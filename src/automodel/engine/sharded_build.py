@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from automodel.adapters.attach import attach
+from automodel.adapters.packed_linear import pack_layers
 from automodel.config.gate import resolve_target
 from automodel.data.batch import Batch
 from automodel.distributed.fully_sharded import shard
@@ -54,6 +55,8 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
         model = weights.model
     align_pad_token(model, prepared.tokenizer)
     model.train()
+    if plan.packing is not None and prepared.adapter is not None:
+        pack_layers(model, plan.packing, plan.device, dtype, prepared.adapter.saved)
     if prepared.adapter is not None:
         attach(model, prepared.adapter, seed=cfg.seed)
     if layout.tp > 1:

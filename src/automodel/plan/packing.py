@@ -34,11 +34,8 @@ def packings(cfg: RunConfig) -> list[Packing | None]:
 def refuse_packed(cfg: RunConfig, layout: Layout, model_type: str) -> None:
     if cfg.quantization is None:
         return
-    if layout.fsdp:
-        raise UserError(
-            "quantization: weights in few bits are not sharded yet. Use one device or `strategy: ddp`, or remove the "
-            "section."
-        )
+    if layout.tp > 1:
+        raise UserError("quantization: weights in few bits cannot be cut (distributed.tp_size). Remove one of the two.")
     if (fp8 := asked_fp8(cfg)) is not None:
         raise UserError(f"quantization: is another form of the frozen weights than {fp8[0]}. Keep one of the two.")
     if model_type == "gpt2":
