@@ -43,6 +43,10 @@ RUNS = {
         "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\nvalidation_dataset: {{path: {texts}}}\n"
         "packed_sequence: {{packed_sequence_size: 48}}\n"
     ),
+    "adapter": (
+        "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\nvalidation_dataset: {{path: {texts}}}\n"
+        "peft: {{dim: 4}}\n"
+    ),
     "topics": (
         "model: {qwen}\ntask: text-classification\ndataset: {{path: {rows}}}\nvalidation_dataset: {{path: {test}}}\n"
     ),
@@ -64,7 +68,7 @@ LAYOUTS = {
 
 PLAIN = ["classes", "padded", "words", "bins"]
 SHARDED = {
-    2: ["words-fsdp", "topics-sp", "words-tp", "classes-cp"],
+    2: ["words-fsdp", "adapter-fsdp", "topics-sp", "words-tp", "classes-cp"],
     4: ["words-fsdp", "classes-hsdp", "bins-tp", "words-tpcp"],
 }
 """`run-layout`, by the number of ranks."""

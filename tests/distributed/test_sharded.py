@@ -16,7 +16,8 @@ from many_runs import SAVED, SHARDED, STEPS, TOLERANCE, assert_same, start
 def test_a_layout_trains_what_one_process_trains(runs, ranks, name):
     one, many = runs / "on1" / name.split("-")[0], runs / f"on{ranks}" / name
     assert_same(one, many)
-    wanted, got = load_file(one / "model.safetensors"), load_file(many / "model.safetensors")
+    file = "adapter_model.safetensors" if name.startswith("adapter") else "model.safetensors"
+    wanted, got = load_file(one / file), load_file(many / file)
     assert wanted.keys() == got.keys()
     for key in wanted:
         torch.testing.assert_close(got[key], wanted[key], atol=TOLERANCE, rtol=TOLERANCE)

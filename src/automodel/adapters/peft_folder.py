@@ -130,12 +130,15 @@ def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revisio
     return replace(adapter, dropout=section.dropout or adapter.dropout)
 
 
-def write_folder(model: Any, adapter: Adapter, folder: str | Path) -> None:
-    """Writes both files. The model has the adapter attached."""
+def write_folder(
+    model: Any, adapter: Adapter, folder: str | Path, trained: Mapping[str, Tensor] | None = None
+) -> None:
+    """Writes both files. The model has the adapter attached. `trained`: its tensors, where the model holds only parts
+    of them."""
     from safetensors.torch import save_file
 
     target = Path(folder)
-    tensors = {peft_name(name): t.detach().contiguous().cpu() for name, t in trained_tensors(model).items()}
+    tensors = {peft_name(name): t.detach().contiguous().cpu() for name, t in (trained or trained_tensors(model)).items()}
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     (target / CONFIG).write_text(json.dumps(_config_of(model, adapter), indent=2, sort_keys=True) + "\n")
 

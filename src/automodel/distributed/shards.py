@@ -10,7 +10,7 @@ first. Cuts are torch's chunks: all of equal size, rounded up, the last ones sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,15 +94,12 @@ def whole_of(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathered(tensors: Mapping[str, Tensor], keeps: bool) -> dict[str, Tensor]:
-    """All tensors, whole, in host memory, on the ranks that keep them. One at a time: no device ever holds more than
-    one."""
-    found = {}
+def whole_by_whole(tensors: Mapping[str, Tensor], keeps: bool) -> Iterator[tuple[str, Tensor]]:
+    """All tensors, whole, in host memory, on the ranks that keep them; all ranks go through this together. One at a
+    time: no device ever holds more than one."""
     for name, tensor in tensors.items():
         whole = whole_of(tensor.detach())
-        if keeps:
-            found[name] = whole.to("cpu", copy=True)
-    return found
+        yield name, whole.to("cpu", copy=True) if keeps else whole
 
 
 def held_elements(tensors: Iterable[Tensor]) -> int:

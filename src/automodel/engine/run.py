@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import platform
 import time
@@ -16,7 +17,7 @@ from rich.console import Console
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
-from automodel.distributed.shards import gathered
+from automodel.distributed.shards import whole_by_whole
 from automodel.distributed.world import Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
@@ -235,8 +236,11 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     before = model_files(run.folder.root)
     weights = None
     if run.prepared.layout.fsdp:
-        weights = gathered(run.step.weights(), run.prepared.ranks.first)
+        parts = run.step.weights()
+        wholes = whole_by_whole(parts, run.prepared.ranks.first)
+        weights = {name: part.nbytes for name, part in parts.items()}, wholes
         if not run.prepared.ranks.first:
+            collections.deque(wholes, maxlen=0)  # the first rank writes what everyone helps to put together
             return chosen
     save_hf_folder(run.model, tokenizer, run.folder.root, weights)
     after = model_files(run.folder.root)

@@ -22,10 +22,16 @@ from automodel.adapters.peft_folder import write_folder
 from automodel.checkpoint.store import flush_to_disk
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
+from automodel.models.save_streamed import write_streamed
+from automodel.models.streamed import converts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    Whole = tuple[Mapping[str, int], Iterable[tuple[str, Tensor]]]
 
 _WRITING = ".model-being-written"
 _COMPLETE = ".model-to-move-in"
@@ -38,10 +44,10 @@ def save_hf_folder(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     folder: str | Path,
-    weights: dict[str, Tensor] | None = None,
+    weights: Whole | None = None,
 ) -> Path:
     """Writes weights (safetensors), config with label names, generation config and tokenizer; returns the folder.
-    `weights`: what to write, where the model itself holds only a part."""
+    `weights`: sizes in bytes, and the tensors one by one, where the model itself holds only a part of each."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     finish_interrupted_save(target)
@@ -64,13 +70,17 @@ def save_hf_folder(
     return target
 
 
-def _write_model(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor] | None) -> None:
+def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) -> None:
     """The model; of an adapter its two files, and the config with its class names."""
     adapter = adapter_of(model)
-    if adapter is None:
-        model.save_pretrained(folder, state_dict=weights)
+    if weights is not None and adapter is None and not converts(model.config.model_type):
+        write_streamed(model, *weights, folder)
         return
-    write_folder(model, adapter, folder)
+    whole = None if weights is None else dict(weights[1])
+    if adapter is None:
+        model.save_pretrained(folder, state_dict=whole)
+        return
+    write_folder(model, adapter, folder, whole)
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)

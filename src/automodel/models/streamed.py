@@ -78,7 +78,7 @@ def open_weights(
     if (cfg.target or "").endswith(".from_config") or getattr(hf_config, "quantization_config", None):
         return None
     stored = _stored_in(find_model(cfg))
-    if stored is None or _converts(hf_config.model_type):
+    if stored is None or converts(hf_config.model_type):
         return None
     asked = {
         "attn_implementation": cfg.attn_implementation,
@@ -98,7 +98,7 @@ def open_weights(
     if made is None:
         return None
     drawn = {name: made.pop(name) for name in missing}
-    model.newly_initialised = frozenset(missing)
+    model.newly_initialised = frozenset(missing)  # ty: ignore[invalid-assignment]
     return OpenWeights(model, files, drawn, made, _ties(model))
 
 
@@ -134,7 +134,7 @@ def _file(source: Source, name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _converts(model_type: str) -> bool:
+def converts(model_type: str) -> bool:
     """Whether transformers makes the weights of this family out of others while it loads."""
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 

@@ -1,0 +1,47 @@
+"""A model written tensor by tensor is what `save_pretrained` writes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as t
+from safetensors.torch import load_file
+
+import tiny_runs as tiny
+from automodel.models.save import save_hf_folder
+from automodel.models.save_streamed import split_by_size, write_streamed
+
+
+def test_files_by_size():
+    sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
+    assert split_by_size(sizes, 6) == [["a", "b"], ["c"], ["d"]]
+    assert split_by_size(sizes, 100) == [["a", "b", "c", "d"]]
+
+
+@pytest.mark.parametrize("largest", [10**9, 10_000])
+def test_any_tool_loads_it(tmp_path, largest):
+    model = t.AutoModelForCausalLM.from_pretrained(
+        tiny.make_model_folder(tmp_path / "model", "llama", tie_word_embeddings=True)
+    )
+    named = dict(model.named_parameters())
+    write_streamed(
+        model, {n: p.nbytes for n, p in named.items()}, ((n, p.detach()) for n, p in named.items()), tmp_path, largest
+    )
+    files = list(tmp_path.glob("*.safetensors"))
+    assert (len(files) > 3) == (largest == 10_000)
+    loaded = t.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert all(torch.equal(p, named[n]) for n, p in loaded.named_parameters())
+
+
+def test_the_folder_is_that_of_the_plain_way(tmp_path):
+    model = t.AutoModelForCausalLM.from_pretrained(tiny.make_model_folder(tmp_path / "model", "llama"))
+    named = dict(model.named_parameters())
+    plain = save_hf_folder(model, None, tmp_path / "plain")
+    parts = {n: p.nbytes for n, p in named.items()}, ((n, p.detach()) for n, p in named.items())
+    streamed = save_hf_folder(model, None, tmp_path / "streamed", parts)
+    names = sorted(path.name for path in plain.iterdir())
+    assert names == sorted(path.name for path in streamed.iterdir())
+    assert (plain / "config.json").read_text() == (streamed / "config.json").read_text()
+    wanted, got = load_file(plain / "model.safetensors"), load_file(streamed / "model.safetensors")
+    assert wanted.keys() == got.keys()
+    assert all(torch.equal(wanted[name], got[name]) for name in wanted)
