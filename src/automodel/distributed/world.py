@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from automodel.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from automodel.distributed.started_by import in_torchruns_words
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,7 +34,8 @@ class World:
 
 
 def world_of_environment() -> World:
-    """What torchrun (or whoever sets its variables) says. No variables: one process."""
+    """What torchrun says, or srun or mpirun in other words. No variables: one process."""
+    os.environ.update(in_torchruns_words(os.environ))
     size = _number("WORLD_SIZE", 1)
     if size == 1:
         return World()
