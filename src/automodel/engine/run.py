@@ -219,7 +219,7 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
         checkpoint = checkpoints.at(best.step)
         if checkpoint is not None:
             checkpoint.verify()
-            read = checkpoint.parts if run.prepared.layout.fsdp else checkpoint.tensors
+            read: Any = checkpoint.parts if run.prepared.layout.fsdp else checkpoint.tensors
             run.step.load_weights(read("model"), str(checkpoint.folder))
             run.progress.info(f"Exporting step {best.step}, the best by {best.metric} ({best.value:.4f})")
             chosen = {"exported_step": best.step}
@@ -255,7 +255,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
     from automodel import __version__
 
     state, plan, prepared = run.state, run.prepared.plan, run.prepared
-    best = state.best
+    best, loaded = state.best, getattr(run.step, "loaded", None)
     return {
         "task": prepared.task,
         "problem_type": prepared.train.problem_type,
@@ -273,7 +273,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "samples_per_s": state.samples / max(state.train_seconds, 1e-9),
         "seconds_per_epoch": state.train_seconds / max(1, state.step) * plan.steps_per_epoch,
         "peak_memory_gib": outcome.memory.peak_gib,
-        "loaded": asdict(run.step.loaded) if getattr(run.step, "loaded", None) else None,
+        "loaded": asdict(loaded) if loaded else None,
         "parameters": plan.parameters,
         "device": prepared.hardware.name,
         "model": prepared.cfg.model.pretrained_model_name_or_path,

@@ -78,7 +78,8 @@ def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) ->
         return
     whole = None if weights is None else dict(weights[1])
     if adapter is None:
-        model.save_pretrained(folder, state_dict=whole)
+        given = {} if whole is None else {"state_dict": whole}
+        model.save_pretrained(folder, **given)
         return
     write_folder(model, adapter, folder, whole)
     config = copy.deepcopy(model.config)
