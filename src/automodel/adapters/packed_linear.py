@@ -1,15 +1,16 @@
 """Frozen linear layers whose weights are in 4 or 8 bits (`kernels/packed.py`), and how a model gets them.
 
 `pack_layers` takes one layer after the other to the device, packs it there and lets go of the wide weight, so that the
-device never holds more of those than one. Layers that are `resident` are expanded again at once and stay plain linear
-layers: the very numbers that the packed ones have, at the speed of bf16, for four times the memory.
+device never holds more of those than one; nor does the host, where weights are read from their files one by one. Layers
+that are `resident` are expanded again at once and stay plain linear layers: the very numbers that the packed ones have,
+at the speed of bf16, for four times the memory.
 
 Left as they are: the head of a language model, whose logits decide on the loss, and modules that are trained in full.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -63,21 +64,31 @@ def packable(model: Any, kept: Sequence[str]) -> list[str]:
 
 
 @torch.no_grad()
-def pack_layers(model: Any, packing: Packing, device: Any, dtype: torch.dtype, kept: Sequence[str]) -> int:
+def pack_layers(
+    model: Any,
+    packing: Packing,
+    device: Any,
+    dtype: torch.dtype,
+    kept: Sequence[str],
+    read: Callable[[str], Tensor] | None = None,
+) -> list[str]:
     """Packs the layers of a model that was loaded on the host, on their way to the device; the rest follows as it is.
-    Returns the number of packed layers. `dtype`: what they are expanded to."""
+    Returns the names of the packed layers. `dtype`: what they are expanded to. `read` gives a parameter by its name,
+    for a model without memory, whose rest is then left to the caller."""
     names = packable(model, kept)
     if not names:
         raise UserError(f"quantization: {type(model).__name__} has no linear layers that could be packed. Remove it.")
+    find = read or (lambda name: model.get_parameter(name).detach())
     for name in names:
         linear = model.get_submodule(name)
-        packed = pack(linear.weight.detach().to(device), packing.kind, packing.double)
-        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().to(device, dtype), False)
+        packed = pack(find(f"{name}.weight").to(device), packing.kind, packing.double)
+        bias = None if linear.bias is None else nn.Parameter(find(f"{name}.bias").to(device, dtype), False)
         if packing.resident:
             linear.weight = nn.Parameter(packed.expand(dtype), requires_grad=False)
             linear.bias = bias
             continue
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, PackedLinear(packed, bias, dtype).train(linear.training))
-    model.to(device)
-    return len(names)
+    if read is None:
+        model.to(device)
+    return names

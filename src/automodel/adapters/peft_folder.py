@@ -138,7 +138,8 @@ def write_folder(
     from safetensors.torch import save_file
 
     target = Path(folder)
-    tensors = {peft_name(name): t.detach().contiguous().cpu() for name, t in (trained or trained_tensors(model)).items()}
+    own = trained or trained_tensors(model)
+    tensors = {peft_name(name): tensor.detach().contiguous().cpu() for name, tensor in own.items()}
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     (target / CONFIG).write_text(json.dumps(_config_of(model, adapter), indent=2, sort_keys=True) + "\n")
 

@@ -1,7 +1,8 @@
 """The model of a run, with its weights: read in the dtype it needs, packed where it is asked for, an adapter beside it.
 
 Frozen weights need no masters: they are read and held in the dtype they are computed in. Those that are packed are read
-on the host and cross to the device one layer at a time (`adapters/packed_linear.py`).
+from their files and cross to the device one at a time (`adapters/packed_linear.py`); where the files are not as the
+model is (`models/streamed.py`), the host holds the whole for a moment.
 """
 
 from __future__ import annotations
@@ -14,23 +15,41 @@ from automodel.adapters.attach import attach
 from automodel.adapters.packed_linear import pack_layers
 from automodel.engine.prepare import Prepared
 from automodel.models.load import align_pad_token, load_model
+from automodel.models.streamed import open_weights
 
 
 def load_trainable(prepared: Prepared) -> Any:
     """Weights, then few bits, then the adapter."""
     cfg, plan, adapter = prepared.cfg, prepared.plan, prepared.adapter
-    place = plan.device if plan.packing is None else "cpu"
-    dtype = _loaded_in(prepared)
-    model: Any = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=place, seed=cfg.seed)
-    align_pad_token(model, prepared.tokenizer)
+    dtype, model = _loaded_in(prepared), None
     if plan.packing is not None:
-        assert adapter is not None, "weights in few bits are frozen"
-        wide = torch.bfloat16 if plan.precision == "bf16-pure" else half_of(prepared) or torch.float32
-        pack_layers(model, plan.packing, plan.device, wide, adapter.saved)
+        model = _packed(prepared, dtype)
+    if model is None:
+        model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
+    align_pad_token(model, prepared.tokenizer)
     model.train()
     if adapter is not None:
         attach(model, adapter, seed=cfg.seed, hold=half_of(prepared), everything=plan.capture)
     return model
+
+
+def _packed(prepared: Prepared, dtype: torch.dtype) -> Any:
+    """The model with its layers in few bits."""
+    cfg, plan, adapter = prepared.cfg, prepared.plan, prepared.adapter
+    assert plan.packing is not None
+    assert adapter is not None, "weights in few bits are frozen"
+    wide = torch.bfloat16 if plan.precision == "bf16-pure" else half_of(prepared) or torch.float32
+    source = (cfg.model, prepared.hf_config, prepared.task)
+    weights = open_weights(*source, dtype, cfg.seed)
+    if weights is None:
+        model: Any = load_model(*source, dtype=dtype, device="cpu", seed=cfg.seed)
+        pack_layers(model, plan.packing, plan.device, wide, adapter.saved)
+        return model
+    names = pack_layers(
+        weights.model, plan.packing, plan.device, wide, adapter.saved, lambda name: weights.read(name).to(dtype)
+    )
+    weights.without([f"{name}.{kind}" for name in names for kind in ("weight", "bias")]).place(plan.device)
+    return weights.model
 
 
 def half_of(prepared: Prepared) -> torch.dtype | None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,38 @@ class OpenWeights:
                         fill(parameters[name], lambda slices, part=part: part[slices])
         for name, value in self.drawn.items():
             fill(parameters[name], lambda slices, value=value: value[slices])
+
+    def read(self, name: str) -> Tensor:
+        """One parameter, whole."""
+        from safetensors import safe_open
+
+        if name in self.drawn:
+            return self.drawn[name]
+        path, stored = self.files[name]
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(stored)
+
+    def without(self, names: Sequence[str]) -> OpenWeights:
+        """The rest, after somebody else has taken these."""
+        taken = set(names)
+        return replace(
+            self,
+            files={name: place for name, place in self.files.items() if name not in taken},
+            drawn={name: value for name, value in self.drawn.items() if name not in taken},
+        )
+
+    @torch.no_grad()
+    def place(self, device: str) -> None:
+        """Gives the parameters of `self.model` that have no memory yet memory on the device, and their numbers."""
+        for module in self.model.modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None and parameter.is_meta:
+                    module._parameters[key] = nn.Parameter(torch.empty_like(parameter, device=device))
+
+        def whole(target: Tensor, part: Callable[[tuple[slice, ...]], Tensor]) -> None:
+            target.copy_(part((slice(None),) * target.ndim))
+
+        self.fill(self.model, whole, device)
 
 
 def open_weights(
