@@ -19,6 +19,7 @@ from automodel.config.complaints import Complaints
 from automodel.config.dump import dump_config
 from automodel.config.environment import fill
 from automodel.config.fields import Field, fields_of, takes_extra
+from automodel.config.flat_settings import fill_defaults, is_flat, sorted_into_sections
 from automodel.config.gate import check_section, check_trust
 from automodel.config.layers import Normaliser, join, merge
 from automodel.config.names import listing
@@ -81,14 +82,18 @@ def read_config(
     first_file = str(files[0]) if files else COMMAND_LINE
     keys = Normaliser(schema, complaints)
     tree = Mapping({}, Place(0, 0, first_file))
-    readable = True
+    readable, flat = True, False
     for layer, file in enumerate(files):
         raw = read_file(file, layer, complaints)
         readable = readable and raw is not None
+        if raw is not None and is_flat(raw, str(file)):
+            raw, flat = sorted_into_sections(raw), True
         if raw is not None:
             merge(tree, keys.normalise(raw, schema), schema, complaints)
     if not readable:  # half a config would only be blamed for what the other half sets
         return Loaded(None, complaints, {}, first_file, set())
+    if flat:
+        fill_defaults(tree)
     for text in overrides:
         setting = setting_layer(text, len(files), complaints)
         if setting is not None:

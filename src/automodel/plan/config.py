@@ -153,3 +153,6 @@ task: text-classification
     mlflow: MlflowConfig | None = None
     tensorboard: TensorboardConfig | None = None
     benchmark: BenchmarkConfig | None = None
+    provider: Literal["automodel", "unsloth", "huggingface"] | None = None
+    """Of other tools' settings. This engine trains in any case; `huggingface` has stock Trainer run the same training
+    first, for comparison."""

@@ -26,7 +26,7 @@ from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
 from automodel.plan.packing import refuse_packed
 from automodel.plan.plan import Decision, Plan
-from automodel.plan.remarks import adapter, how_it_learns, sinks, without_effect
+from automodel.plan.remarks import adapter, how_it_learns, provider, sinks, without_effect
 from automodel.plan.speed import (
     decide_attention,
     decide_bucket,
@@ -82,6 +82,7 @@ def make_plan(
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
     workers, pin = _workers(cfg, hardware, step.capture, lines), _pins(cfg, hardware, step.capture, lines)
     lines += sinks(cfg)
+    lines += provider(cfg)
     lines += without_effect(cfg, path, hardware, ranks)
     return Plan(
         task=task,

@@ -73,6 +73,14 @@ def sinks(cfg: RunConfig) -> Iterator[Decision]:
         yield Decision("sinks", ", ".join(chosen), "besides run/metrics.jsonl and run/report.html")
 
 
+def provider(cfg: RunConfig) -> Iterator[Decision]:
+    """Another tool's choice of engine."""
+    if cfg.provider == "huggingface":
+        yield Decision("provider", "this engine", "stock Trainer runs the same training first, for comparison")
+    elif cfg.provider == "unsloth":
+        yield Decision("provider", "this engine", "it takes Unsloth's place, with kernels of its own")
+
+
 def without_effect(cfg: RunConfig, path: str, hardware: Hardware, ranks: int = 1) -> Iterator[Decision]:
     """Keys that were given and change nothing here, each with the reason."""
     layout = cfg.distributed

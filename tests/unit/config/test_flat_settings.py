@@ -1,0 +1,92 @@
+"""Flat JSON settings of other tools, alone and layered with a config."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from automodel.config.errors import ConfigError
+from automodel.plan.check import load_run_config
+
+REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference"
+ALONE = {"model": "some/model", "dataset": "data.jsonl", "task": "causal-lm"}
+
+
+def load(tmp_path, settings: str, *more: str, yaml: str | None = None):
+    files = []
+    if yaml is not None:
+        (tmp_path / "run.yaml").write_text(yaml)
+        files.append(tmp_path / "run.yaml")
+    (tmp_path / "settings.json").write_text(settings)
+    return load_run_config([*files, tmp_path / "settings.json"], more)
+
+
+def test_every_key_reaches_its_section_and_comments_are_allowed(tmp_path):
+    cfg = load(tmp_path, """{
+        "provider": "unsloth",  // our own kernels
+        "model_name": "some/model", "dataset_path": "data.jsonl", "task": "causal-lm",
+        "use_4bit": true, "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_type": "nf4",
+        "bf16": true, "fp16": false, "tf32": true, "packing": true, "group_by_length": true,
+        "gradient_checkpointing": true, "optim": "paged_adamw_32bit", "lora_r": 16, "lora_alpha": 32,
+        "max_seq_length": 1024, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+        "learning_rate": 3e-4, "warmup_ratio": 0.03, "lr_scheduler_type": "cosine", "dataloader_pin_memory": true,
+        "num_train_epochs": 2, "max_grad_norm": 0.3, "output_dir": "out"
+    }""")  # fmt: skip
+    assert (cfg.provider, cfg.model.pretrained_model_name_or_path) == ("unsloth", "some/model")
+    assert (cfg.dataset.path, cfg.dataset.max_length) == ("data.jsonl", 1024)
+    assert cfg.quantization is not None
+    assert (cfg.quantization.load_in_4bit, cfg.quantization.bnb_4bit_compute_dtype) == (True, "bfloat16")
+    assert cfg.peft is not None
+    assert (cfg.peft.dim, cfg.peft.alpha) == (16, 32)
+    options = cfg.training_optimizations
+    assert (options.bf16, options.fp16, options.tf32, options.gradient_checkpointing) == (True, False, True, True)
+    assert (options.gradient_clipping, cfg.packed_sequence.enabled) == (0.3, True)
+    assert (cfg.dataloader.batch_size, cfg.dataloader.group_by_length, cfg.dataloader.pin_memory) == (4, True, True)
+    assert (cfg.step_scheduler.grad_acc_steps, cfg.step_scheduler.num_epochs) == (2, 2)
+    assert (cfg.optimizer.name, cfg.optimizer.lr) == ("paged_adamw_32bit", 3e-4)
+    assert (cfg.lr_scheduler.name, cfg.lr_scheduler.warmup_ratio) == ("cosine", 0.03)
+    assert cfg.checkpoint.checkpoint_dir == "out"
+
+
+def test_what_the_tool_assumes_is_filled_in_where_no_file_says_otherwise(tmp_path):
+    cfg = load(tmp_path, json.dumps(ALONE | {"provider": "unsloth"}))
+    assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps, cfg.optimizer.lr) == (1, 4, 2e-4)
+    assert cfg.peft is None
+    cfg = load(
+        tmp_path, '{"use_4bit": true, "bf16": true}', "optimizer.lr=1e-3",
+        yaml="model: some/model\ndataset: data.jsonl\ntask: causal-lm\ndataloader: {batch_size: 16}\n",
+    )  # fmt: skip
+    assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps, cfg.optimizer.lr) == (16, 4, 1e-3)
+    assert cfg.peft is not None
+
+
+def test_switches_that_are_off_turn_nothing_on(tmp_path):
+    settings = {"use_4bit": False, "bnb_4bit_quant_type": "nf4", "packing": False, "per_device_train_batch_size": 2}
+    cfg = load(tmp_path, json.dumps(ALONE | settings))
+    assert cfg.quantization is None
+    assert cfg.packed_sequence.enabled is None
+
+
+def test_a_wrong_value_is_complained_about_at_its_line(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(
+            tmp_path,
+            '{\n"model": "m", "dataset": "d.jsonl", "task": "causal-lm",\n"per_device_train_batch_size": "many"\n}',
+        )
+    assert "settings.json:3" in str(caught.value)
+
+
+def test_json_in_the_form_of_a_config_is_no_flat_file(tmp_path):
+    cfg = load(tmp_path, json.dumps(ALONE | {"learning_rate": 1e-4, "dataloader": {"batch_size": 3}}))
+    assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps) == (3, None)
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason="../shared/reference is not here")
+def test_every_json_block_of_the_performance_guide_is_understood(tmp_path):
+    blocks = re.findall(r"```json\n(.*?)```", (REFERENCE / "performance-guide.md").read_text(), re.S)
+    assert len(blocks) >= 20
+    for block in blocks:
+        load(tmp_path, block, yaml="model: some/model\ndataset: data.jsonl\ntask: causal-lm\n")
