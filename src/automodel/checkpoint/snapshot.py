@@ -30,6 +30,7 @@ Place = Literal["device", "host", "held"]
 
 ALIGNMENT = 256  # as the allocator aligns; wide loads need 16
 BLOCK = 1 << 28  # page-locked memory is taken in blocks of at least this: the allocator rounds up to powers of two
+LITTLE = 1 << 26  # bytes that are copied sooner than threads are started
 LEAST_SPARE = 1 << 30  # of a GPU's memory: steps of new shapes are still recorded later
 
 
@@ -70,9 +71,8 @@ class Camera:
                 return None
             place, made, events = taken
             copies |= {(group, name): copy for (group, name, _), copy in zip(on_gpu, made, strict=True)}
-        with ThreadPoolExecutor(4) as threads:
-            made = threads.map(lambda item: item[2].detach().clone(memory_format=torch.contiguous_format), on_host)
-            copies |= {(group, name): copy for (group, name, _), copy in zip(on_host, made, strict=True)}
+        made = _cloned([data for _, _, data in on_host])
+        copies |= {(group, name): copy for (group, name, _), copy in zip(on_host, made, strict=True)}
         taken_of = {
             group: {name: replace(part, data=copies[group, name]) for name, part in parts.items()}
             for group, parts in groups.items()
@@ -106,6 +106,18 @@ class Camera:
         if 3 * size > available:  # rounded up to twice the size, and the system wants some as well
             return None
         return "host", *_over_the_bus(tensors)
+
+
+def _cloned(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies in the host's memory; several at a time where there is much to copy."""
+
+    def clone(tensor: Tensor) -> Tensor:
+        return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors) < LITTLE:
+        return [clone(tensor) for tensor in tensors]
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(clone, tensors))
 
 
 def has_room(device: torch.device, size: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -67,6 +68,11 @@ class Run:
     progress: Progress
     state: TrainState
     started: float
+
+    @cached_property
+    def config_text(self) -> str:
+        """Made once: writing YAML takes longer than a step."""
+        return dump_config(self.prepared.cfg)
 
 
 def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bool, started: float) -> Run:
@@ -340,7 +346,7 @@ def save(run: Run, last: bool = False) -> None:
             "precision": run.prepared.plan.precision,
             "ranks": run.prepared.ranks.size,
             "rng": rng_values,
-            "config": dump_config(run.prepared.cfg),
+            "config": run.config_text,
         },
         protect=[best] if best is not None and run.prepared.cfg.checkpoint.keep_best else [],
         last=last,
