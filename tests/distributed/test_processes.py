@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def torchrun(what: str, ranks: int) -> subprocess.CompletedProcess[str]:
+
+def torchrun(what: str, ranks: int, script: str = "one_rank.py") -> subprocess.CompletedProcess[str]:
     options = ["--standalone", "--nproc-per-node", str(ranks), "--monitor-interval", "0.1"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, str(Path(__file__).with_name("one_rank.py"))]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, str(Path(__file__).with_name(script))]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, what], env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run([*command, *what.split()], env=env, capture_output=True, text=True, timeout=120)
 
 
 def test_ranks_talk():
@@ -26,3 +28,11 @@ def test_an_error_that_all_have_is_shown_once():
     assert done.returncode != 0
     assert done.stderr.count("KeyError: 'boom'") == 1
     assert done.stderr.count("of 2)") == 1  # with the rank that speaks
+
+
+@pytest.mark.slow
+def test_families_cut_in_two():
+    """Three kinds of tables: scaled words, joined products, interleaved heads. Without names it is all twelve."""
+    done = torchrun("gemma phi3 gpt_neox", 2, "cut_families.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("gradients within") == 6

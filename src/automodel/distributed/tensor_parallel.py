@@ -55,8 +55,10 @@ def _styles(base: nn.Module, table: dict[str, str], sequence: bool) -> dict[str,
     """Torch's style for each module of the model that the table names, and for those between them."""
     between = Shard(TOKENS) if sequence else Replicate()
     styles: dict[str, Any] = {}
-    for name, _ in base.named_modules():
+    for name, module in base.named_modules():
         pattern = next((p for p in table if fnmatch.fnmatchcase(name, p)), None)
+        if isinstance(module, nn.Embedding):  # some tables name it, some do not; it is cut below
+            continue
         if pattern is not None:
             styles[name] = _style(name, table[pattern], between)
             parent = name.rpartition(".")[0]

@@ -15,7 +15,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from automodel.adapters.attach import adapter_of
 from automodel.adapters.peft_folder import write_folder
@@ -78,7 +78,7 @@ def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) ->
         return
     whole = None if weights is None else dict(weights[1])
     if adapter is None:
-        given = {} if whole is None else {"state_dict": whole}
+        given: dict[str, Any] = {} if whole is None else {"state_dict": whole}
         model.save_pretrained(folder, **given)
         return
     write_folder(model, adapter, folder, whole)

@@ -43,7 +43,8 @@ def write_streamed(
         if queue and len(waiting) == len(queue[0][1]):
             save_file(waiting, folder / queue.pop(0)[0], metadata={"format": "pt"})
             waiting = {}
-    assert not (waiting or queue), "more or fewer tensors than announced"
+    if waiting or queue:
+        raise RuntimeError("more or fewer tensors came than were announced")
     if len(groups) > 1:
         index = {
             "metadata": {"total_size": sum(sizes[name] for group in groups for name in group)},
