@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from step_probe import WORKLOADS, Work, make_model
+from step_probe import WORKLOADS, Work, make_model, write_row
 
 WARM_UP = 4
 
@@ -53,14 +53,14 @@ def make_peft(work: Work) -> Any:
     return peft.get_peft_model(model, config).train()
 
 
-def measure(name: str, steps: int) -> None:
+def measure(name: str, options: argparse.Namespace) -> None:
     work = WORKLOADS[name]
     torch.backends.cuda.enable_cudnn_sdp(False)
     model = make_peft(work)
     learned = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=2e-5, fused=True)
     times, tokens = [], 0
-    for step, documents in enumerate(batches(work, steps + WARM_UP)):
+    for step, documents in enumerate(batches(work, options.steps + WARM_UP)):
         torch.cuda.synchronize()
         start = time.perf_counter()
         batch, count = padded(documents, "cuda")
@@ -80,15 +80,24 @@ def measure(name: str, steps: int) -> None:
         f"(min {min(times):.1f}); {tokens / sum(times):.2f}k tokens a second; peak {peak:.2f} GiB",
         flush=True,
     )
+    write_row(
+        options, name, "hf-peft", ms_per_step=round(statistics.median(times), 3),
+        ms_p20=round(float(np.percentile(times, 20)), 3), ms_p80=round(float(np.percentile(times, 80)), 3),
+        tokens_per_s=round(tokens / sum(times) * 1e3), peak_gib=round(peak, 3), precision="bf16",
+        setup=f"transformers + PEFT, r{work.lora} on all linears, padded, SDPA without cuDNN, fused AdamW",
+        steps=options.steps,
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", default=["qwen3-8b-lora-short"])
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--write", help="results file to merge rows into")
+    parser.add_argument("--commit", help="commit to note in the rows")
     options = parser.parse_args()
     for name in options.names:
-        measure(name, options.steps)
+        measure(name, options)
 
 
 if __name__ == "__main__":

@@ -257,7 +257,35 @@ def estimated_gib(work: Work, model: Any, batches: list[Any]) -> float:
     return estimate(shape_of(model.config), count_parameters(model.config, work.task), setting).total / GIB
 
 
-def measure(name: str, probe: Probe) -> None:
+def write_row(options: argparse.Namespace, name: str, provider: str, **values: Any) -> None:
+    """Merges a row into the results file that was named, if one was."""
+    if not options.write:
+        return
+    import transformers
+
+    from automodel.benchmark.rows import merge_into
+
+    row = {
+        "workload": name, "provider": provider, **values,
+        "date": time.strftime("%Y-%m-%d"), "commit": options.commit, "torch": torch.__version__,
+        "transformers": transformers.__version__, "gpu": torch.cuda.get_device_name(0),
+        "command": " ".join(["python", *sys.argv]),
+    }  # fmt: skip
+    merge_into(Path(options.write), [row])
+
+
+def in_words(work: Work) -> str:
+    """The setup of a workload."""
+    parts = [f"LoRA r{work.lora} on all linears" if work.lora else "full"]
+    parts += [f"{work.packed} base{', resident' if work.resident else ''}"] if work.packed else []
+    parts += ["FP8"] if work.fp8 else []
+    parts += [f"checkpointing {work.checkpointing}"] if work.checkpointing != "none" else []
+    parts += ["inputs on the host"] if work.offload else []
+    parts += ["8-bit moments"] if work.eight_bit else []
+    return ", ".join([*parts, "random weights, captured steps (step_probe)"])
+
+
+def measure(name: str, probe: Probe, options: argparse.Namespace) -> None:
     gc.collect()  # an earlier model's memory is not this one's
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -277,6 +305,15 @@ def measure(name: str, probe: Probe) -> None:
         f"reserved {torch.cuda.max_memory_reserved() / gib:.2f}",
         flush=True,
     )
+    write_row(
+        options, name, "automodel",
+        ms_per_step=round(float(np.median(times)), 3), ms_p20=round(float(np.percentile(times, 20)), 3),
+        ms_p80=round(float(np.percentile(times, 80)), 3), tokens_per_s=round(tokens / float(np.median(times)) * 1e3),
+        peak_gib=round(torch.cuda.max_memory_allocated() / gib, 3),
+        peak_reserved_gib=round(torch.cuda.max_memory_reserved() / gib, 3), estimated_gib=round(probe.estimate, 3),
+        first_step_s=round(first, 2), precision="bf16", setup=in_words(WORKLOADS[name]), steps=6 * count,
+        final_loss=round(float(np.mean(values[-5:])), 4),
+    )  # fmt: skip
 
 
 def print_profile(probe: Probe, options: argparse.Namespace) -> None:
@@ -305,6 +342,8 @@ def main() -> None:
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
     parser.add_argument("--plain-mlp", action="store_true", help="adapters of an MLP added product by product")
+    parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
+    parser.add_argument("--commit", help="commit to note in the rows")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
     parser.add_argument("--fp8-fast", action="store_true", help="fast accumulation in backward products of FP8, too")
     options = parser.parse_args()
@@ -318,7 +357,7 @@ def main() -> None:
         adapted_product.can_join = lambda *_: False
     for name in options.names:
         probe = make_probe(name, options)
-        measure(name, probe)
+        measure(name, probe, options)
         if options.profile:
             print_profile(probe, options)
         del probe  # before the next model is made

@@ -85,6 +85,12 @@ def test_layers_without_adapters_are_frozen_products(section):
     assert_same(plain, *fused_of(plain, "causal-lm"), "causal-lm")
 
 
+def test_embeddings_and_head_may_be_trained_in_full_beside_the_adapters():
+    plain = adapted("llama", "causal-lm", modules_to_save=("embed_tokens", "lm_head"))
+    assert sum(not name.endswith(("lora_A", "lora_B")) for name in trained_tensors(plain)) == 2
+    assert_same(plain, *fused_of(plain, "causal-lm"), "causal-lm")
+
+
 def test_frozen_biases_are_added():
     plain = adapted("llama", "causal-lm", size={"attention_bias": True, "mlp_bias": True})
     assert_same(plain, *fused_of(plain, "causal-lm"), "causal-lm")
