@@ -30,7 +30,6 @@ from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.room import check_room
-from automodel.engine.sharded_build import make_sharded_step
 from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.used_rows import UsedRows
@@ -156,6 +155,8 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
     plan = prepared.plan
     if prepared.layout.fsdp:
+        from automodel.engine.sharded_build import make_sharded_step  # FSDP takes a fifth of a second to import
+
         return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
     model = load_trainable(prepared)
     if plan.checkpointing != "none":

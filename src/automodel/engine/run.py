@@ -17,7 +17,6 @@ from rich.console import Console
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
-from automodel.distributed.shards import whole_by_whole
 from automodel.distributed.world import Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
@@ -237,6 +236,8 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     weights = None
     if run.prepared.layout.fsdp:
         parts = run.step.weights()
+        from automodel.distributed.shards import whole_by_whole  # as in build.py: DTensor is not for everyone
+
         wholes = whole_by_whole(parts, run.prepared.ranks.first)
         weights = {name: part.nbytes for name, part in parts.items()}, wholes
         if not run.prepared.ranks.first:
