@@ -89,6 +89,22 @@ def test_convert_writes_what_the_run_exported(trained, run, tmp_path):
     assert "is not empty" in again.stderr
 
 
+def test_an_adapter_is_converted_to_peft_s_folder(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    from automodel.engine.convert import convert_checkpoint
+    from automodel.engine.run import finetune
+    from automodel.plan.check import load_run_config
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    tiny.write_run(tmp_path, text=SETTINGS + "peft: {dim: 4, alpha: 8}\n")
+    finetune(load_run_config([tmp_path / "run.yaml"], ["checkpoint.keep_best=false"]), console=Console(quiet=True))
+    done = convert_checkpoint(tmp_path / "out", tmp_path / "hf")
+    assert done.step == 8
+    for name in ("adapter_model.safetensors", "adapter_config.json", "config.json"):
+        assert (tmp_path / "hf" / name).read_bytes() == (tmp_path / "out" / name).read_bytes(), name
+
+
 def test_wrong_arguments_are_explained(trained, tmp_path):
     cases = {
         ("ls", tmp_path / "nowhere"): "there is no folder",

@@ -51,9 +51,8 @@ def convert_checkpoint(
     model = _model_of(prepared)
     own, saved = model_tensors(model), checkpoint.parts("model")
     check_fit(own, saved, str(checkpoint.folder))  # ty: ignore[invalid-argument-type]
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(saved[name].read())
+    for name, tensor in own.items():
+        tensor.data = saved[name].read()  # in the precision it was saved in
     tokenizer = prepared.tokenizer
     if prepared.train.chat_template and not tokenizer.chat_template:
         tokenizer.chat_template = prepared.train.chat_template
@@ -79,10 +78,10 @@ def _whole(folder: RunFolder, step: int | None) -> tuple[Checkpoint, list[str]]:
 
 
 def _model_of(prepared: Prepared) -> Any:
-    """The run's model in the host's memory, as its checkpoints name it; in the precision of its master weights."""
-    cfg, plan = prepared.cfg, prepared.plan
-    dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
-    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
+    """The run's model in the host's memory, with the names that its checkpoints have. A frozen base need not be in few
+    bits: its adapter is saved without it."""
+    cfg = prepared.cfg
+    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=torch.float32, device="cpu", seed=cfg.seed)
     align_pad_token(model, prepared.tokenizer)
     if prepared.adapter is not None:
         attach(model, prepared.adapter, seed=cfg.seed)
