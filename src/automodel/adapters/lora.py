@@ -135,6 +135,10 @@ class LoraLinear(nn.Module):
         dtype = self.compute_dtype(x)
         if self.packed_base is not None:
             return self._expanded(x.to(dtype), dtype)
+        if hasattr(self.weight, "placements"):  # cut over ranks, who sum what they make by the rules of DTensor
+            bias = None if self.bias is None else self.bias.to(dtype)
+            a, b = self.lora_A.to(dtype), self.lora_B.to(dtype)
+            return lora_linear_reference(x.to(dtype), self.weight.to(dtype), bias, a, b, self.scale)
         bias = None if self.bias is None else self.bias.to(dtype)
         a, b = self.lora_A.to(dtype), self.lora_B.to(dtype)
         dropout = self.dropout if self.training else 0.0

@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from automodel.config.errors import UserError
+from automodel.distributed.adapted_styles import AdaptedColwise, AdaptedRowwise, has_adapter
 from automodel.distributed.grid import Grid
 
 HEADS = 2  # the dimension of heads where a norm over each of them sees them: (1, T, H, D)
@@ -46,8 +47,11 @@ def apply_tensor_parallel(model: Any, grid: Grid) -> int:
     assert grid.tensor is not None
     base = getattr(model, model.base_model_prefix)
     plan = _styles(base, model.config.base_model_tp_plan, grid.layout.sequence_parallel)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     parallelize_module(base, grid.tensor, plan)
     _cut_vocabulary(model, base, grid)
+    for name in frozen:  # some of torch's styles make parameters anew, and learn from them
+        model.get_parameter(name).requires_grad_(False)
     return sum(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -60,7 +64,7 @@ def _styles(base: nn.Module, table: dict[str, str], sequence: bool) -> dict[str,
         if isinstance(module, nn.Embedding):  # some tables name it, some do not; it is cut below
             continue
         if pattern is not None:
-            styles[name] = _style(name, table[pattern], between)
+            styles[name] = _style(name, table[pattern], between, has_adapter(module))
             parent = name.rpartition(".")[0]
             if table[pattern].startswith("colwise"):
                 styles[parent] = _shared_input(between)
@@ -77,14 +81,15 @@ def _styles(base: nn.Module, table: dict[str, str], sequence: bool) -> dict[str,
     return styles
 
 
-def _style(name: str, kind: str, between: Any) -> Any:
+def _style(name: str, kind: str, between: Any, adapted: bool) -> Any:
+    column, row = (AdaptedColwise, AdaptedRowwise) if adapted else (ColwiseParallel, RowwiseParallel)
     styles = {
-        "colwise": lambda: ColwiseParallel(),
-        "colwise_rep": lambda: ColwiseParallel(output_layouts=Replicate()),
-        "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
-        "rowwise": lambda: RowwiseParallel(output_layouts=between),
-        "rowwise_rep": lambda: RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-        "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "colwise": lambda: column(),
+        "colwise_rep": lambda: column(output_layouts=Replicate()),
+        "colwise_gather_output": lambda: column(output_layouts=Replicate()),
+        "rowwise": lambda: row(output_layouts=between),
+        "rowwise_rep": lambda: row(input_layouts=Replicate(), output_layouts=between),
+        "rowwise_split_input": lambda: row(input_layouts=Replicate(), output_layouts=between),
         "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=HEADS, use_local_output=True),
     }
     if kind not in styles:

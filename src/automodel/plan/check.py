@@ -318,8 +318,9 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
             "distributed.reduce_dtype",
             "comes in a later release for ddp, which sums gradients in their own dtype. Remove it, or use fsdp2.",
         )
-    if layout.tp_size > 1 and cfg.peft is not None:
-        yield Problem("distributed.tp_size", "adapters on cut matrices come in a later release. Remove one of the two.")
+    if layout.tp_size > 1 and cfg.peft is not None and (cfg.peft.use_dora or cfg.peft.dropout):
+        key = "use_dora" if cfg.peft.use_dora else "dropout"
+        yield Problem(f"peft.{key}", "comes in a later release for cut matrices (tp_size). Remove one of the two.")
     if sharded and (cfg.training_optimizations.use_compile or cfg.compile.enabled is True):
         yield Problem("compile", "compiled blocks of a sharded model come in a later release. Remove it for now.")
     if sharded and any(fp8 is not None and fp8.enabled for fp8 in (cfg.fp8, cfg.model.fp8_config)):
