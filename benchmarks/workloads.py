@@ -102,6 +102,7 @@ WORKLOADS = {
     "llama1b-squad-b8-answers": llama(8, SQUAD, 512, 100, learned=0.1),
     "llama1b-4k": llama(2, FULL, 4096, 30),
     "llama1b-4k-bf16": llama(2, FULL, 4096, 30, PURE),
+    "llama1b-4k-fsdp2": llama(2, FULL, 4096, 30, "distributed.strategy=fsdp2"),
     "llama1b-4k-tight": llama(2, FULL, 4096, 30, PURE, "optim=adamw_8bit", "gradient_checkpointing=full"),
     "llama1b-short16k": llama(93, SQUAD, 512, 30),
 }

@@ -91,7 +91,16 @@ def cut_like(whole: Tensor, model: Tensor, dtype: torch.dtype | None = None) -> 
 @torch.no_grad()
 def whole_of(tensor: Tensor) -> Tensor:
     """The whole tensor on every rank, for a moment; all ranks call this together."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if not any(hasattr(placement, "split_factor") for placement in tensor.placements):
+        return tensor.full_tensor()
+    # Cut twice along one dimension: torch gathers this in two rounds, and warns about it every time.
+    piece, whole = piece_of(tensor), torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if piece.writes:
+        whole[piece.slices] = piece.local
+    dist.all_reduce(whole)
+    return whole
 
 
 def whole_by_whole(tensors: Mapping[str, Tensor], keeps: bool) -> Iterator[tuple[str, Tensor]]:

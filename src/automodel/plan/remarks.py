@@ -86,7 +86,8 @@ def without_effect(cfg: RunConfig, path: str, hardware: Hardware, ranks: int = 1
     layout = cfg.distributed
     if ranks == 1 and (layout.target or layout.strategy or layout.reduce_dtype):
         kind = (layout.target or layout.strategy or "reduce_dtype").split(".")[-1]
-        yield Decision("distributed", "1 device", f"{kind} has nothing to share out on one device")
+        reason = f"{kind} has nothing to share out on one device: one shard is the whole model, which trains as without it"
+        yield Decision("distributed", "1 device", reason)
     if cfg.training_optimizations.tf32 and not hardware.tf32:
         yield Decision("tf32", "off", f"{hardware.name} has no TF32")
     if cfg.dataloader.group_by_length and path == "packed":
