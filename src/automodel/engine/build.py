@@ -26,6 +26,7 @@ from automodel.engine.compiled import compile_model, try_compiled
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
+from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.room import check_room
@@ -141,7 +142,9 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
             randomness.seed_everything(prepared.cfg.seed)
         if not isinstance(step, CapturedStep):
             return prepared, model, step
-        if fits(step, make_step_loader(prepared), prepared.plan.total_steps):
+        loader = make_step_loader(prepared)
+        if fits(step, loader, prepared.plan.total_steps):
+            prepared = guarded(prepared, model, step, loader.collate(loader.order.micro_batches(0, 0)[0].tolist()))
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
         del model, step

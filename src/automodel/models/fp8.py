@@ -13,7 +13,8 @@ stay for whoever calls the stock blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_pays
-from automodel.kernels.frozen import Fp8Held
+from automodel.kernels.frozen import Fp8Held, Frozen
 from automodel.models.adapted_product import frozen_base, is_frozen
 from automodel.models.decoder_parts import DECODERS, decoder_parts
 from automodel.models.fused_decoder import FusedDecoderBlock
@@ -84,10 +85,12 @@ def _products(model: Any, fused: bool) -> Iterator[tuple[tuple[nn.Linear, ...], 
 
 def use_fp8(model: Any, filters: Sequence[str] = ()) -> list[Product]:
     """Switches the products that pay to FP8, after the blocks were fused; returns them."""
-    blocks = [m.forward for m in model.modules() if isinstance(m.__dict__.get("forward"), FusedDecoderBlock)]
+    blocks = _fused_blocks(model)
     chosen = [(m, p) for m, p in _products(model, bool(blocks)) if p.pays and not p.listed(filters)]
     if blocks and chosen and is_frozen(chosen[0][0][0]):
-        held = {id(linears[0]): Fp8Held(frozen_base(linears, None, torch.bfloat16).weight()) for linears, _ in chosen}
+        held: dict[int, Frozen] = {
+            id(linears[0]): Fp8Held(frozen_base(linears, None, torch.bfloat16).weight()) for linears, _ in chosen
+        }
         for block in blocks:
             block.held = held
     elif blocks:
@@ -98,3 +101,25 @@ def use_fp8(model: Any, filters: Sequence[str] = ()) -> list[Product]:
         for (linear,), _ in chosen:
             linear.forward = Fp8Linear(linear)  # ty: ignore[invalid-assignment]
     return [product for _, product in chosen]
+
+
+def _fused_blocks(model: Any) -> list[FusedDecoderBlock]:
+    return [m.forward for m in model.modules() if isinstance(m.__dict__.get("forward"), FusedDecoderBlock)]
+
+
+@contextmanager
+def without_fp8(model: Any) -> Generator[None]:
+    """Frozen products of fused blocks in bf16 inside the block."""
+    held = [(block, block.held) for block in _fused_blocks(model)]
+    bf16_again(model)
+    try:
+        yield
+    finally:
+        for block, own in held:
+            block.held = own
+
+
+def bf16_again(model: Any) -> None:
+    """Frozen products of fused blocks in bf16 from now on."""
+    for block in _fused_blocks(model):
+        block.held = {}

@@ -62,13 +62,16 @@ def decide_fp8(
             f"{path}: FP8 is part of captured steps (see `step` in `automodel plan` without the section for what is in "
             "their way). Remove the section."
         )
+    if cfg.peft is not None and not fused:
+        raise UserError(f"{path}: under an adapter, FP8 is part of fused blocks (see `kernels`). Remove the section.")
     products = model.products_fused if fused else model.products
     chosen = [p for p in products if p.pays and not p.listed(section.filter_fqns)]
     if not chosen:
         raise UserError(f"{path}: {_nothing_to_gain(model, products, section)} Remove the section.")
     sizes = ", ".join(f"{size} ({count})" for size, count in Counter(map(str, chosen)).items())
     left = f"; {len(products) - len(chosen)} smaller or listed ones" if len(products) > len(chosen) else ""
-    reason = f"{path} asks for it: {sizes}; forward and both gradients{left}; head, embeddings and norms stay bf16"
+    which = "frozen weights, rounded once" if cfg.peft is not None else "forward and both gradients"
+    reason = f"{path} asks for it: {sizes}; {which}{left}; head, embeddings and norms stay bf16"
     lines.append(Decision("fp8", f"{len(chosen)} of {len(products)} products", reason))
     return True
 

@@ -1,0 +1,68 @@
+"""FP8 under an adapter is tried on the first batch, and left out where it changes the loss."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from automodel.engine import fp8_guard
+from automodel.engine.fp8_guard import guarded
+from automodel.engine.prepare import Prepared
+from automodel.kernels import fp8_linear
+from automodel.losses.config import LossConfig
+from automodel.losses.task_loss import make_loss
+from automodel.models.families import packing_support
+from automodel.models.fp8 import use_fp8
+from automodel.plan.plan import Decision, Plan
+from parity.test_fused_adapters import adapted, fused_of
+from parity.test_packed_families import documents, packed
+
+
+def prepared_like(fp8=True, adapter=True):
+    plan = object.__new__(Plan)
+    values = {"fp8": fp8, "device": "cpu", "decisions": (Decision("task", "x", ""), Decision("fp8", "6 of 8", "asked"))}
+    for name in Plan.__dataclass_fields__:
+        object.__setattr__(plan, name, values.get(name))
+    made = object.__new__(Prepared)
+    for name in Prepared.__dataclass_fields__:
+        object.__setattr__(made, name, {"plan": plan, "adapter": object() if adapter else None}.get(name))
+    return made
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.setattr(fp8_linear, "SMALLEST_WIDTH", 64)
+    model, forward = fused_of(adapted("qwen3", "causal-lm"), "causal-lm")
+    assert use_fp8(model)
+    step = SimpleNamespace(forward=forward, loss=make_loss(LossConfig(), "causal-lm", None, None))
+    return model, step, packed(documents(0), "causal-lm", packing_support(model.config, "causal-lm").pooling)
+
+
+def test_a_small_difference_is_told_and_fp8_stays(parts):
+    model, step, batch = parts
+    after = guarded(prepared_like(), model, step, batch)
+    assert after.plan.fp8 is True
+    line = after.plan.decisions[1]
+    assert line.value == "6 of 8"
+    assert "the first batch has loss" in line.reason
+    assert model.model.layers[0].forward.held
+
+
+def test_a_large_one_turns_it_off(parts, monkeypatch):
+    model, step, batch = parts
+    monkeypatch.setattr(fp8_guard, "ALLOWED", 1e-9)
+    after = guarded(prepared_like(), model, step, batch)
+    assert after.plan.fp8 is False
+    assert after.plan.decisions[1].value == "off"
+    assert "in bf16: more than" in after.plan.decisions[1].reason
+    assert not model.model.layers[0].forward.held
+    with torch.no_grad():
+        assert torch.isfinite(step.forward(batch)).all()
+
+
+def test_nothing_is_tried_without_an_adapter_or_without_fp8(parts):
+    model, _, batch = parts
+    for made in (prepared_like(fp8=False), prepared_like(adapter=False)):
+        assert guarded(made, model, None, batch) is made
