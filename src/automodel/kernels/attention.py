@@ -17,7 +17,7 @@ Dropout bits are computed, not stored. A word of Philox for each (query, head), 
     x ^= x >> 16;  x *= 0x21F0AAAD;  x ^= x >> 15;  x *= 0x735A2D97            kept  ⇔  x >> 8 ≥ round(p · 2²⁴)
 
 Shapes: T tokens, H query heads, K key heads, D head dimension; CU the boundaries of the documents, (documents + 1,).
-Documents of length 0 are allowed. Every token must lie in a document.
+Documents of length 0 are allowed. Every token must lie in a document, and no document may be longer than `longest`.
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class _Attention(torch.autograd.Function):
         ctx: Any,
         qkv_TW: Tensor,
         cu_seqlens: Tensor,
+        longest: int,
         how: Attention,
         seed: Tensor | None,
         positions_T: Tensor | None,
@@ -142,9 +143,9 @@ class _Attention(torch.autograd.Function):
     ):
         if positions_T is not None and table is not None:
             turn_in_place(qkv_TW, positions_T, table, how.heads + how.key_heads, 1.0, how.head_dim)
-        out_TN, lse_HT, words_HT = _forward(qkv_TW, cu_seqlens, how, seed)
+        out_TN, lse_HT, words_HT = _forward(qkv_TW, cu_seqlens, longest, how, seed)
         ctx.save_for_backward(qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, positions_T, table)
-        ctx.how = how
+        ctx.longest, ctx.how = longest, how
         return out_TN
 
     @staticmethod
@@ -153,39 +154,35 @@ class _Attention(torch.autograd.Function):
         from automodel.kernels.attention_triton import attention_backward_kernel, attention_delta_kernel
 
         qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, positions_T, table = ctx.saved_tensors
-        how, tiles, T, documents = ctx.how, BACKWARD[ctx.how.block], qkv_TW.shape[0], len(cu_seqlens) - 1
+        how, tiles, T = ctx.how, BACKWARD[ctx.how.block], qkv_TW.shape[0]
         dout_TN, delta_HT, dqkv_TW = dout_TN.contiguous(), torch.empty_like(lse_HT), torch.empty_like(qkv_TW)
         attention_delta_kernel[(-(-T // DELTA_ROWS), how.heads)](
             out_TN, dout_TN, delta_HT, T, H=how.heads, D=how.head_dim, BLOCK_D=how.block, ROWS=DELTA_ROWS, num_warps=4
         )
-        attention_backward_kernel[(most_tiles(T, documents, tiles), how.key_heads + how.heads)](
+        blocks = -(-ctx.longest // min(tiles.queries, tiles.keys))
+        attention_backward_kernel[(2 * blocks, how.heads, len(cu_seqlens) - 1)](
             qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, cu_seqlens, positions_T, table,
-            T, documents, 0 if table is None else table.shape[1],
+            T, 0 if table is None else table.shape[1], blocks,
             how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
             H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
             BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
-        return dqkv_TW, None, None, None, None, None
-
-
-def most_tiles(tokens: int, documents: int, tiles: Tiles) -> int:
-    """How many tiles so many documents can have: each may begin one that it does not fill."""
-    return tokens // min(tiles.queries, tiles.keys) + documents
+        return dqkv_TW, None, None, None, None, None, None
 
 
 def _forward(
-    qkv_TW: Tensor, cu_seqlens: Tensor, how: Attention, seed: Tensor | None
+    qkv_TW: Tensor, cu_seqlens: Tensor, longest: int, how: Attention, seed: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Outputs, log-sum-exp of the scores, and the random word of each query and head."""
     from automodel.kernels.attention_triton import attention_forward_kernel
 
-    T, tiles, documents = qkv_TW.shape[0], FORWARD[how.block], len(cu_seqlens) - 1
+    T, tiles = qkv_TW.shape[0], FORWARD[how.block]
     out_TN = torch.empty((T, how.heads * how.head_dim), dtype=qkv_TW.dtype, device=qkv_TW.device)
     lse_HT = torch.empty((how.heads, T), dtype=torch.float32, device=qkv_TW.device)
     words_HT = None if seed is None else torch.empty((how.heads, T), dtype=torch.int32, device=qkv_TW.device)
-    attention_forward_kernel[(most_tiles(T, documents, tiles), how.heads)](
+    attention_forward_kernel[(-(-longest // tiles.queries), how.heads, len(cu_seqlens) - 1)](
         qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, seed,
-        T, documents, how.scale, how.site, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
+        T, how.scale, how.site, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
         H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
         BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -218,9 +215,8 @@ def attention(
     turned: Turned | None = None,
 ) -> Tensor:
     """(T, H·D) from queries, keys and values side by side, (T, (H + 2K)·D) contiguous. `seed`: one int64 on the device,
-    read where it lies, needed for dropout. `longest` bounds the length of a document, for heads too wide for these
-    kernels. `turned`: queries and keys are rotated first, in place: nobody may read qkv before or after, and `can_turn`
-    must be true."""
+    read where it lies, needed for dropout. `longest` bounds the length of a document. `turned`: queries and keys are
+    rotated first, in place: nobody may read qkv before or after, and `can_turn` must be true."""
     if how.dropout > 0.0 and seed is None:
         raise ValueError("attention with dropout needs `seed`, an int64 tensor on the device of qkv")
     if not runs_triton(qkv_TW):
@@ -231,4 +227,4 @@ def attention(
         heads = qkv_TW.unflatten(1, (-1, how.head_dim)).split([how.heads, how.key_heads, how.key_heads], dim=1)
         return varlen_flash(*heads, (cu_seqlens, cu_seqlens), (longest, longest), how).flatten(1)
     positions_T, table = turned or (None, None)
-    return _Attention.apply(qkv_TW, cu_seqlens, how, seed if how.dropout > 0.0 else None, positions_T, table)
+    return _Attention.apply(qkv_TW, cu_seqlens, longest, how, seed if how.dropout > 0.0 else None, positions_T, table)

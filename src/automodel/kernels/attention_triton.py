@@ -1,8 +1,7 @@
 """The Triton half of `attention`.
 
 Scores are kept in units of log 2, so that the exponential is the hardware's exp2. A program sees one tile of one
-document and one head. Documents have as many programs as they have tiles, and each finds its own from the boundaries
-(`tile_of`): were there as many for each as the longest one needs, most would do nothing but ask and leave.
+document and one head; the many programs past the end of a short document leave at once.
 """
 
 import triton  # ty: ignore[import-not-found]
@@ -18,7 +17,6 @@ LOG2_E = tl.constexpr(attention.LOG2_E)
 KEY_STEP = tl.constexpr(attention.KEY_STEP - (1 << 32))  # the same bits as a signed number
 MIX_A = tl.constexpr(attention.MIX_A)
 MIX_B = tl.constexpr(attention.MIX_B)
-DOCUMENTS_AT_ONCE = tl.constexpr(64)
 
 
 @triton.jit
@@ -40,28 +38,6 @@ def kept(x, threshold):
 @triton.jit
 def key_words(keys):
     return (keys.to(tl.int32) * KEY_STEP).to(tl.uint32, bitcast=True)
-
-
-@triton.jit
-def tile_of(CU, index, n_documents, BLOCK: tl.constexpr):
-    """Where the document of the index-th tile begins, its length, and the tile's first row in it. Past the last tile: a
-    document of length 0."""
-    begin = tl.zeros((), tl.int32)
-    length = tl.zeros((), tl.int32)
-    first = tl.zeros((), tl.int32)
-    earlier = tl.zeros((), tl.int32)
-    for document in range(0, n_documents, DOCUMENTS_AT_ONCE):
-        slots = document + tl.arange(0, DOCUMENTS_AT_ONCE)
-        begins = tl.load(CU + slots, mask=slots < n_documents, other=0)
-        lengths = tl.load(CU + slots + 1, mask=slots < n_documents, other=0) - begins
-        tiles = (lengths + BLOCK - 1) // BLOCK
-        within = index - earlier - (tl.cumsum(tiles, 0) - tiles)
-        mine = (within >= 0) & (within < tiles)
-        begin += tl.sum(tl.where(mine, begins, 0), 0)
-        length += tl.sum(tl.where(mine, lengths, 0), 0)
-        first += tl.sum(tl.where(mine, within * BLOCK, 0), 0)
-        earlier += tl.sum(tiles, 0)
-    return begin, length, first
 
 
 @triton.jit
@@ -101,14 +77,17 @@ def queries_of(first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUS
     return low, high
 
 
-@triton.jit(do_not_specialize=["n_tokens", "n_documents", "site", "threshold"])
+@triton.jit(do_not_specialize=["n_tokens", "site", "threshold"])
 def attention_forward_kernel(
-    QKV, OUT, LSE, WORDS, CU, SEED, n_tokens, n_documents, scale, site, threshold, kept_scale,
+    QKV, OUT, LSE, WORDS, CU, SEED, n_tokens, scale, site, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    begin, length, first = tile_of(CU, tl.program_id(0), n_documents, BLOCK_M)
+    first = tl.program_id(0) * BLOCK_M
     head = tl.program_id(1)
+    document = tl.program_id(2)
+    begin = tl.load(CU + document)
+    length = tl.load(CU + document + 1) - begin
     if first < length:
         WIDTH: tl.constexpr = (H + 2 * K) * D
         rows = first + tl.arange(0, BLOCK_M)
@@ -305,32 +284,36 @@ def gradient_of_queries(
         tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["n_tokens", "n_documents", "n_positions", "threshold"])
+@triton.jit(do_not_specialize=["n_tokens", "n_positions", "blocks", "threshold"])
 def attention_backward_kernel(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, POSITIONS, TABLE,
-    n_tokens, n_documents, n_positions, scale, threshold, kept_scale,
+    n_tokens, n_positions, blocks, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The first K programs of a tile take it as keys, of one key head each, the other H as queries. Where nothing but
-    the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
+    """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
+    but the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
     nothing to dq, and their own gradients are not stored; queries past the end have weight zero. With TABLE, queries
     and keys were rotated by their positions, and their gradients are those of before."""
-    role = tl.program_id(1)
-    if role < K:
-        begin, length, first = tile_of(CU, tl.program_id(0), n_documents, BLOCK_N)
-        if first < length:
+    part = tl.program_id(0)
+    head = tl.program_id(1)
+    document = tl.program_id(2)
+    begin = tl.load(CU + document)
+    length = tl.load(CU + document + 1) - begin
+    if part < blocks:
+        first = part * BLOCK_N
+        if (first < length) & (head < K):
             gradients_of_keys(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
-                begin, length, first, role, n_tokens, scale, threshold, kept_scale,
+                begin, length, first, head, n_tokens, scale, threshold, kept_scale,
                 H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
-        begin, length, first = tile_of(CU, tl.program_id(0), n_documents, BLOCK_M)
+        first = (part - blocks) * BLOCK_M
         if first < length:
             gradient_of_queries(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
-                begin, length, first, role - K, n_tokens, scale, threshold, kept_scale,
+                begin, length, first, head, n_tokens, scale, threshold, kept_scale,
                 H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
             )  # fmt: skip
 

@@ -77,7 +77,7 @@ def constant(**values) -> dict:
 
 
 def add_norm_cases():
-    from automodel.kernels.add_norm import BACKWARD_STAGES, backward_launch, forward_launch
+    from automodel.kernels.add_norm import backward_launch, forward_launch
     from automodel.kernels.add_norm_triton import add_norm_backward_kernel, add_norm_forward_kernel
 
     kinds = types("i32", "n_rows n_tiles site threshold") | types("fp32", "scale eps") | types("*i64", "SEED")
@@ -88,7 +88,7 @@ def add_norm_cases():
         for kernel, launch in launches:
             shape = launch(width)
             sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, LINEAR_BIAS=None, DSUM=None)
-            sizes |= constant(X_ROWS=None, RESIDUAL_ROWS=None, DROP_LAST=False, STAGES=BACKWARD_STAGES)
+            sizes |= constant(X_ROWS=None, RESIDUAL_ROWS=None, DROP_LAST=False)
             yield f"{kernel.__name__} D={width}", kernel, kinds | sizes | slots, shape.warps
 
 
@@ -175,7 +175,7 @@ def attention_cases():
 
     kinds = types("*bf16", "QKV OUT DOUT DQKV Q KV DQ DKV") | types("*fp32", "LSE DELTA") | types("*i32", "WORDS CU")
     kinds |= types("*i64", "SEED POSITIONS") | types("fp32", "scale kept_scale")
-    kinds |= types("i32", "n_tokens n_documents n_positions n_queries site threshold") | constant(TABLE=None)
+    kinds |= types("i32", "n_tokens n_positions n_queries blocks site threshold") | constant(TABLE=None)
     for dim in (32, 64):
         sizes = constant(H=12, K=12, D=dim, BLOCK_D=dim, CAUSAL=False, WINDOW=-1, ROWS=attention.DELTA_ROWS, BLOCK=KEYS)
         pairs = (
