@@ -7,35 +7,38 @@ from typing import ClassVar, Literal
 
 from automodel.config.section import Count, Section
 
+ReduceDtype = Literal["fp32", "float32", "torch.float32", "bf16", "bfloat16", "torch.bfloat16"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig(Section):
-    """`distributed:` the parallel layout. Data-parallel ranks (`ddp`) train together; sharded models, tensor and
-    context parallelism are understood and come in a later release."""
+    """`distributed:` the parallel layout: ranks = dp × cp × tp. Every layout trains what one process trains, at the
+    same `global_batch_size` (docs/ranks.md)."""
 
     SLOT: ClassVar[str | None] = "distributed"
 
     target: str | None = None
     """`nemo_automodel.components.distributed.fsdp2.FSDP2Manager` or nothing."""
     strategy: Literal["fsdp2", "ddp"] | None = None
-    """How data-parallel ranks share the work: `ddp`, every rank holds the model (the default), or `fsdp2`, which shards
-    it and comes in a later release (it is what `_target_` asks for)."""
+    """How data-parallel ranks share the work: `ddp`, every rank holds the model (the default), or `fsdp2`, every rank
+    holds a part of weights, gradients and optimizer states (what `_target_` asks for, and `tp_size` and `cp_size`
+    need)."""
     dp_size: Count | None = None
     """Data-parallel ranks; `none` takes those that were started. A number starts as many on this machine."""
     dp_replicate_size: Count | None = None
-    """Replicas of the sharded model (HSDP)."""
+    """Replicas of the sharded model (HSDP): shards within each, gradients summed between them. Divides `dp_size`."""
     tp_size: Count = 1
-    """Tensor-parallel ranks."""
+    """Tensor-parallel ranks: neighbours that share every matrix and the vocabulary. Divides the heads."""
     cp_size: Count = 1
-    """Context-parallel ranks."""
+    """Context-parallel ranks: neighbours that share the tokens of a batch. Divides the heads."""
     ep_size: Count = 1
-    """Expert-parallel ranks."""
+    """Expert-parallel ranks; models with experts come in a later release."""
     sequence_parallel: bool = False
-    """Shard activations between tensor-parallel regions."""
+    """Share the tokens among tensor-parallel ranks where nothing is cut: norms and residuals."""
     cpu_offload: bool = False
-    """Keep sharded parameters and states in host memory."""
-    reduce_dtype: str | None = None
-    """Dtype of the gradient reduction."""
+    """Keep this rank's parts of parameters, gradients and states in host memory (GPUs, `fsdp2`)."""
+    reduce_dtype: ReduceDtype | None = None
+    """What `fsdp2` sums gradients in; fp32 where nothing is said."""
 
     @property
     def shards(self) -> bool:

@@ -84,9 +84,12 @@ def provider(cfg: RunConfig) -> Iterator[Decision]:
 def without_effect(cfg: RunConfig, path: str, hardware: Hardware, ranks: int = 1) -> Iterator[Decision]:
     """Keys that were given and change nothing here, each with the reason."""
     layout = cfg.distributed
+    if layout.cpu_offload and (ranks == 1 or hardware.device == "cpu"):
+        reason = "parts are in host memory already" if ranks > 1 else "there is one rank, which has no parts"
+        yield Decision("cpu_offload", "not used", reason)
     if ranks == 1 and (layout.target or layout.strategy or layout.reduce_dtype):
         kind = (layout.target or layout.strategy or "reduce_dtype").split(".")[-1]
-        reason = f"{kind} has nothing to share out on one device: one shard is the whole model, which trains as without it"
+        reason = f"{kind} has nothing to share out on one device: one shard is the whole model, trained as without it"
         yield Decision("distributed", "1 device", reason)
     if cfg.training_optimizations.tf32 and not hardware.tf32:
         yield Decision("tf32", "off", f"{hardware.name} has no TF32")
