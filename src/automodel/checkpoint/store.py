@@ -58,6 +58,10 @@ PATIENCE = 1800.0
 LONGEST_REASON = 400  # bytes that ranks tell each other
 
 
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""By group (a file each, or one for each rank) and name."""
+
+
 class SaveFailedError(UserError):
     """A checkpoint that could not be written."""
 
@@ -100,6 +104,8 @@ class CheckpointStore:
         self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
         self.last_place = "none"
         """Where the last snapshot was taken to: `device`, `host`, or `none` where training waited for the disk."""
+        self.waited_s = 0.0
+        """Seconds that training has waited in `begin`."""
         self._camera = Camera()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
         self._work: _Work | None = None
@@ -107,7 +113,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Tensors,
         state: Mapping[str, Any],
         protect: Iterable[int] = (),
     ) -> Checkpoint:
@@ -122,7 +128,7 @@ class CheckpointStore:
     def begin(
         self,
         step: int,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Tensors,
         state: Mapping[str, Any],
         protect: Iterable[int] = (),
         *,
@@ -130,8 +136,15 @@ class CheckpointStore:
     ) -> None:
         """As `save`, but returns when a snapshot was taken. Without room for one it is `save`. `last`: nobody changes
         the tensors before asking this store for something, so they are written as they are, and nothing is copied."""
+        began = time.monotonic()
+        try:
+            self._begin(step, tensors, state, set(protect), last)
+        finally:
+            self.waited_s += time.monotonic() - began
+
+    def _begin(self, step: int, tensors: Tensors, state: Mapping[str, Any], protected: set[int], last: bool) -> None:
         self.wait()
-        work = self._open(step, tensors, json.dumps(state), set(protect))
+        work = self._open(step, tensors, json.dumps(state), protected)
         if work is None:
             return
         snapshot = None
@@ -214,9 +227,7 @@ class CheckpointStore:
     def _seals(self) -> bool:
         return self.ranks.first
 
-    def _open(
-        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: str, protected: set[int]
-    ) -> _Work | None:
+    def _open(self, step: int, tensors: Tensors, state: str, protected: set[int]) -> _Work | None:
         """The temporary folder and what this rank puts into it; None where it has nothing to do with it."""
         sharded = frozenset(group for group, named in tensors.items() if any(map(is_sharded, named.values())))
         if not sharded and not self.ranks.first:

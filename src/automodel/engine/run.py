@@ -274,6 +274,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "samples_per_s": state.samples / max(state.train_seconds, 1e-9),
         "seconds_per_epoch": state.train_seconds / max(1, state.step) * plan.steps_per_epoch,
         "peak_memory_gib": outcome.memory.peak_gib,
+        "checkpoint_wait_s": run.checkpoints.waited_s if run.checkpoints else 0.0,
         "loaded": asdict(loaded) if loaded else None,
         "parameters": plan.parameters,
         "device": prepared.hardware.name,
