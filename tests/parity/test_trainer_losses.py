@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,16 @@ from tiny_models import tiny
 from tiny_runs import make_tokenizer
 
 CLASSES = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects_to_look_through():
+    """accelerate collects garbage before every training, and half a million imported objects take 0.2 s each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 TOLERANCE = 1e-4
 
 

@@ -127,6 +127,7 @@ def _settings_obstacle(trainer: Any) -> str | None:
         "include_num_input_tokens_seen": args.include_num_input_tokens_seen != "no",
         "optim_target_modules": args.optim_target_modules is not None,
         "learning_rate": args.learning_rate == 0,
+        "torch_compile": args.torch_compile and args.device.type == "cpu",
     }
     asked = [name for name, on in switched_on.items() if on]
     if asked:

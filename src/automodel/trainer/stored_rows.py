@@ -68,6 +68,8 @@ class StoredRows:
     def __init__(self, store: TokenStore, widths: np.ndarray, padding: Padding):
         self.store, self.widths, self.padding = store, widths, padding
         self.collator: PackedCollator | None = None
+        self.origin: Any = None
+        """The dataset that the rows were read from, which samplers may ask for lengths."""
         self.counts_first = False
         """Whether the loss of a language model is divided by all labels, although nothing predicts a row's first token:
         what Trainer does for classes that are not called `…ForCausalLM` (GPT-2)."""

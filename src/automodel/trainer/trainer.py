@@ -17,6 +17,7 @@ Which of the two, and why, is said on stderr when training starts, and kept in `
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import sys
@@ -100,11 +101,20 @@ class Trainer(transformers.Trainer):
             print(f"automodel: {self.acceleration}", file=sys.stderr)
         for watch in self.watchers:
             watch(self)
+        self._froze = self._fast is not None and gc.get_freeze_count() == 0
+        if self._froze:
+            gc.freeze()  # accelerate looks through every object of the process for garbage: up to half a second
         try:
             return super()._inner_training_loop(*args, **kwargs)
         finally:
+            self._thaw()
             if self._fast is not None:  # an error ended the loop: the model must be usable all the same
                 self._close_fast()
+
+    def _thaw(self) -> None:
+        if self._froze:
+            gc.unfreeze()
+            self._froze = False
 
     def _try_fast(self) -> FastPath | None:
         self._evaluations = Evaluations()
@@ -134,6 +144,7 @@ class Trainer(transformers.Trainer):
             used = set(self._signature_columns or ())
             dataset = [{k: v for k, v in row.items() if k in used} if type(row) is dict else row for row in dataset]
         rows = store_rows(dataset, self.data_collator, task, self.model.config, self.processing_class)
+        rows.origin = dataset
         if self.args.dataloader_drop_last and len(rows) < self.args.train_batch_size:
             raise NotStored("there is not one full batch")
         loader = self._rows_loader(rows)
@@ -154,11 +165,10 @@ class Trainer(transformers.Trainer):
     def _rows_loader(self, rows: Any) -> Any:
         """Trainer's loader, with its sampler and its workers, over numbers of rows."""
         collator = self.data_collator
-        dataset: Any = self.train_dataset
         self.data_collator = rows.collate
 
         def sampler(_: Any) -> Any:
-            return self._get_train_sampler(dataset)
+            return self._get_train_sampler(rows.origin)
 
         columns, self.args.remove_unused_columns = self.args.remove_unused_columns, False
         try:
@@ -175,6 +185,7 @@ class Trainer(transformers.Trainer):
         fast = self._fast
         if fast is None:
             return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self._thaw()
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         earlier = self.optimizer
