@@ -52,11 +52,14 @@ class Tiles:
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+    """The most a thread may have, where nothing is dropped: with 168 three programs of four warps share a processor,
+    and what spills costs less than the third one gains (ModernBERT's global layers: 435 to 355 µs)."""
 
 
 # By head dimension, rounded up to a power of two.
 FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2)}
-BACKWARD = {16: Tiles(64, 64, 4, 1), 32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1), 128: Tiles(64, 64, 8, 1)}
+BACKWARD = {16: Tiles(64, 64, 4, 1), 32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1, 168), 128: Tiles(64, 64, 8, 1)}
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,7 @@ class _Attention(torch.autograd.Function):
             how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
             H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
             BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
+            maxnreg=tiles.registers if words_HT is None else None,
         )  # fmt: skip
         return dqkv_TW, None, None, None, None, None, None
 

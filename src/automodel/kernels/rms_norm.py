@@ -35,6 +35,7 @@ from automodel.kernels.side_stream import SideStream, gradients_by
 
 WIDEST = 16384
 BACKWARD_PROGRAMS_PER_PROCESSOR = 2
+BACKWARD_STAGES, STAGED_BYTES = 3, 16384  # tiles of up to so many bytes are loaded two ahead, as `add_norm` does it
 
 
 def rms_norm_reference(
@@ -88,6 +89,10 @@ def _forward(x_TD: Tensor, residual_TD: Tensor | None, weight: Tensor, eps: floa
     return y_TD, (x_TD if sum_TD is None else sum_TD), rstd_T
 
 
+def backward_stages(shape: Launch, element_size: int) -> int:
+    return BACKWARD_STAGES if shape.block * shape.rows * element_size <= STAGED_BYTES else 1
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -123,7 +128,8 @@ class _RmsNorm(torch.autograd.Function):
             partial = torch.empty((programs, D), dtype=torch.float32, device=h.device)
         rms_norm_backward_kernel[(programs,)](
             dy, dsum, h, weight, rstd, dh, partial, T, n_tiles, h.stride(0),
-            D=D, BLOCK_D=shape.block, ROWS=shape.rows, OFFSET=ctx.offset, num_warps=shape.warps,
+            D=D, BLOCK_D=shape.block, ROWS=shape.rows, OFFSET=ctx.offset,
+            STAGES=backward_stages(shape, h.element_size()), num_warps=shape.warps,
         )  # fmt: skip
         dweight = None
         if partial is not None:

@@ -40,7 +40,7 @@ def rms_norm_forward_kernel(
 @triton.jit(do_not_specialize=["n_rows", "n_tiles"])
 def rms_norm_backward_kernel(
     DY, DSUM, SUM, WEIGHT, RSTD, DX, PARTIAL, n_rows, n_tiles, sum_stride,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program walks over tiles and keeps the sums of the weight gradient in registers: no atomics."""
     program = tl.program_id(0)
@@ -49,7 +49,7 @@ def rms_norm_backward_kernel(
     weight = (tl.load(WEIGHT + cols, mask=in_row, other=0.0).to(tl.float32) + OFFSET)[None, :]
     weight_sum = tl.zeros((BLOCK_D,), tl.float32)
 
-    for tile in range(program, n_tiles, tl.num_programs(0)):
+    for tile in tl.range(program, n_tiles, tl.num_programs(0), num_stages=STAGES):
         rows = tile * ROWS + tl.arange(0, ROWS)
         inside = (rows < n_rows)[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]

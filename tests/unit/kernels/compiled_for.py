@@ -77,7 +77,7 @@ def constant(**values) -> dict:
 
 
 def add_norm_cases():
-    from automodel.kernels.add_norm import backward_launch, forward_launch
+    from automodel.kernels.add_norm import backward_launch, backward_stages, forward_launch
     from automodel.kernels.add_norm_triton import add_norm_backward_kernel, add_norm_forward_kernel
 
     kinds = types("i32", "n_rows n_tiles site threshold") | types("fp32", "scale eps") | types("*i64", "SEED")
@@ -88,7 +88,7 @@ def add_norm_cases():
         for kernel, launch in launches:
             shape = launch(width)
             sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, LINEAR_BIAS=None, DSUM=None)
-            sizes |= constant(X_ROWS=None, RESIDUAL_ROWS=None, DROP_LAST=False)
+            sizes |= constant(X_ROWS=None, RESIDUAL_ROWS=None, DROP_LAST=False, STAGES=backward_stages(shape, 2))
             yield f"{kernel.__name__} D={width}", kernel, kinds | sizes | slots, shape.warps
 
 
@@ -209,6 +209,7 @@ def decoder_cases():
     for width in (896, 1024, 2048, 2560, 4096, 8192):
         shape = rms_norm.launch_shape(width)
         sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, OFFSET=0.0, ROUND_FIRST=True)
+        sizes |= constant(STAGES=rms_norm.backward_stages(shape, 2))
         for kernel in (rms_norm_triton.rms_norm_forward_kernel, rms_norm_triton.rms_norm_backward_kernel):
             yield f"{kernel.__name__} D={width}", kernel, kinds | sizes, shape.warps
     for activation in swiglu.ACTIVATIONS:
@@ -304,11 +305,11 @@ def lora_mlp_cases():
     from automodel.kernels import lora_mlp
     from automodel.kernels.lora_mlp_triton import gated_backward_kernel, gated_forward_kernel
 
-    kinds = types("*bf16", "X H BG BU AD Y HD DY UD U") | types("i32", "n_rows") | types("fp32", "scale_gate scale_up")
+    kinds = types("*bf16", "X H BG BU AD Y DY UD") | types("i32", "n_rows") | types("fp32", "scale_gate scale_up")
     sizes = constant(WIDTH=12288, RANK=16, R=16, UP_AT=16, H_STRIDE=32, DOWN=16, RD=16, ACTIVATION="silu")
     both = ((gated_forward_kernel, lora_mlp.FORWARD), (gated_backward_kernel, lora_mlp.BACKWARD))
     for kernel, launch in both:
-        tile = constant(ROWS=launch.rows, BLOCK=launch.block)
+        tile = constant(ROWS=launch.rows, BLOCK=launch.block, DOT=launch.dot)
         yield kernel.__name__, kernel, kinds | sizes | tile, launch.warps
 
 
