@@ -129,13 +129,15 @@ def check_same_step(saved: dict[str, Any], current: dict[str, Any], before: int,
     keys = ("micro_batch_size", "grad_acc_steps")
     if before == now or all(saved.get(key) == current[key] for key in keys):
         return
-    micro, total = saved["micro_batch_size"], saved["micro_batch_size"] * saved["grad_acc_steps"]
-    here = current["micro_batch_size"] * current["grad_acc_steps"]
+    by_size = bool(saved.get("packed_sequence_size"))  # micro-batches are bins then, and the keys count bins
+    unit = "bins" if by_size else "examples"
+    micro, micro_here = (1, 1) if by_size else (saved["micro_batch_size"], current["micro_batch_size"])
+    total, here = micro * saved["grad_acc_steps"], micro_here * current["grad_acc_steps"]
     launched = f" --nproc-per-node {now}" if now > 1 else ""
     raise UserError(
-        f"--resume: the checkpoint comes from {before} rank{'s' if before > 1 else ''} with {total} examples a step in "
+        f"--resume: the checkpoint comes from {before} rank{'s' if before > 1 else ''} with {total} {unit} a step in "
         f"micro-batches of {micro}; {now} rank{'s' if now > 1 else ''} with this config would take {here} in "
-        f"micro-batches of {current['micro_batch_size']}. Steps must stay the same: fix "
+        f"micro-batches of {micro_here}. Steps must stay the same: fix "
         "step_scheduler.global_batch_size (and dataloader.batch_size):\n  "
         f"automodel finetune llm -c {config} --resume{launched} step_scheduler.global_batch_size={total} "
         f"dataloader.batch_size={micro}"
