@@ -164,6 +164,8 @@ def _load_like(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapp
     optimizer.state.clear()
     for path, value in {**tensors, **values}.items():
         key, name = path.split("/", 1)
-        if isinstance(value, Tensor) and value.shape == parameters[name].shape and value.dim():
+        if hasattr(value, "read"):  # on the disk
+            value = cut_like(value, parameters[name], value.dtype) if len(value.shape) else value.read()
+        elif isinstance(value, Tensor) and value.dim():
             value = cut_like(value, parameters[name], value.dtype)
         optimizer.state[parameters[name]][key] = value
