@@ -341,7 +341,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
-    parser.add_argument("--plain-mlp", action="store_true", help="adapters of an MLP added product by product")
+    parser.add_argument("--joined-mlp", help="adapters of an MLP inside its activation: rows,block,warps")
     parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
     parser.add_argument("--commit", help="commit to note in the rows")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
@@ -351,10 +351,11 @@ def main() -> None:
         from automodel.kernels import fp8_linear
 
         fp8_linear.FAST_BACKWARD = True
-    if options.plain_mlp:
-        from automodel.models import adapted_product
+    if options.joined_mlp:
+        from automodel.kernels import lora_mlp
 
-        adapted_product.can_join = lambda *_: False
+        lora_mlp.JOINS = True
+        lora_mlp.FORWARD = lora_mlp.BACKWARD = lora_mlp.Launch(*map(int, options.joined_mlp.split(",")))
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe, options)

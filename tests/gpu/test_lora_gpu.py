@@ -228,12 +228,14 @@ def test_an_fp8_base_learns_nearly_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize(("rank", "shared"), [(16, False), (8, True), (32, False)])
-def test_an_mlp_with_its_adapters_as_one_function(rank, shared):
+def test_an_mlp_with_its_adapters_as_one_function(monkeypatch, rank, shared):
+    from automodel.kernels import lora_mlp as module
     from automodel.kernels.frozen import Held
     from automodel.kernels.lora_linear import LowRank, lora_joined_linear_reference
     from automodel.kernels.lora_mlp import Gated, can_join, lora_mlp
     from automodel.kernels.swiglu import swiglu_reference
 
+    monkeypatch.setattr(module, "JOINS", True)
     torch.manual_seed(0)
     rows, wide, inner = 333, 256, 768
 

@@ -2,12 +2,12 @@
 
     g = x Wgᵀ + sg (x Agᵀ) Bgᵀ      u = x Wuᵀ + su (x Auᵀ) Buᵀ      a = act(g) · u      y = a Wdᵀ + sd (a Adᵀ) Bdᵀ
 
-Products by products (`lora_linear.py`), what the adapters add to g and u is written into a tensor of twice the inner
-width, which is read and written for it; the same again for the gradient of a, and the inner tensors are read once more
-for each thin product. Here those thin products are part of the two passes that go over the inner tensors anyway
-(`lora_mlp_triton.py`): forward, g and u come out of the frozen product without their adapters, which the activation
-kernel adds on the way, and it gives a Adᵀ as well; backward, its counterpart adds the adapter's part to the gradient of
-a, writes both gradients and a itself, and gives what reaches the inner sides of the adapters of gate and up.
+Product by product (`lora_linear.py`), what the adapters add to g and u is written into a tensor of twice the inner
+width, which is read and written for it: on an H200 that takes more than twice as long as the activation itself. The
+same again for the gradient of a. Here both are part of the two passes that go over these tensors anyway
+(`lora_mlp_triton.py`): g and u come out of the frozen product without their adapters, which the activation kernel adds
+on the way, forward and once more backward, where it also adds the adapter's part to the gradient of a before that goes
+through the activation.
 
 Kept for the backward pass: x, the frozen product [g u], two thin tensors. a is made again.
 
@@ -29,7 +29,7 @@ from torch.autograd.graph import increment_version
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.frozen import Frozen
-from automodel.kernels.lora_linear import LowRank, _adapter_gradients, _Layout, _layout, _stacked
+from automodel.kernels.lora_linear import LowRank, _adapter_gradients, _Layout, _layout, _stacked, _up
 from automodel.kernels.side_stream import SideStream, gradients_by
 
 SMALLEST_RANK, LARGEST_RANK = 16, 64
@@ -37,13 +37,14 @@ SMALLEST_RANK, LARGEST_RANK = 16, 64
 
 
 class Launch(NamedTuple):
-    rows: int = 32
-    block: int = 64
-    warps: int = 4
-    stages: int = 2
+    rows: int
+    block: int
+    warps: int
 
 
-FORWARD, BACKWARD = Launch(), Launch()
+FORWARD, BACKWARD = Launch(32, 128, 8), Launch(32, 128, 8)
+JOINS = False
+"""Whether these kernels are used. Not before they have been measured to win (`benchmarks/kernels_lora.py`)."""
 
 
 class Gated(NamedTuple):
@@ -60,7 +61,7 @@ class Gated(NamedTuple):
 
 def can_join(adapters: Sequence[LowRank], down: Sequence[LowRank], x: Tensor) -> bool:
     """Whether the kernels compute an MLP with these adapters: of gate and up, or of one layer for both, and of down."""
-    if not runs_triton(x) or len(down) != 1 or x.dtype == torch.float32:
+    if not JOINS or not runs_triton(x) or len(down) != 1 or x.dtype == torch.float32:
         return False
     ranks = {a.a_RI.shape[0] for a in adapters}
     width = sum(a.b_OR.shape[0] for a in adapters)
@@ -86,44 +87,47 @@ def _thin(bs: Sequence[Tensor], layout: _Layout, width: int) -> _Thin:
     return _Thin(bs[0], bs[1], (layout.scales[0], layout.scales[1]), rank, rank)
 
 
-def _constants(thin: _Thin, h_TR: Tensor, a_RF: Tensor, activation: str, launch: Launch) -> dict[str, Any]:
-    def padded(rank: int) -> int:
-        return max(SMALLEST_RANK, power_of_two_above(rank))
+def _padded(rank: int) -> int:
+    return max(SMALLEST_RANK, power_of_two_above(rank))
 
-    down, width = a_RF.shape
+
+def _constants(thin: _Thin, h_TR: Tensor, width: int, activation: str, launch: Launch) -> dict[str, Any]:
     return {
-        "WIDTH": width, "RANK": thin.rank, "R": padded(thin.rank), "UP_AT": thin.up_at, "H_STRIDE": h_TR.shape[1],
-        "DOWN": down, "RD": padded(down), "ROWS": launch.rows, "BLOCK": launch.block, "ACTIVATION": activation,
-        "num_warps": launch.warps, "num_stages": launch.stages,
+        "WIDTH": width, "RANK": thin.rank, "R": _padded(thin.rank), "UP_AT": thin.up_at, "H_STRIDE": h_TR.shape[1],
+        "ROWS": launch.rows, "BLOCK": launch.block, "ACTIVATION": activation,
+        "num_warps": launch.warps,
     }  # fmt: skip
 
 
-def _activate(x_TG: Tensor, h_TR: Tensor, thin: _Thin, a_RF: Tensor, activation: str) -> tuple[Tensor, Tensor]:
-    """(a, a Adᵀ)."""
+def _grid(rows: int, width: int, launch: Launch) -> tuple[int, int]:
+    return -(-rows // launch.rows), -(-width // launch.block)
+
+
+def _activate(x_TG: Tensor, h_TR: Tensor, thin: _Thin, activation: str) -> Tensor:
+    """a, of g and u without their adapters."""
     from automodel.kernels.lora_mlp_triton import gated_forward_kernel
 
-    T, width = x_TG.shape[0], a_RF.shape[1]
-    y_TF, hd = x_TG.new_empty((T, width)), x_TG.new_empty((T, a_RF.shape[0]))
-    gated_forward_kernel[(-(-T // FORWARD.rows),)](
-        x_TG, h_TR, thin.b_gate, thin.b_up, a_RF, y_TF, hd, T, *thin.scales,
-        **_constants(thin, h_TR, a_RF, activation, FORWARD),
+    T, width = x_TG.shape[0], x_TG.shape[1] // 2
+    a_TF = x_TG.new_empty((T, width))
+    gated_forward_kernel[_grid(T, width, FORWARD)](
+        x_TG, h_TR, thin.b_gate, thin.b_up, a_TF, T, *thin.scales,
+        **_constants(thin, h_TR, width, activation, FORWARD),
     )  # fmt: skip
-    return y_TF, hd
+    return a_TF
 
 
 def _back_in_place(
     x_TG: Tensor, h_TR: Tensor, thin: _Thin, a_RF: Tensor, da_TF: Tensor, ud: Tensor, activation: str
-) -> Tensor:
-    """Writes the gradients of gate and up over x, a over its gradient; returns u of gate and up."""
+) -> None:
+    """Writes the gradients of gate and up over x, and a over its gradient, to which ud Ad is added first."""
     from automodel.kernels.lora_mlp_triton import gated_backward_kernel
 
-    T, u_TR = x_TG.shape[0], torch.empty_like(h_TR)
-    gated_backward_kernel[(-(-T // BACKWARD.rows),)](
-        x_TG, h_TR, thin.b_gate, thin.b_up, a_RF, da_TF, ud, u_TR, T, *thin.scales,
-        **_constants(thin, h_TR, a_RF, activation, BACKWARD),
+    T, (down, width) = x_TG.shape[0], a_RF.shape
+    gated_backward_kernel[_grid(T, width, BACKWARD)](
+        x_TG, h_TR, thin.b_gate, thin.b_up, a_RF, da_TF, ud, T, *thin.scales,
+        DOWN=down, RD=_padded(down), **_constants(thin, h_TR, width, activation, BACKWARD),
     )  # fmt: skip
     increment_version(x_TG)
-    return u_TR
 
 
 class _LoraMlp(torch.autograd.Function):
@@ -138,7 +142,8 @@ class _LoraMlp(torch.autograd.Function):
         inner_TG = how.gate_up.times(x_TI, how.bias_G)
         h_TR = x_TI @ _stacked(parameters[:count]).t()
         thin = _thin(parameters[count : 2 * count], layout, a_RF.shape[1])
-        a_TF, hd = _activate(inner_TG, h_TR, thin, a_RF, how.activation)
+        a_TF = _activate(inner_TG, h_TR, thin, how.activation)
+        hd = a_TF @ a_RF.t()
         ctx.save_for_backward(x_TI, inner_TG, h_TR, hd)
         ctx.side, ctx.how, ctx.layout, ctx.scale, ctx.parameters = side, how, layout, scale, parameters
         ctx.set_materialize_grads(False)
@@ -158,13 +163,14 @@ class _LoraMlp(torch.autograd.Function):
         ud = dy_TI.new_empty(hd.shape).addmm_(dy_TI, b_IR, beta=0, alpha=ctx.scale)
         a_TF = how.down.back(dy_TI)  # its gradient until the kernel has run
         thin = _thin(bs, layout, a_RF.shape[1])
-        u_TR = _back_in_place(inner_TG, h_TR, thin, a_RF, a_TF, ud, how.activation)
+        _back_in_place(inner_TG, h_TR, thin, a_RF, a_TF, ud, how.activation)
 
         def of_down() -> list[Tensor]:
             return [ud.t() @ a_TF, torch.empty_like(b_IR).addmm_(dy_TI.t(), hd, beta=0, alpha=ctx.scale)]
 
         down = gradients_by(ctx.side, (a_RF, b_IR), of_down, dy_TI, ud, a_TF, hd)
         dinner_TG = inner_TG.detach()
+        u_TR = _up(dinner_TG, bs, layout)
 
         def of_gate_up() -> list[Tensor]:
             return _adapter_gradients(dinner_TG, u_TR, x_TI, h_TR, bs, layout)

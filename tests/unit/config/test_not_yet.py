@@ -19,7 +19,7 @@ from automodel.plan.check import load_run_config, not_yet
         ("distributed: {dp_size: none, tp_size: 1}", []),
         ("distributed: {dp_size: 1, strategy: ddp}", []),
         ("distributed: {dp_size: 4}", []),
-        ("distributed: {dp_size: 4, tp_size: 2}\npeft: {dim: 8}", ["distributed.tp_size"]),
+        ("distributed: {dp_size: 4, tp_size: 2}\npeft: {dim: 8, use_dora: true}", ["peft.use_dora"]),
         ("distributed: {dp_size: 4, strategy: fsdp2, cpu_offload: true, reduce_dtype: bf16}", []),
         ("distributed: {dp_size: 4, strategy: fsdp2}\nfp8: {}", ["fp8"]),
         ("distributed: {dp_size: 4, strategy: fsdp2}\ncompile: {enabled: true}", ["compile"]),

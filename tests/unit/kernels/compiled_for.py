@@ -309,7 +309,7 @@ def lora_mlp_cases():
     sizes = constant(WIDTH=12288, RANK=16, R=16, UP_AT=16, H_STRIDE=32, DOWN=16, RD=16, ACTIVATION="silu")
     both = ((gated_forward_kernel, lora_mlp.FORWARD), (gated_backward_kernel, lora_mlp.BACKWARD))
     for kernel, launch in both:
-        tile = constant(ROWS=launch.rows, BLOCK=launch.block, DOT=launch.dot)
+        tile = constant(ROWS=launch.rows, BLOCK=launch.block)
         yield kernel.__name__, kernel, kinds | sizes | tile, launch.warps
 
 
