@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         NeMoAutoModelForTokenClassification,
     )
     from automodel.trainer.arguments import TrainingArguments
+    from automodel.trainer.sft import SFTConfig, SFTTrainer
     from automodel.trainer.trainer import Trainer
 
 __version__ = "0.1.0"
@@ -35,6 +36,8 @@ __all__ = [
     "NeMoAutoModelForSeq2SeqLM",
     "NeMoAutoModelForSequenceClassification",
     "NeMoAutoModelForTokenClassification",
+    "SFTConfig",
+    "SFTTrainer",
     "TextClassificationDataset",
     "Trainer",
     "TrainingArguments",
@@ -45,6 +48,8 @@ __all__ = [
 _HOME = {name: "automodel.models.auto" for name in __all__ if "AutoModelFor" in name} | {
     "TextClassificationDataset": "automodel.data.text_classification",
     "make_squad_dataset": "automodel.data.squad",
+    "SFTConfig": "automodel.trainer.sft",
+    "SFTTrainer": "automodel.trainer.sft",
     "Trainer": "automodel.trainer.trainer",
     "TrainingArguments": "automodel.trainer.arguments",
 }

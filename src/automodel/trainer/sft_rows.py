@@ -1,0 +1,170 @@
+"""Rows of a dataset for supervised tuning as tokens and labels: the formats that TRL's SFTTrainer takes.
+
+    {"text": …}                                      everything is learned, an end-of-text token after it
+    {"messages": [{"role": …, "content": …}]}        the tokenizer's chat template; with `assistant_only_loss` the
+                                                     answers alone are learned (the template marks them)
+    {"prompt": …, "completion": …}                   texts or lists of messages; the completion alone is learned, unless
+                                                     `completion_only_loss=False`
+    {"input_ids": …[, "labels" | "completion_mask" | "assistant_masks"]}    tokenised already
+
+Packing fills rows of `max_length` tokens with whole documents, longest first into the fullest row they fit
+(`packing_strategy="bfd"`), and remembers where each begins: they never see each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How rows become tokens."""
+
+    tokenizer: Any
+    text_field: str
+    max_length: int | None
+    completion_only: bool | None
+    assistant_only: bool
+    formatting: Callable[[dict[str, Any]], Any] | None = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, list[int]]:
+        """One row as `input_ids`, `attention_mask` and `labels`."""
+        if self.formatting is not None:
+            text = self.formatting(row)
+            row = {self.text_field: text[0] if isinstance(text, list) else text}
+        if "input_ids" in row:
+            ids, learned = self._tokenised(row)
+        elif "prompt" in row and "completion" in row:
+            ids, learned = self._completion(row)
+        elif "messages" in row or "conversations" in row:
+            ids, learned = self._chat(row.get("messages") or row.get("conversations"))
+        elif self.text_field in row:
+            self._answers_are_marked()
+            ids = self._ended(self._ids(row[self.text_field]))
+            learned = [True] * len(ids)
+        else:
+            raise UserError(
+                f"SFTTrainer: a row has the columns {', '.join(row)}; expected one of `{self.text_field}`, `messages`, "
+                "`prompt` and `completion`, or `input_ids`. Name the column of texts with dataset_text_field."
+            )
+        labels = [token if wanted else IGNORE for token, wanted in zip(ids, learned)]
+        cut = slice(0, self.max_length)
+        return {"input_ids": ids[cut], "attention_mask": [1] * len(ids[cut]), "labels": labels[cut]}
+
+    def _answers_are_marked(self) -> None:
+        if self.assistant_only:
+            raise UserError("SFTTrainer: assistant_only_loss needs conversations (`messages`), not plain texts.")
+
+    def _ids(self, text: str, special: bool = True) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        end = self.tokenizer.eos_token_id
+        return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
+
+    def _tokenised(self, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
+        ids = list(row["input_ids"])
+        if row.get("labels") is not None:
+            return ids, [label != IGNORE for label in row["labels"]]
+        learned = [True] * len(ids)
+        if row.get("completion_mask") is not None and self.completion_only is not False:
+            learned = [a and bool(b) for a, b in zip(learned, row["completion_mask"])]
+        if self.assistant_only:
+            if row.get("assistant_masks") is None:
+                raise UserError("SFTTrainer: assistant_only_loss needs `assistant_masks` beside input_ids.")
+            learned = [a and bool(b) for a, b in zip(learned, row["assistant_masks"])]
+        return ids, learned
+
+    def _chat(self, messages: Any) -> tuple[list[int], list[bool]]:
+        made = self._templated(messages)
+        ids = list(made["input_ids"])
+        if not self.assistant_only:
+            return ids, [True] * len(ids)
+        marked = [bool(mark) for mark in made["assistant_masks"]]
+        if not any(marked):
+            raise UserError(
+                "SFTTrainer: assistant_only_loss: the chat template marks no answers. It needs {% generation %} … "
+                "{% endgeneration %} around what the assistant says."
+            )
+        return ids, marked
+
+    def _templated(self, messages: Any, **options: Any) -> Any:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise UserError("SFTTrainer: rows are conversations, but the tokenizer has no chat_template. Set one.")
+        return self.tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=self.assistant_only, **options
+        )
+
+    def _completion(self, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
+        prompt, completion = row["prompt"], row["completion"]
+        if isinstance(prompt, list):
+            begin = list(self._templated(prompt, add_generation_prompt=True)["input_ids"])
+            ids = list(self._templated([*prompt, *completion])["input_ids"])
+        else:
+            self._answers_are_marked()
+            begin, ids = self._ids(prompt), self._ended(self._ids(prompt + completion))
+        if ids[: len(begin)] != begin:
+            raise UserError(
+                "SFTTrainer: the prompt's tokens are not the beginning of prompt and completion together, so where the "
+                "completion begins cannot be told. End prompts with a space or a new line."
+            )
+        if self.completion_only is False:
+            return ids, [True] * len(ids)
+        return ids, [place >= len(begin) for place in range(len(ids))]
+
+
+def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) -> Any:
+    """The dataset with tokens and labels and nothing else."""
+    if not hasattr(dataset, "map") or not hasattr(dataset, "column_names"):
+        raise UserError(f"SFTTrainer: the {what} dataset is a {type(dataset).__name__}; give a datasets.Dataset.")
+    streams = not hasattr(dataset, "__len__")
+    columns = dataset.column_names or list(next(iter(dataset)))
+    options: dict[str, Any] = {} if streams else {"num_proc": processes, "desc": f"Tokenising the {what} dataset"}
+    return dataset.map(form, remove_columns=[c for c in columns if c not in ("input_ids", "labels")], **options)
+
+
+def packed_rows(dataset: Any, size: int) -> Any:
+    """Rows of up to `size` tokens: whole documents, longest first, each into the fullest row that has room."""
+    import datasets
+
+    if not hasattr(dataset, "__len__"):
+        raise UserError("SFTTrainer: packing=True needs a dataset with a length; a stream has none.")
+    lengths = [len(ids) for ids in dataset["input_ids"]]
+    room: dict[int, list[list[int]]] = {}
+    rows: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fits = min((free for free, open_rows in room.items() if open_rows and free >= lengths[index]), default=None)
+        row = room[fits].pop() if fits is not None else []
+        if fits is None:
+            rows.append(row)
+        row.append(index)
+        room.setdefault((size if fits is None else fits) - lengths[index], []).append(row)
+    ids, labels = list(dataset["input_ids"]), list(dataset["labels"])
+    return datasets.Dataset.from_dict({
+        "input_ids": [[token for i in row for token in ids[i]] for row in rows],
+        "labels": [[label for i in row for label in labels[i]] for row in rows],
+        "seq_lengths": [[lengths[i] for i in row] for row in rows],
+    })  # fmt: skip
+
+
+class FlatCollator:
+    """One line of all documents of a batch, with positions that start anew in each, and no padding."""
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        ids, labels, positions = [], [], []
+        for row in rows:
+            ids += row["input_ids"]
+            begin = 0
+            for length in row["seq_lengths"]:
+                labels += [IGNORE, *row["labels"][begin + 1 : begin + length]]  # nothing predicts a first token
+                positions += range(length)
+                begin += length
+        made = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        return {name: torch.tensor([values], dtype=torch.int64) for name, values in made.items()}
