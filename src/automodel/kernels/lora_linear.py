@@ -105,8 +105,13 @@ def _up(dy_TO: Tensor, bs: Sequence[Tensor], layout: _Layout) -> Tensor:
 def _adapter_gradients(
     dy_TO: Tensor, u_TR: Tensor, read_TI: Tensor, h_TR: Tensor, bs: Sequence[Tensor], layout: _Layout
 ) -> list[Tensor]:
-    """dA of all layers, then dB."""
+    """dA of all layers, then dB. Those of joined layers are blocks of one product, dyᵀ h, which reads dy once and as it
+    lies; what else it computes costs less than reading parts of dy one after the other."""
     found = list((u_TR.t() @ read_TI).split([r.stop - r.start for r in layout.ranks]))
+    if len(bs) > 1 and len(set(layout.scales)) == 1:
+        joined_OR = dy_TO.new_empty((dy_TO.shape[1], h_TR.shape[1]))
+        joined_OR.addmm_(dy_TO.t(), h_TR, beta=0, alpha=layout.scales[0])
+        return found + [joined_OR[c, r].contiguous() for c, r in zip(layout.columns, layout.ranks)]
     for b_OR, scale, columns, ranks in zip(bs, *layout):
         db_OR = dy_TO.new_empty(b_OR.shape)
         found.append(db_OR.addmm_(dy_TO[:, columns].t(), h_TR[:, ranks], beta=0, alpha=scale))

@@ -22,7 +22,7 @@ def leaf(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def made(which, bias=True):
+def made(which, bias=True, unlike=1.0):
     """x, weight, bias and the adapters of some of three layers, of different ranks and scales."""
     torch.manual_seed(0)
     x, weight = leaf(T, WIDE), torch.randn(sum(WIDTHS), WIDE, dtype=torch.float64)
@@ -30,7 +30,7 @@ def made(which, bias=True):
     for index, width in enumerate(WIDTHS):
         a, b = leaf(2 + index, WIDE), leaf(width, 2 + index)
         if index in which:
-            adapters.append(LowRank(a, b, 0.5 + index, first))
+            adapters.append(LowRank(a, b, 0.5 + index * unlike, first))
         first += width
     return x, weight, torch.randn(sum(WIDTHS), dtype=torch.float64) if bias else None, adapters
 
@@ -41,9 +41,9 @@ def gradients_of(y, x, adapters):
 
 
 @pytest.mark.parametrize("which", [(0, 1, 2), (0, 2), (1,), ()])
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_and_gradients_are_the_references(which, bias):
-    x, weight, offset, adapters = made(which, bias)
+@pytest.mark.parametrize(("bias", "unlike"), [(True, 1.0), (False, 0.0)])  # scales of each layer, or one for all
+def test_products_and_gradients_are_the_references(which, bias, unlike):
+    x, weight, offset, adapters = made(which, bias, unlike)
     expected = lora_joined_linear_reference(x, weight, offset, adapters)
     y, around = lora_joined_linear(x, Held(weight), offset, adapters)
     torch.testing.assert_close(y, expected, **CLOSE)
