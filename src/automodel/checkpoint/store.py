@@ -379,7 +379,7 @@ def texts_of_all(ranks: Alone, text: str) -> list[str]:
 
 def in_words(error: BaseException) -> str:
     if isinstance(error, OSError):
-        return f"{error.strerror} ({error.filename})" if error.strerror and error.filename else str(error)
+        return (error.strerror or str(error)) + (f" ({error.filename})" if error.filename else "")
     return f"{type(error).__name__}: {error}"
 
 
