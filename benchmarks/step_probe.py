@@ -150,7 +150,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     from automodel.losses.task_loss import make_loss
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
-    from automodel.models.fp8 import use_fp8
+    from automodel.models.fp8 import let_go_of_bf16, use_fp8
     from automodel.models.fuse import fuse, layers_of
     from automodel.models.recompute import use_own_checkpoints
     from automodel.optim.build import parameter_groups
@@ -182,6 +182,8 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     fused = fuse(model, seed, side, work.lengths[3])
     if work.fp8:
         print(f"{len(use_fp8(model))} products in FP8")
+        if work.lora:
+            let_go_of_bf16(model)
     forward = make_loss_forward(model, work.task, "packed", swapped=bool(fused))
     step = CapturedStep(
         model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,

@@ -101,6 +101,8 @@ class LoraLinear(nn.Module):
         self.packed_base = base if isinstance(base, PackedLinear) else None
         """The layer itself, where its weight is in few bits."""
         self.transposed = not isinstance(base, nn.Linear | PackedLinear)
+        self.weight_scale: Tensor | None = None
+        """Of a weight in FP8."""
         self.weight: nn.Parameter = base.weight  # ty: ignore[invalid-assignment]
         self.bias: nn.Parameter | None = base.bias  # ty: ignore[invalid-assignment]
         self.in_features, self.out_features = sizes(base)
@@ -123,12 +125,15 @@ class LoraLinear(nn.Module):
         masters."""
         kind = x.device.type
         own = self.weight.dtype if self.packed_base is None else self.packed_base.dtype
+        own = own if self.weight_scale is None else x.dtype
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else own
 
     def expanded(self, dtype: torch.dtype) -> Tensor:
         """The frozen weight (O, I)."""
         if self.packed_base is not None:
             return self.packed_base.packed.expand(dtype)
+        if self.weight_scale is not None:
+            return (self.weight.float() * self.weight_scale).to(dtype)
         return (self.weight.t() if self.transposed else self.weight).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -143,8 +143,9 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
         if not isinstance(step, CapturedStep):
             return prepared, model, step
         loader = make_step_loader(prepared)
-        if fits(step, loader, prepared.plan.total_steps):
+        if prepared.plan.fp8:
             prepared = guarded(prepared, model, step, loader.collate(loader.order.micro_batches(0, 0)[0].tolist()))
+        if fits(step, loader, prepared.plan.total_steps):
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
         del model, step

@@ -2,7 +2,7 @@
 
 A frozen weight is rounded once for the whole run. Whether a model stands that shows in its loss: the first batch is
 scored with products in FP8 and in bf16. Where they differ by more than `ALLOWED`, the run goes on in bf16 and says so;
-else the plan says how near they were.
+else the plan says how near they were, and the bf16 weights are let go.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from automodel.data.batch import Batch
 from automodel.engine.prepare import Prepared
 from automodel.engine.step import labels_of
-from automodel.models.fp8 import bf16_again, without_fp8
+from automodel.models.fp8 import bf16_again, let_go_of_bf16, without_fp8
 from automodel.plan.plan import Decision
 
 ALLOWED = 0.02
@@ -41,7 +41,9 @@ def guarded(prepared: Prepared, model: Any, step: Any, batch: Batch) -> Prepared
     model.train(was_training)
     found = f"the first batch has loss {rounded:.4f} in FP8, {exact:.4f} in bf16"
     stands = abs(rounded - exact) <= ALLOWED * abs(exact)  # not a number does not
-    if not stands:
+    if stands:
+        let_go_of_bf16(model)
+    else:
         bf16_again(model)
     before = next(d for d in plan.decisions if d.name == "fp8")
     reason = f"{before.reason}; {found}" if stands else f"{found}: more than {ALLOWED:.0%} apart"

@@ -8,7 +8,7 @@ listed.
 
 Fused blocks are told which of their layers take part; stock layers get another `forward`, on the instance, that
 `fuse.stock_blocks` takes away again. Under adapters the weights are frozen: they are rounded once, and the bf16 ones
-stay for whoever calls the stock blocks.
+are let go when the first batch has shown that nothing is lost (`let_go_of_bf16`).
 """
 
 from __future__ import annotations
@@ -123,3 +123,16 @@ def bf16_again(model: Any) -> None:
     """Frozen products of fused blocks in bf16 from now on."""
     for block in _fused_blocks(model):
         block.held = {}
+
+
+def let_go_of_bf16(model: Any) -> None:
+    """Frozen layers of fused blocks keep their 8-bit rows, which are there anyway, instead of bf16 weights. Layers with
+    adapters still compute with them, in stock blocks too; plain ones refuse there, by their dtype."""
+    for block in _fused_blocks(model):
+        for linears in (block.parts.qkv, (block.parts.out,), block.parts.gate_up, (block.parts.down,)):
+            held, first = block.held.get(id(linears[0])), 0
+            if isinstance(held, Fp8Held):
+                for linear in linears:
+                    linear.weight.data = held.rows_OI[first : first + linear.out_features]
+                    linear.weight_scale = held.scale  # ty: ignore[invalid-assignment]
+                    first += linear.out_features

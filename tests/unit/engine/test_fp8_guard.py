@@ -14,6 +14,7 @@ from automodel.kernels import fp8_linear
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import make_loss
 from automodel.models.families import packing_support
+from automodel.models.forward import stock_attention
 from automodel.models.fp8 import use_fp8
 from automodel.plan.plan import Decision, Plan
 from parity.test_fused_adapters import adapted, fused_of
@@ -48,6 +49,16 @@ def test_a_small_difference_is_told_and_fp8_stays(parts):
     assert line.value == "6 of 8"
     assert "the first batch has loss" in line.reason
     assert model.model.layers[0].forward.held
+    weight = model.model.layers[0].self_attn.q_proj.weight
+    assert weight.dtype == torch.float8_e4m3fn, "the wide weights are gone"
+    with torch.no_grad(), stock_attention(model):
+        ids = batch.input_ids_T[:7][None]
+        exact, rounded = parts_before(ids), model(input_ids=ids).logits
+    assert 1e-4 < (exact - rounded).norm() / exact.norm() < 0.1, "stock blocks compute with what is left"
+
+
+def parts_before(ids):
+    return adapted("qwen3", "causal-lm")(input_ids=ids).logits
 
 
 def test_a_large_one_turns_it_off(parts, monkeypatch):
