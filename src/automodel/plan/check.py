@@ -324,6 +324,6 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
     if sharded and (cfg.training_optimizations.use_compile or cfg.compile.enabled is True):
         yield Problem("compile", "compiled blocks of a sharded model come in a later release. Remove it for now.")
     if layout.tp_size > 1 and cfg.quantization is not None:
-        yield Problem("quantization", "quantised matrices that are cut (tp_size) come in a later release. Use fsdp2 alone.")
+        yield Problem("quantization", "on cut matrices (tp_size) comes in a later release. Use fsdp2 alone.")
     if sharded and any(fp8 is not None and fp8.enabled for fp8 in (cfg.fp8, cfg.model.fp8_config)):
         yield Problem("fp8", "FP8 products of a sharded model come in a later release. Remove it for now.")
