@@ -5,7 +5,7 @@
 
 Written from TRL's documented arguments; TRL itself is not needed. Rows become tokens and labels when the trainer is
 made (`sft_rows.py`), and from there on it is the drop-in Trainer. Two defaults are not TRL's: `gradient_checkpointing`
-is off (packed batches need less memory, and with it steps are not captured), and `bf16` is on only where the GPU has it.
+is off (packed batches need less memory; with it steps are not captured), and `bf16` is on only where the GPU has it.
 What TRL's arguments ask for and is not here is refused by name.
 """
 
@@ -93,14 +93,9 @@ class SFTTrainer(Trainer):
         **given: Any,
     ):
         args = as_sft_config(args, model)
-        words: Any = processing_class or tokenizer
+        words = self._words(processing_class or tokenizer, model)
         if isinstance(model, str):
-            words = words or transformers.AutoTokenizer.from_pretrained(model)
             model = transformers.AutoModelForCausalLM.from_pretrained(model, **(args.model_init_kwargs or {}))
-        elif words is None:
-            words = transformers.AutoTokenizer.from_pretrained(model.config._name_or_path)
-        if words.pad_token is None:
-            words.pad_token = words.eos_token
         if peft_config is not None:
             model = _adapted(model, peft_config)
         form = RowFormat(
@@ -129,6 +124,15 @@ class SFTTrainer(Trainer):
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=words, **given
         )  # fmt: skip
+
+    @staticmethod
+    def _words(given: Any, model: Any) -> Any:
+        """The tokenizer; one without a pad token pads with its end of text."""
+        name = model if isinstance(model, str) else model.config._name_or_path
+        words: Any = given if given is not None else transformers.AutoTokenizer.from_pretrained(name)
+        if words.pad_token is None:
+            words.pad_token = words.eos_token
+        return words
 
 
 def as_sft_config(args: Any, model: Any) -> SFTConfig:
