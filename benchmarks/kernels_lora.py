@@ -65,6 +65,10 @@ def activation() -> None:
         show(f"joined backward {tuple(shape)}", lambda: _back_in_place(x, h, thin, ad, da, ud, "silu"), backward)
     half = x[:, :INNER]
     show("gate += h B (one of two)", lambda: half.addmm_(h[:, :RANK], bg.t()), 2 * T * INNER * 2)
+    both = made(2 * INNER, 2 * RANK)
+    show("gate and up += h B, one product of rank 32", lambda: x.addmm_(h, both.t()), 4 * T * INNER * 2)
+    show("u of gate and up, one product of rank 32", lambda: x @ both, 2 * T * INNER * 2)
+    show("dB of gate and up, one product", lambda: x.t() @ h, 2 * T * INNER * 2)
     show("da += u A", lambda: da.addmm_(ud, ad), 2 * T * INNER * 2)
     show("u = dgate B (one of two)", lambda: half @ bg, T * INNER * 2)
     show("dB = dgate' h (one of two)", lambda: half.t() @ h[:, :RANK], T * INNER * 2)
