@@ -1,7 +1,7 @@
 """The reference documents' scripts for HF Trainer, read from the documents, under `automodel run`.
 
-Complete scripts run as printed; fragments run after the lines that they assume. Names of the hub are served from a local
-cache with a tiny DistilBERT, a tiny BERT and real reviews.
+Complete scripts run as printed; fragments run after the lines that they assume. Names of the hub are served from a
+local cache with a tiny DistilBERT, a tiny BERT and real reviews.
 """
 
 from __future__ import annotations

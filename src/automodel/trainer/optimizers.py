@@ -56,6 +56,15 @@ def load_moments(optimizer: FlatAdamW, state: dict[str, Any]) -> None:
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
 
 
+def shift_rates(flat: FlatAdamW, steps_done: int) -> None:
+    """After a second call of `train()` the optimizer has counted more steps than this run: its table of rates, which it
+    reads by its own count, begins later."""
+    ahead = int(flat.step_count) - steps_done
+    factors = flat.device_state.lr_factors
+    if ahead > 0 and factors is not None:
+        flat.device_state.lr_factors = torch.cat([factors.new_zeros(ahead), factors])
+
+
 def hand_over(flat: FlatAdamW, optimizer: torch.optim.Optimizer) -> None:
     """Torch's AdamW over the same parameters takes the captured step's moments, without a copy."""
     steps = float(flat.step_count)

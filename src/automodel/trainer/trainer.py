@@ -35,7 +35,7 @@ from automodel.models.drop_in import speed_up
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
 from automodel.trainer.fast_path import FastPath, check_schedule, make_fast_path
 from automodel.trainer.obstacles import task_of, why_stock
-from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments
+from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments, shift_rates
 from automodel.trainer.stored_rows import Held, NotStored, store_rows
 
 MOST_UNREAD = 1000  # losses that may wait on the device for a log line
@@ -194,6 +194,7 @@ class Trainer(transformers.Trainer):
             self.optimizer = flat
             if earlier is not None:  # a second call of train() goes on with its moments
                 load_moments(flat, earlier.state_dict())
+                shift_rates(flat, self.state.global_step)
             rates = RateOnly([g["params"] for g in flat.param_groups], self.args.learning_rate)
         else:
             self.create_optimizer()

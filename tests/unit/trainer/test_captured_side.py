@@ -1,0 +1,185 @@
+"""Everything around captured steps that needs no GPU: a step over flat AdamW stands in for the CUDA graphs.
+
+The optimizer, its bf16 copies and its state are the real ones (their torch reference runs on the CPU); only recording
+and replaying are left out. What is held against stock Trainer: losses, rates, checkpoints in both directions,
+evaluations in full precision, the optimizer and the weights that are left afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+
+from automodel.engine.captured import CapturedStep
+from automodel.engine.step import StepResult, labels_of
+from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.models.forward import make_loss_forward
+from automodel.optim.build import parameter_groups
+from automodel.trainer import fast_path
+from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.trainer import Trainer
+from tiny_models import tiny
+from tiny_runs import make_tokenizer
+
+
+class Replayed(CapturedStep):
+    """A captured step without CUDA."""
+
+    def __init__(self, model, forward, loss, optimizer, schedule, peak):
+        self.model, self.forward, self.loss, self.optimizer = model, forward, loss, optimizer
+        self.schedule, self.peak_lr, self.late, self.unsettled = schedule, peak, None, 0
+        self.seed, self.graphs = torch.zeros(1, dtype=torch.int64), {}
+
+    def __call__(self, index, batch):
+        count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
+        total = torch.zeros(())
+        for micro_batch in batch.micro_batches:
+            loss = self.loss.scaled_sum(self.forward(micro_batch), labels_of(micro_batch), torch.tensor(1.0 / count))
+            loss.backward()
+            total += loss.detach()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        lr = self.schedule.lr_at(index, self.peak_lr)
+        return StepResult(total, self.optimizer.grad_norm.squeeze(0), lr, batch.num_tokens, batch.num_documents)
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """Plans say `captured`, and steps are the stand-in."""
+    planned = fast_path.make_plan
+
+    def plan(*args, **kwargs):
+        return dataclasses.replace(planned(*args, **kwargs), capture=True)
+
+    def step(prepared, model):
+        cfg, made = prepared.cfg, prepared.plan
+        peak = cfg.optimizer.lr
+        schedule = fast_path.Schedule(cfg.lr_scheduler, made.total_steps)
+        factors = [schedule.lr_at(s, peak) / peak for s in range(made.total_steps)]
+        optimizer = FlatAdamW(
+            parameter_groups(model, cfg.optimizer), lr=peak, betas=cfg.optimizer.betas, eps=cfg.optimizer.eps,
+            max_norm=cfg.training_optimizations.gradient_clipping or float("inf"),
+            copy_dtype=torch.bfloat16 if made.precision == "bf16" else None,
+            flat_gradients=made.grad_acc_steps > 1, lr_factors=torch.tensor(factors, dtype=torch.float64),
+        )  # fmt: skip
+        forward = make_loss_forward(model, prepared.task, made.path, fused=False)
+        return Replayed(model, forward, prepared.loss, optimizer, schedule, peak)
+
+    monkeypatch.setattr(fast_path, "make_plan", plan)
+    monkeypatch.setattr(fast_path, "make_captured_step", step)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *args: None)
+
+
+def rows(count, seed=0):
+    random = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        ids = random.integers(5, 40, int(random.integers(3, 20))).tolist()
+        made.append({"input_ids": ids, "attention_mask": [1] * len(ids), "label": ids[0] % 3})
+    return Dataset.from_list(made)
+
+
+def trained(kind, folder, resume=None, **options):
+    _, model = tiny("bert", "text-classification", pad_token_id=0, num_labels=3)
+    settings = {
+        "max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1, "use_cpu": True,
+        "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "steps", "eval_steps": 3,
+        "weight_decay": 0.1, "warmup_steps": 2,
+    }  # fmt: skip
+    tokenizer = make_tokenizer()
+    trainer = kind(
+        model=model, args=TrainingArguments(str(folder), **settings | options), train_dataset=rows(20),
+        eval_dataset=rows(6, 1), data_collator=transformers.DataCollatorWithPadding(tokenizer),
+        processing_class=tokenizer,
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged(trainer, key):
+    return [entry[key] for entry in trainer.state.log_history if key in entry]
+
+
+def test_losses_rates_norms_evaluations_and_what_is_left(tmp_path, replayed):
+    ours, stock = trained(Trainer, tmp_path / "a"), trained(transformers.Trainer, tmp_path / "b")
+    assert ours.acceleration.path == "captured"
+    for key in ("loss", "eval_loss", "learning_rate", "grad_norm"):
+        assert logged(ours, key) == pytest.approx(logged(stock, key), abs=1e-4, rel=1e-4), key
+    assert type(ours.optimizer) is torch.optim.AdamW
+    state, expected = ours.optimizer.state_dict()["state"], stock.optimizer.state_dict()["state"]
+    for index, entry in expected.items():
+        assert float(state[index]["step"]) == float(entry["step"])
+        torch.testing.assert_close(state[index]["exp_avg_sq"], entry["exp_avg_sq"], atol=1e-5, rtol=1e-3)
+    storages = {p.untyped_storage().data_ptr() for p in ours.model.parameters()}
+    assert len(storages) == len(list(ours.model.parameters()))
+    for trainer in (ours, stock):
+        trainer.train()
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-3)
+
+
+def test_checkpoints_go_both_ways(tmp_path, replayed):
+    options = {"save_strategy": "steps", "save_steps": 4}
+    ours = trained(Trainer, tmp_path / "ours", **options)
+    stock = trained(transformers.Trainer, tmp_path / "stock", **options)
+    for writer, reader in (("ours", transformers.Trainer), ("stock", Trainer), ("ours", Trainer)):
+        again = trained(
+            reader, tmp_path / f"{writer}-{reader.__module__}", str(tmp_path / writer / "checkpoint-4"), **options
+        )
+        assert logged(again, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-4)
+        assert logged(again, "learning_rate") == pytest.approx(logged(stock, "learning_rate"))
+    files = [sorted(p.name for p in (tmp_path / name / "checkpoint-4").iterdir()) for name in ("ours", "stock")]
+    assert files[0] == files[1]
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-4)
+
+
+def test_half_copies_are_put_aside_for_whoever_looks(tmp_path, replayed):
+    seen = []
+
+    class Looks(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            seen.append(model.dtype)
+
+    class Watched(Trainer):
+        def prediction_step(self, model, *args, **kwargs):
+            seen.append(("evaluated in", model.dtype))
+            return super().prediction_step(model, *args, **kwargs)
+
+        def add_callback(self, callback):
+            super().add_callback(callback)
+
+    def with_callback(*args, **kwargs):
+        return Watched(*args, callbacks=[Looks()], **kwargs)
+
+    ours = trained(with_callback, tmp_path / "a", bf16=True, save_strategy="steps", save_steps=4)
+    stock = trained(transformers.Trainer, tmp_path / "b", bf16=True)
+    assert seen.count(torch.bfloat16) == 8
+    assert ("evaluated in", torch.float32) in seen
+    assert ("evaluated in", torch.bfloat16) not in seen
+    assert {p.dtype for p in ours.model.parameters()} == {torch.float32}
+    saved = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "a" / "checkpoint-8")
+    for name, tensor in ours.model.state_dict().items():
+        torch.testing.assert_close(tensor, saved.state_dict()[name])
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=3e-2)
+
+
+def test_an_error_in_the_middle_leaves_a_model_that_works(tmp_path, replayed):
+    class Breaks(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                raise KeyboardInterrupt
+
+    made = []
+
+    def with_callback(*args, **kwargs):
+        made.append(Trainer(*args, callbacks=[Breaks()], **kwargs))
+        return made[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(with_callback, tmp_path, bf16=True)
+    assert {p.dtype for p in made[0].model.parameters()} == {torch.float32}
+    assert made[0].evaluate()["eval_loss"] > 0
