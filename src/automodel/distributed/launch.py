@@ -64,6 +64,11 @@ def _run_once(ranks: int, arguments: Sequence[str]) -> tuple[int, int]:
         torchrun.run(torchrun.parse_args([*settings, "-m", "automodel", *arguments]))
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
+        # Others miss a killed rank at once and may be found dead in the same look, which tells seconds apart only. But
+        # SIGTERM is what torchrun itself ends the others with, after wrong input for example.
+        for other, found in failed.failures.items():
+            if failure.exitcode >= 0 > found.exitcode != -signal.SIGTERM:
+                rank, failure = other, found
         return rank, failure.exitcode or EXIT_FAILED
     except SignalException:
         return 0, EXIT_INTERRUPTED  # the ranks were told, and saved
