@@ -94,7 +94,7 @@ def prepare_run(
         make_plan,
         task=task,
         hardware=hardware,
-        model=_model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
+        model=model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
         data=_data_facts(train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
         layout=layout,
@@ -106,7 +106,7 @@ def prepare_run(
     )  # fmt: skip
 
 
-def _model_facts(
+def model_facts(
     cfg: RunConfig, task: str, hf_config: Any, packing: PackingSupport, skeleton: Any, adapter: Any, words: Any
 ) -> ModelFacts:
     """What the plan must know of the model. `words`: its word table, where rows of it may be left out."""

@@ -1,7 +1,7 @@
 """The engine behind a Trainer: plan, step and rows made from live objects instead of a config file.
 
 `make_fast_path` reads what a Trainer holds (a model, arguments, a dataset, a collator) and answers with a plan and the
-rows, or raises `NotStored` / `NotFast` with the reason. `FastPath.begin` then makes the step: captured CUDA graphs on a
+rows, or raises `NotStored` with the reason. `FastPath.begin` then makes the step: captured CUDA graphs on a
 GPU, the plain packed step on the CPU. From there to `close` the model is the engine's: flat parameters, fused blocks.
 Whoever wants to look at it in between (evaluation, a checkpoint) asks for `stock_model`, inside which it is an ordinary
 transformers model with full-precision weights; after `close` it is one again for good.
@@ -9,6 +9,7 @@ transformers model with full-precision weights; after `close` it is one again fo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,11 +18,12 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from automodel.config.errors import UserError
 from automodel.data.collate import PackedCollator
 from automodel.data.config import DatasetConfig
 from automodel.engine.build import make_captured_step
 from automodel.engine.captured import CapturedStep
-from automodel.engine.prepare import Prepared, _model_facts
+from automodel.engine.prepare import Prepared, model_facts
 from automodel.engine.step import TrainStep
 from automodel.kernels import ahead
 from automodel.losses.config import LossConfig
@@ -173,16 +175,17 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
     problem = problem_type(model.config, rows.store.labels) if task == "text-classification" else None
     loss = make_loss(LossConfig(), task, problem, getattr(model.config, "num_labels", None))
     cfg = run_config(args, task, steps, model.dtype)
-    if args.device.type == "cuda" and (facts_ahead := facts_of(cfg, model.config.to_dict())) is not None:
-        ahead.start(facts_ahead)
     hardware = hardware_of(args.device)
     lengths = rows.store.lengths
-    facts = _model_facts(cfg, task, model.config, packing_support(model.config, task), model, None, None)
+    facts = model_facts(cfg, task, model.config, packing_support(model.config, task), model, None, None)
     data = DataFacts(
         rows=len(rows), tokens=int(lengths.sum()), longest=int(lengths.max()), max_length=int(lengths.max()),
         has_validation=trainer.eval_dataset is not None, lengths=lengths,
     )  # fmt: skip
-    plan = make_plan(cfg, task, hardware, facts, data)
+    try:
+        plan = make_plan(cfg, task, hardware, facts, data)
+    except UserError as error:  # in the words of a config file, which nobody here has written
+        raise NotStored(str(error).split(". ")[0]) from error
     if plan.path != "packed":
         raise NotStored("the plan pads these batches")
     if hardware.device == "cuda" and not plan.capture:
@@ -202,6 +205,15 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
         longest_first=plan.capture,
     )
     return FastPath(model, task, rows, cfg, plan, loss)
+
+
+def compile_ahead(model: Any, args: Any, task: str) -> None:
+    """Begins to compile the kernels of captured steps, in a process beside the script, which is still reading data."""
+    ahead.import_triton()
+    with contextlib.suppress(NotStored, KeyError, TypeError, ValueError):  # it decides nothing, so it may fail
+        facts = facts_of(run_config(args, task, max(1, args.max_steps), model.dtype), model.config.to_dict())
+        if facts is not None:
+            ahead.start(facts)
 
 
 def problem_type(config: Any, labels: Any) -> str:

@@ -30,10 +30,9 @@ import transformers
 from transformers.trainer import skip_first_batches
 
 from automodel.config.errors import UserError
-from automodel.kernels import ahead
 from automodel.models.drop_in import speed_up
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
-from automodel.trainer.fast_path import FastPath, check_schedule, make_fast_path
+from automodel.trainer.fast_path import FastPath, check_schedule, compile_ahead, make_fast_path
 from automodel.trainer.obstacles import task_of, why_stock
 from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments, shift_rates
 from automodel.trainer.stored_rows import Held, NotStored, store_rows
@@ -76,10 +75,11 @@ class Trainer(transformers.Trainer):
                 raise UserError("Trainer: tokenizer is the old name of processing_class; give one of them.")
             given["processing_class"] = tokenizer
         super().__init__(model, args, *more, **given)
-        if self.args.device.type == "cuda":
-            ahead.import_triton()
         self._given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
         self._speed_up(self.model)
+        task = task_of(self.model)
+        if task is not None and self.args.device.type == "cuda" and why_stock(self, Trainer) is None:
+            compile_ahead(self.model, self.args, task)
 
     @staticmethod
     def _speed_up(model: Any) -> None:
