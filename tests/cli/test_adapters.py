@@ -130,10 +130,7 @@ def test_a_language_model_generates_from_its_adapter(tmp_path):
     assert "prediction" in json.loads(done.stdout)
 
 
-def test_what_is_not_built_is_refused_by_name(run):
-    done = finetune(run, "peft.use_dora=true", "--overwrite", check=False)
-    assert done.returncode == 3
-    assert "peft.use_dora: comes in a later release" in done.stderr
+def test_a_target_that_does_not_exist_is_refused_by_name(run):
     wrong = finetune(run, "peft.target_modules=[q_porj]", "--overwrite", check=False)
     assert wrong.returncode == 2
     assert "no module of the model is called 'q_porj'. There are: query ×2" in wrong.stderr

@@ -20,7 +20,7 @@ SMALL = "model: bert\ndataset: reviews.csv\n"
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "run.yaml").write_text(SMALL + "optimizer:\n  lr: 1e-3\n")
-    (tmp_path / "more.yaml").write_text("seed: 7\npeft: {use_dora: true}\n")
+    (tmp_path / "more.yaml").write_text("seed: 7\nfp8: {recipe_name: rowwise}\n")
     (tmp_path / "bad.yaml").write_text(SMALL + "sede: 7\n")
     return tmp_path
 
@@ -40,7 +40,7 @@ def test_validate_mentions_what_is_not_built(folder):
     assert done.returncode == 0
     assert done.stdout == (
         "ok: run.yaml + more.yaml is a valid config\n"
-        "  not yet: peft.use_dora: comes in a later release. Remove it for plain LoRA.\n"
+        "  not yet: fp8.recipe_name: `rowwise` comes in a later release. Use `tensorwise`, or leave it out.\n"
         "  `automodel finetune` refuses these keys until they are built.\n"
     )
 
