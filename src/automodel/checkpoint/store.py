@@ -153,6 +153,8 @@ class CheckpointStore:
         self.last_place = snapshot.place if snapshot else "none"
         if snapshot is None:
             self._carry_out(work)
+            if not self.background:  # on all ranks; room for a copy may be missing on some
+                self.wait()
             return
         work.groups = snapshot.groups
         self._threads.submit(self._drain, work, snapshot.wait)
@@ -243,12 +245,12 @@ class CheckpointStore:
         return self._work
 
     def _make_folder(self, step: int) -> dict[str, str]:
-        name = f"{UNFINISHED}{catalog.name_of(step)}-{os.getpid()}-{time.monotonic_ns()}"
+        made = {"name": f"{UNFINISHED}{catalog.name_of(step)}-{os.getpid()}-{time.monotonic_ns()}", "problem": ""}
         try:
-            (self.folder / name).mkdir(parents=True)
+            (self.folder / made["name"]).mkdir(parents=True)
         except OSError as error:
-            return {"name": name, "problem": in_words(error)}
-        return {"name": name, "problem": ""}
+            made["problem"] = in_words(error)
+        return made
 
     # The writing.
 

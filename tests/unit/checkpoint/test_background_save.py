@@ -115,11 +115,14 @@ def test_mistakes_of_ours_are_not_a_disks(tmp_path):
         store.wait()
 
 
-def test_async_save_false_waits_for_the_disk(tmp_path):
-    store = CheckpointStore(tmp_path, background=False)
+def test_async_save_false_waits_for_the_disk(tmp_path, monkeypatch):
+    disk, store = Disk(monkeypatch), CheckpointStore(tmp_path, background=False)
     store.begin(1, some(), {})
     assert (tmp_path / "step-00000001" / "manifest.json").exists()
     assert store.last_place == "none"
+    disk.full = True
+    with pytest.raises(SaveFailedError, match="step 2 could not be written"):
+        store.begin(2, some(), {})
 
 
 def test_without_room_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch):
