@@ -170,7 +170,7 @@ class CheckpointStore:
         reasons = texts_of_all(self.ranks, problem) if work.sharded else [problem]
         if any(reasons):
             work.abandoned.set()
-        if self._seals:
+        if self.ranks.first:
             wait_for([work.sealed])
             if not any(reasons):
                 reasons = [_reason(work.sealed)]
@@ -181,7 +181,7 @@ class CheckpointStore:
     def writing(self) -> bool:
         """Whether a thread of this rank is at work."""
         work = self._work
-        return work is not None and not (work.written.done() and (work.sealed.done() or not self._seals))
+        return work is not None and not (work.written.done() and (work.sealed.done() or not self.ranks.first))
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -225,10 +225,6 @@ class CheckpointStore:
 
     # Before the writing.
 
-    @property
-    def _seals(self) -> bool:
-        return self.ranks.first
-
     def _open(self, step: int, tensors: Tensors, state: str, protected: set[int]) -> _Work | None:
         """The temporary folder and what this rank puts into it; None where it has nothing to do with it."""
         sharded = frozenset(group for group, named in tensors.items() if any(map(is_sharded, named.values())))
@@ -268,7 +264,7 @@ class CheckpointStore:
             work.written.set_exception(error)
         finally:
             work.groups = {}  # the snapshot's memory
-        if self._seals:
+        if self.ranks.first:
             try:
                 self._seal(work)
                 work.sealed.set_result(None)
@@ -342,7 +338,7 @@ class CheckpointStore:
     def _settle(self) -> None:
         """Waits for this rank's own work, and says nothing about it."""
         if self._work is not None:
-            wait_for([self._work.written, *([self._work.sealed] if self._seals else [])])
+            wait_for([self._work.written, *([self._work.sealed] if self.ranks.first else [])])
 
     def _report(self, step: int, reasons: list[str]) -> None:
         if not any(reasons):
