@@ -280,3 +280,22 @@ def test_bf16_evaluates_under_autocast_and_leaves_full_precision_weights(tmp_pat
     assert {p.dtype for p in ours.model.parameters()} == {torch.float32}
     ours.train()  # once more, from a model that accelerate has wrapped
     assert ours.acceleration.path == "packed"
+
+
+def test_a_callback_that_generates_text_finds_a_model_that_does(tmp_path):
+    class Samples(TrainerCallback):
+        def __init__(self):
+            self.made = []
+
+        def on_evaluate(self, args, state, control, model=None, **kwargs):
+            start = torch.tensor([[5, 6, 7]])
+            self.made.append(model.generate(start, max_new_tokens=4, do_sample=False, pad_token_id=0).tolist())
+
+    made = []
+    for name, kind in (("a", Trainer), ("b", transformers.Trainer)):
+        samples = Samples()
+        options = {"eval_strategy": "steps", "eval_steps": 3}
+        trained(kind, tmp_path / name, "causal-lm", "llama", callbacks=[samples], **options)
+        made.append(samples.made)
+    assert made[0] == made[1]
+    assert len(made[0]) == 3

@@ -101,7 +101,8 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
     labels: Any = None if loss_only else np.asarray(rows.store.labels)
     metrics: dict[str, Any] = {}
     if trainer.compute_metrics is not None and predictions is not None:
-        metrics = trainer.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
+        with fast.stock_model():  # it may look at the model
+            metrics = trainer.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
     metrics = {**denumpify_detensorize(metrics), f"{prefix}_loss": mean}
     named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": value for key, value in metrics.items()}
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=named, num_samples=count)

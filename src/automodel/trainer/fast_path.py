@@ -64,6 +64,7 @@ class FastPath:
         self.model, self.task, self.rows, self.cfg, self.plan, self.loss = model, task, rows, cfg, plan, loss
         self.schedule = Schedule(cfg.lr_scheduler, plan.total_steps)
         self.step: Any = None
+        self._is_stock = False
         self.losses: list[torch.Tensor] = []
         """Of steps whose loss nobody has read yet; on the device."""
 
@@ -106,15 +107,16 @@ class FastPath:
     @contextmanager
     def stock_model(self) -> Generator[None]:
         """The model as transformers knows it, with full-precision weights, for as long as the block lasts."""
-        if self.step is None:
+        if self.step is None or self._is_stock:
             yield
             return
-        was_training = self.model.training
+        was_training, self._is_stock = self.model.training, True
         with stock_attention(self.model), _full_precision(self.step), _without_hooks(self.step):
             try:
                 yield
             finally:
                 _unwrap(self.model)
+                self._is_stock = False
         self.model.train(was_training)
 
     def close(self) -> None:

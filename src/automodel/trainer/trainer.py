@@ -36,6 +36,7 @@ from automodel.trainer.fast_path import FastPath, check_schedule, compile_ahead,
 from automodel.trainer.obstacles import task_of, why_stock
 from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments, shift_rates
 from automodel.trainer.stored_rows import Held, NotStored, store_rows
+from automodel.trainer.watched_events import unwatch_events, watch_events
 
 MOST_UNREAD = 1000  # losses that may wait on the device for a log line
 
@@ -207,6 +208,7 @@ class Trainer(transformers.Trainer):
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
         self.callback_handler.train_dataloader = train_dataloader
+        watch_events(self.callback_handler, fast)
         return self.model, train_dataloader
 
     # One epoch.
@@ -309,6 +311,7 @@ class Trainer(transformers.Trainer):
     def _close_fast(self) -> None:
         fast, self._fast = self._fast, None
         assert fast is not None
+        unwatch_events(self.callback_handler)
         captured = fast.plan.capture and fast.step is not None
         fast.close()
         self._wrap_for_evaluation()

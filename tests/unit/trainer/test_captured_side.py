@@ -141,23 +141,27 @@ def test_half_copies_are_put_aside_for_whoever_looks(tmp_path, replayed):
     seen = []
 
     class Looks(transformers.TrainerCallback):
-        def on_step_end(self, args, state, control, model=None, **kwargs):
-            seen.append(model.dtype)
+        def on_step_end(self, args, state, control, **kwargs):
+            seen.append(next(iter(found["it"].parameters())).dtype)  # behind everybody's back
+
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            seen.append(("asked for", model.dtype))
 
     class Watched(Trainer):
         def prediction_step(self, model, *args, **kwargs):
             seen.append(("evaluated in", model.dtype))
             return super().prediction_step(model, *args, **kwargs)
 
-        def add_callback(self, callback):
-            super().add_callback(callback)
+    found = {}
 
     def with_callback(*args, **kwargs):
+        found["it"] = kwargs["model"]
         return Watched(*args, callbacks=[Looks()], **kwargs)
 
     ours = trained(with_callback, tmp_path / "a", bf16=True, save_strategy="steps", save_steps=4)
     stock = trained(transformers.Trainer, tmp_path / "b", bf16=True)
     assert seen.count(torch.bfloat16) == 8
+    assert seen.count(("asked for", torch.float32)) == 8
     assert ("evaluated in", torch.float32) in seen
     assert ("evaluated in", torch.bfloat16) not in seen
     assert {p.dtype for p in ours.model.parameters()} == {torch.float32}
