@@ -25,7 +25,7 @@ def test_a_layout_trains_what_one_process_trains(runs, ranks, name):
 
 @pytest.mark.slow
 def test_every_rank_writes_its_own_part(runs):
-    folder = runs / "on4" / "words-fsdp" / "run" / "steps" / f"step-{STEPS:08d}"
+    folder = runs / "on4" / "words-tpcp" / "run" / "steps" / f"step-{STEPS:08d}"
     sizes = [path.stat().st_size for path in folder.glob("model-rank-*")]
     whole = sum(p.stat().st_size for p in (runs / "on1" / "words" / "run" / "steps" / folder.name).glob("model*"))
     assert len(sizes) == 4
@@ -36,7 +36,7 @@ def test_every_rank_writes_its_own_part(runs):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_four_ranks_save_and_others_go_on(runs, tmp_path, ranks):
     """Four sharded ranks died after step 5; one process, or two ranks of a layout of their own, take over."""
-    chain = {1: [("words-fsdp", "words"), ("bins-tp", "bins")], 2: [("words-tpcp", "words-fsdp")]}[ranks]
+    chain = {1: [("words-tpcp", "words"), ("bins-tp", "bins")], 2: [("words-tpcp", "words-fsdp")]}[ranks]
     for before, after in chain:
         shutil.copy(runs / f"{after}.yaml", tmp_path)
         left = shutil.copytree(runs / "on4" / before, tmp_path / f"on{ranks}" / after)

@@ -16,6 +16,7 @@ and a handshake, and seven of them cost the main process more than making the ba
 from __future__ import annotations
 
 import atexit
+import copy
 import hashlib
 import multiprocessing
 import signal
@@ -355,6 +356,16 @@ class EvalLoader:
         order = np.argsort(-lengths, kind="stable")
         starts = _batch_starts(lengths[order], batch_size, most_tokens)
         self.batches = [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)])]
+
+    def share(self, own: int, of: int) -> tuple[EvalLoader, int]:
+        """Every `of`-th batch from `own` on, and how many those are. Where others have one more, the first of all comes
+        once more: ranks that hold parts of one model run equally often."""
+        part = copy.copy(self)
+        part.batches = self.batches[own::of]
+        mine = len(part.batches)
+        if mine < -(-len(self.batches) // of):
+            part.batches = [*part.batches, self.batches[0]]
+        return part, mine
 
     def __len__(self) -> int:
         return len(self.batches)

@@ -23,7 +23,7 @@ from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
 from automodel.engine.compiled import compile_model, try_compiled
-from automodel.engine.evaluate import Evaluator
+from automodel.engine.evaluate import Evaluator, Share
 from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
 from automodel.engine.fp8_guard import guarded
@@ -37,6 +37,7 @@ from automodel.kernels import ahead
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates, late_parameters
 from automodel.kernels.side_stream import SideStream
+from automodel.metrics.compute import LANGUAGE_MODELS
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.cheap_dropout import use_cheap_dropout
@@ -316,7 +317,15 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
         step.compute,
         plan.device,
         together=prepared.layout.fsdp,
+        share=_share_of(prepared, step) if prepared.ranks.size > 1 and prepared.task in LANGUAGE_MODELS else None,
     )
+
+
+def _share_of(prepared: Prepared, step: TrainStep | CapturedStep) -> Share:
+    layout, rank = prepared.layout, prepared.ranks.rank
+    place = layout.cp_rank(rank), layout.tp_rank(rank)
+    cut = getattr(getattr(step, "whole", None), "cut", None)
+    return Share(layout.data_rank(rank), layout.data_ranks, place == (0, 0), place[1] == 0, cut)
 
 
 def make_store(prepared: Prepared, folder: RunFolder) -> CheckpointStore | None:

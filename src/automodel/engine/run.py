@@ -19,6 +19,7 @@ from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
 from automodel.distributed.world import Alone, joined
 from automodel.engine.build import Run, build
+from automodel.engine.evaluate import evaluate_for_all
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
 from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
@@ -223,7 +224,8 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
             run.progress.info(f"Exporting step {best.step}, the best by {best.metric} ({best.value:.4f})")
             chosen = {"exported_step": best.step}
             assert run.evaluator is not None
-            metrics = run.evaluator()
+            alone = not run.prepared.layout.fsdp  # then the other ranks have gone
+            metrics = run.evaluator() if alone else evaluate_for_all(run.evaluator, run.prepared.ranks)
             chosen |= {"validation": metrics.values, "confusion_matrix": metrics.confusion_matrix}
         else:  # it could not be written, and the run went on (checkpoint.on_error: continue)
             missing = f"The checkpoint of step {best.step}, the best by {best.metric}, is missing"

@@ -165,6 +165,15 @@ class EvalAccumulator:
             found = _sequence_metrics(self.kind, outputs, labels)
         return EvalMetrics(values | found.values, found.confusion_matrix)
 
+    def sums(self) -> list[float]:
+        """Of a language model: loss, labels and right tokens so far, which ranks can add up. Waits for the device."""
+        return [float(self._loss_sum), float(self._count), float(self._correct or 0.0)]
+
+    def take_sums(self, sums: Sequence[float]) -> None:
+        """Goes on with sums that were added up elsewhere."""
+        self._loss_sum, self._count = sums[0], int(sums[1])
+        self._correct = None if self._correct is None else sums[2]
+
     def _count_right_tokens(self, logits: Tensor | None, labels: Tensor, right: Tensor | None) -> None:
         if logits is not None:
             right = ((logits.detach().argmax(-1) == labels) & (labels != IGNORE)).sum()
