@@ -13,6 +13,7 @@ from automodel.adapters.config import PeftConfig
 from automodel.data.batch import IGNORE
 from automodel.kernels import fp8_linear
 from automodel.kernels.flat_parameters import FlatParameters
+from automodel.models import adapted_product
 from automodel.models.block_support import can_fuse_adapters
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.decoder_parts import DECODERS
@@ -32,7 +33,7 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-6}
 
 def adapted(kind, task, size=None, **section):
     _, model = tiny(kind, task, **SIZE, **(size or {}))
-    attach(model, resolve(PeftConfig(dim=4, alpha=8, **section), model, task, "base"))
+    attach(model, resolve(PeftConfig(**{"dim": 4, "alpha": 8, **section}), model, task, "base"))
     torch.manual_seed(5)
     with torch.no_grad():
         for name, tensor in trained_tensors(model).items():
@@ -89,6 +90,15 @@ def test_embeddings_and_head_may_be_trained_in_full_beside_the_adapters():
     plain = adapted("llama", "causal-lm", modules_to_save=("embed_tokens", "lm_head"))
     assert sum(not name.endswith(("lora_A", "lora_B")) for name in trained_tensors(plain)) == 2
     assert_same(plain, *fused_of(plain, "causal-lm"), "causal-lm")
+
+
+@pytest.mark.parametrize("section", [{}, {"exclude_modules": ("up_proj",)}])
+def test_b_of_gate_and_up_may_lie_beside_their_weights(monkeypatch, section):
+    monkeypatch.setattr(adapted_product, "BESIDE", True)
+    plain = adapted("qwen3", "causal-lm", dim=8, **section)
+    ours, forward = fused_of(plain, "causal-lm")
+    assert len(ours.model.layers[0].forward.held) == 2
+    assert_same(plain, ours, forward, "causal-lm")
 
 
 def test_frozen_biases_are_added():

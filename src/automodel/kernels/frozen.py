@@ -58,6 +58,35 @@ class Held:
         return dy_TO @ self.weight_OI if onto_TI is None else onto_TI.addmm_(dy_TO, self.weight_OI)
 
 
+class Beside(Held):
+    """The weight with columns beside it for the adapters' B, so that what they add is part of the product:
+
+        y = [x  s h] [W  B]ᵀ          B: the layers' own, one below the other, zero outside of their columns
+
+    instead of a pass over y that reads and writes it. x and s h have to lie side by side for that, which is a copy of
+    x: less than the pass where y is six times as wide."""
+
+    def __init__(self, weights: Sequence[Tensor], rank: int):
+        """`weights` (one below the other) become views of the new memory."""
+        self.inputs, outputs = weights[0].shape[1], sum(w.shape[0] for w in weights)
+        self.joined = torch.zeros((outputs, self.inputs + rank), dtype=weights[0].dtype, device=weights[0].device)
+        first = 0
+        for weight in weights:
+            rows = self.joined[first : first + weight.shape[0], : self.inputs]
+            rows.copy_(weight.detach())
+            weight.data = rows
+            first += weight.shape[0]
+        super().__init__(self.joined[:, : self.inputs])
+
+    def places(self, columns: Sequence[slice], ranks: Sequence[slice]) -> list[Tensor]:
+        """Where the B of each layer goes."""
+        return [self.joined[c, self.inputs + r.start : self.inputs + r.stop] for c, r in zip(columns, ranks)]
+
+    def times_both(self, both_TK: Tensor, bias_O: Tensor | None) -> Tensor:
+        """The product with x and s h side by side."""
+        return F.linear(both_TK, self.joined, bias_O)
+
+
 class Fp8Held:
     """The weight in 8 bits, as it lies and transposed: both products want the summed dimension last in memory. It is
     quantised once; x and dy in every step. The two copies together are as large as the bf16 weight, which nobody needs

@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.fp8_linear import _through_activation
-from automodel.kernels.frozen import Frozen
+from automodel.kernels.frozen import Beside, Frozen
 from automodel.kernels.linear import joined_view
 from automodel.kernels.side_stream import SideStream, gradients_by
 from automodel.kernels.swiglu import _backward_in_place, _forward, swiglu_reference
@@ -118,6 +118,19 @@ def _adapter_gradients(
     return found
 
 
+def _beside(
+    x_TI: Tensor, base: Beside, bias_O: Tensor | None, a_RIs: Sequence[Tensor], bs: Sequence[Tensor], layout: _Layout
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y with its adapters, x as it lies beside s h, s h)."""
+    both_TK = x_TI.new_empty((x_TI.shape[0], base.joined.shape[1]))
+    read_TI, h_TR = both_TK[:, : base.inputs], both_TK[:, base.inputs :]
+    read_TI.copy_(x_TI)
+    h_TR.addmm_(x_TI, _stacked(a_RIs).t(), beta=0, alpha=layout.scales[0])
+    for place, b_OR in zip(base.places(layout.columns, layout.ranks), bs):
+        place.copy_(b_OR)
+    return base.times_both(both_TK, bias_O), read_TI, h_TR
+
+
 class _LoraJoinedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -132,10 +145,14 @@ class _LoraJoinedLinear(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         count = len(layout.scales)
         a_RIs, b_ORs = parameters[:count], parameters[count:]
-        y_TO = base.times(x_TI, bias_O)
         read_TI = x_TI if dropped_TI is None else dropped_TI
-        h_TR = read_TI @ _stacked(a_RIs).t()
-        _add_adapters(y_TO, h_TR, b_ORs, layout)
+        if isinstance(base, Beside) and dropped_TI is None and len(set(layout.scales)) == 1:
+            y_TO, read_TI, h_TR = _beside(x_TI, base, bias_O, a_RIs, b_ORs, layout)
+            ctx.scales_in_h = True
+        else:
+            y_TO, ctx.scales_in_h = base.times(x_TI, bias_O), False
+            h_TR = read_TI @ _stacked(a_RIs).t()
+            _add_adapters(y_TO, h_TR, b_ORs, layout)
         ctx.save_for_backward(read_TI, h_TR)
         ctx.side, ctx.base, ctx.layout, ctx.parameters = side, base, layout, parameters
         ctx.drops = dropped_TI is not None
@@ -150,8 +167,10 @@ class _LoraJoinedLinear(torch.autograd.Function):
         a_RIs, b_ORs = ctx.parameters[:count], ctx.parameters[count:]
         u_TR = _up(dy_TO, b_ORs, ctx.layout)
 
+        layout = ctx.layout._replace(scales=(1.0,) * count) if ctx.scales_in_h else ctx.layout
+
         def gradients() -> list[Tensor]:
-            return _adapter_gradients(dy_TO, u_TR, read_TI, h_TR, b_ORs, ctx.layout)
+            return _adapter_gradients(dy_TO, u_TR, read_TI, h_TR, b_ORs, layout)
 
         found = gradients_by(ctx.side, ctx.parameters, gradients, dy_TO, u_TR, read_TI, h_TR)
         dx_TI = ctx.base.back(dy_TO, around_TI) if ctx.needs_input_grad[3] else None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from automodel.adapters.attach import adapter_of
 from automodel.adapters.lora import LoraLinear
 from automodel.adapters.packed_linear import PackedLinear
-from automodel.kernels.frozen import Expanding, Frozen, Held, same_memory
+from automodel.kernels.frozen import Beside, Expanding, Frozen, Held, same_memory
 from automodel.kernels.linear import joined_view
 from automodel.kernels.lora_linear import LowRank, lora_joined_linear, lora_swiglu_linear
 from automodel.kernels.lora_mlp import Gated, can_join, lora_mlp
@@ -45,6 +45,21 @@ def join_frozen(linears: Sequence[Any]) -> None:
     weights = [linear.weight for linear in linears]
     if all(is_frozen(m) and packed_of(m) is None for m in linears) and joined_view(weights) is None:
         same_memory(weights)
+
+
+BESIDE = False
+"""Whether gate and up have the B of their adapters beside their weights (`frozen.Beside`)."""
+
+
+@torch.no_grad()
+def put_beside(linears: Sequence[Any]) -> Frozen | None:
+    """The frozen weights of gate and up in memory with room for their adapters; None where that is not for them."""
+    adapters = low_ranks(linears)
+    alike = len({a.scale for a in adapters}) == 1 and all(packed_of(m) is None and is_frozen(m) for m in linears)
+    rank = sum(a.a_RI.shape[0] for a in adapters)
+    if not BESIDE or len(linears) < 2 or not alike or rank % 8:  # rows are to be whole 16 bytes
+        return None
+    return Beside([m.weight for m in linears], rank)
 
 
 def packed_of(linear: Any) -> Packed | None:

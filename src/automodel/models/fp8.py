@@ -88,11 +88,13 @@ def use_fp8(model: Any, filters: Sequence[str] = ()) -> list[Product]:
     blocks = _fused_blocks(model)
     chosen = [(m, p) for m, p in _products(model, bool(blocks)) if p.pays and not p.listed(filters)]
     if blocks and chosen and is_frozen(chosen[0][0][0]):
+        before = blocks[0].held
         held: dict[int, Frozen] = {
-            id(linears[0]): Fp8Held(frozen_base(linears, None, torch.bfloat16).weight()) for linears, _ in chosen
+            id(linears[0]): Fp8Held(frozen_base(linears, before.get(id(linears[0])), torch.bfloat16).weight())
+            for linears, _ in chosen
         }
         for block in blocks:
-            block.held = held
+            block.fp8_held = held
     elif blocks:
         layers = frozenset(id(linear) for linears, _ in chosen for linear in linears)
         for block in blocks:
@@ -110,19 +112,19 @@ def _fused_blocks(model: Any) -> list[FusedDecoderBlock]:
 @contextmanager
 def without_fp8(model: Any) -> Generator[None]:
     """Frozen products of fused blocks in bf16 inside the block."""
-    held = [(block, block.held) for block in _fused_blocks(model)]
+    held = [(block, block.fp8_held) for block in _fused_blocks(model)]
     bf16_again(model)
     try:
         yield
     finally:
         for block, own in held:
-            block.held = own
+            block.fp8_held = own
 
 
 def bf16_again(model: Any) -> None:
     """Frozen products of fused blocks in bf16 from now on."""
     for block in _fused_blocks(model):
-        block.held = {}
+        block.fp8_held = {}
 
 
 def let_go_of_bf16(model: Any) -> None:
@@ -130,8 +132,9 @@ def let_go_of_bf16(model: Any) -> None:
     adapters still compute with them, in stock blocks too; plain ones refuse there, by their dtype."""
     for block in _fused_blocks(model):
         for linears in (block.parts.qkv, (block.parts.out,), block.parts.gate_up, (block.parts.down,)):
-            held, first = block.held.get(id(linears[0])), 0
+            held, first = block.fp8_held.get(id(linears[0])), 0
             if isinstance(held, Fp8Held):
+                block.held.pop(id(linears[0]), None)
                 for linear in linears:
                     linear.weight.data = held.rows_OI[first : first + linear.out_features]
                     linear.weight_scale = held.scale  # ty: ignore[invalid-assignment]

@@ -49,6 +49,7 @@ from automodel.models.adapted_product import (
     is_frozen,
     join_frozen,
     lie_together,
+    put_beside,
 )
 from automodel.models.block_stream import Stream, UnusedAngles
 from automodel.models.decoder_parts import DECODERS, Norm, Parts, decoder_parts, fusable_decoder_config
@@ -122,6 +123,8 @@ class FusedDecoderBlock:
     """Linear layers, by identity, whose products are made in FP8 (`fp8.py`)."""
     held: dict[int, Frozen] = field(default_factory=dict)
     """Frozen matrices that are held in another form than their weights, by the identity of the first layer."""
+    fp8_held: dict[int, Frozen] = field(default_factory=dict)
+    """Those among them, and others, that are used in FP8 instead."""
 
     def __call__(
         self,
@@ -162,10 +165,13 @@ class FusedDecoderBlock:
     def _linear(self, x: Tensor, linear: nn.Linear) -> Tensor:
         return self._product(x, (linear,))[0]
 
+    def _forms(self) -> dict[int, Frozen]:
+        return self.held | self.fp8_held
+
     def _product(self, x: Tensor, linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor]:
         """(all layers' outputs side by side, x to go on with)."""
         if is_frozen(linears[0]):
-            return adapted_product(x, linears, self.held.get(id(linears[0])), self.side)
+            return adapted_product(x, linears, self._forms().get(id(linears[0])), self.side)
         weights = _weights(linears)
         joined = joined_view(weights)
         assert joined is not None, "the weights of one product were moved apart after the model was fused"
@@ -178,7 +184,7 @@ class FusedDecoderBlock:
         # Computed again, the last product is left out, unless a norm inside the block reads it.
         read = not computing_again() or p.norms.after_mlp is not None
         if is_frozen(p.down):
-            x, around = adapted_mlp(y, p.gate_up, p.down, self.held, p.activation, self.side, read)
+            x, around = adapted_mlp(y, p.gate_up, p.down, self._forms(), p.activation, self.side, read)
         else:
             inner, around = self._product(y, p.gate_up)
             make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
@@ -220,7 +226,7 @@ class FusedDecoderBlock:
         p, heads = self.parts, self.parts.heads
         pieces = cut_behind(pooled_R, documents)
         y_B = y.index_select(0, pieces.queries_B)
-        if is_frozen(p.qkv[0]) and (len(p.qkv) == 1 or id(p.qkv[0]) in self.held):
+        if is_frozen(p.qkv[0]) and (len(p.qkv) == 1 or id(p.qkv[0]) in self._forms()):
             # One matrix holds all three, and cannot be taken apart. One layer can afford the whole product.
             n = heads.queries * heads.dim
             q, kv = self._product(y_B, p.qkv)[0][:, :n], self._product(y, p.qkv)[0][:, n:]
@@ -300,10 +306,15 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     if not fusable_decoder(model):
         return 0
     parts = [decoder_parts(layer, model.config) for layer in backbone.layers]
+    held: dict[int, Frozen] = {}
     for p in parts:
         join_frozen(p.qkv)
-        join_frozen(p.gate_up)
-    if not all(lie_together(linears) for p in parts for linears in (p.qkv, p.gate_up)):
+        if (beside := put_beside(p.gate_up)) is not None:
+            held[id(p.gate_up[0])] = beside
+        else:
+            join_frozen(p.gate_up)
+    both = [linears for p in parts for linears in (p.qkv, p.gate_up)]
+    if not all(id(linears[0]) in held or lie_together(linears) for linears in both):
         return 0
     kinds = {p.layer_type for p in parts if p.turns}
     angles = {kind: Angles(backbone.rotary_emb, kind) for kind in kinds}
@@ -314,6 +325,6 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     last = len(parts) - 1
     for index, (layer, p) in enumerate(zip(backbone.layers, parts)):
         turning = angles[p.layer_type] if p.turns else None
-        layer.forward = FusedDecoderBlock(layer, p, turning, seed, index, pools=index == last, side=side)
+        layer.forward = FusedDecoderBlock(layer, p, turning, seed, index, pools=index == last, side=side, held=held)
     backbone.norm.forward = FusedFinalNorm(DECODERS[model.config.model_type].norm(backbone.norm), side)
     return len(parts)

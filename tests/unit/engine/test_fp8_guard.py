@@ -48,7 +48,7 @@ def test_a_small_difference_is_told_and_fp8_stays(parts):
     line = after.plan.decisions[1]
     assert line.value == "6 of 8"
     assert "the first batch has loss" in line.reason
-    assert model.model.layers[0].forward.held
+    assert model.model.layers[0].forward.fp8_held
     weight = model.model.layers[0].self_attn.q_proj.weight
     assert weight.dtype == torch.float8_e4m3fn, "the wide weights are gone"
     with torch.no_grad(), stock_attention(model):
@@ -68,7 +68,7 @@ def test_a_large_one_turns_it_off(parts, monkeypatch):
     assert after.plan.fp8 is False
     assert after.plan.decisions[1].value == "off"
     assert "in bf16: more than" in after.plan.decisions[1].reason
-    assert not model.model.layers[0].forward.held
+    assert not model.model.layers[0].forward.fp8_held
     with torch.no_grad():
         assert torch.isfinite(step.forward(batch)).all()
 

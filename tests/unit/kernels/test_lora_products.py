@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from automodel.kernels.frozen import Fp8Held, Held, same_memory
+from automodel.kernels.frozen import Beside, Fp8Held, Held, same_memory
 from automodel.kernels.lora_linear import (
     LowRank,
     lora_joined_linear,
@@ -50,6 +50,21 @@ def test_products_and_gradients_are_the_references(which, bias, unlike):
     assert around.data_ptr() == x.data_ptr()
     for ours, theirs in zip(gradients_of(y, x, adapters), gradients_of(expected, x, adapters), strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)
+
+
+@pytest.mark.parametrize("which", [(0, 1, 2), (0, 2)])
+def test_b_beside_the_weights_is_part_of_the_product(which):
+    x, weight, offset, adapters = made(which, unlike=0.0)
+    expected = lora_joined_linear_reference(x, weight, offset, adapters)
+    parts = [torch.nn.Parameter(part.clone(), requires_grad=False) for part in weight.split(list(WIDTHS))]
+    base = Beside(parts, sum(a.a_RI.shape[0] for a in adapters))
+    assert torch.equal(torch.cat(list(parts)), weight), "the layers keep their weights, as views"
+    for _ in range(2):
+        y, _ = lora_joined_linear(x, base, offset, adapters)
+        torch.testing.assert_close(y, expected, **CLOSE)
+        for ours, theirs in zip(gradients_of(y, x, adapters), gradients_of(expected, x, adapters), strict=True):
+            torch.testing.assert_close(ours, theirs, **CLOSE)
+        expected = lora_joined_linear_reference(x, weight, offset, adapters)
 
 
 def test_the_way_around_meets_the_product_in_its_backward():
