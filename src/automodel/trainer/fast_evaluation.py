@@ -104,5 +104,7 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
         with fast.stock_model():  # it may look at the model
             metrics = trainer.compute_metrics(EvalPrediction(predictions=predictions, label_ids=labels))
     metrics = {**denumpify_detensorize(metrics), f"{prefix}_loss": mean}
+    if hasattr(trainer, "model_preparation_time"):  # of an evaluation before training; Trainer repeats it
+        metrics["model_preparation_time"] = trainer.model_preparation_time
     named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": value for key, value in metrics.items()}
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=named, num_samples=count)

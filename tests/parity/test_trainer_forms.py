@@ -1,0 +1,104 @@
+"""Forms of data, labels and calls that a Trainer meets: ours and stock agree on each, in the engine's steps."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import transformers
+from datasets import Dataset
+
+from automodel import Trainer, TrainingArguments
+from tiny_models import tiny
+from tiny_runs import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects_to_look_through():
+    """accelerate collects garbage before every training, and half a million imported objects take 0.2 s each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def rows(count=20, label="class", name="label", pair=False, plain=False, end=(), seed=0):
+    random, made = np.random.default_rng(seed), []
+    for _ in range(count):
+        ids = [*random.integers(5, 40, int(random.integers(4, 20))).tolist(), *end]
+        row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        if pair:
+            row["token_type_ids"] = [0] * 2 + [1] * (len(ids) - 2)
+        values = {"class": ids[0] % 3, "number": ids[0] / 10, "several": [float(ids[0] % 2), float(ids[1] % 2), 0.0]}
+        row[name] = values[label]
+        made.append(row)
+    return made if plain else Dataset.from_list(made)
+
+
+FORMS = {
+    "regression": ("bert", {"label": "number"}, {"num_labels": 1}, {}),
+    "several labels": ("bert", {"label": "several"}, {}, {}),
+    "pairs": ("bert", {"pair": True}, {}, {}),
+    "labels under another name": ("distilbert", {"name": "label_ids"}, {}, {}),
+    "a list of rows": ("distilbert", {"plain": True}, {}, {}),
+    "windows": ("modernbert", {}, {}, {}),
+    "rows that end with the pad token": ("qwen2", {"end": (0,)}, {}, {}),
+    "lengths grouped": ("bert", {}, {}, {"train_sampling_strategy": "group_by_length"}),
+    "a floor under the rate": (
+        "bert", {}, {}, {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 1e-4}},
+    ),
+}  # fmt: skip
+
+
+def trainer_of(kind, folder, family="bert", data=None, config=None, options=None, **given):
+    def model():
+        return tiny(family, "text-classification", **{"pad_token_id": 0, "num_labels": 3, **(config or {})})[1]
+
+    settings = {
+        "max_steps": 5, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1, "use_cpu": True,
+        "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "eval_strategy": "steps", "eval_steps": 2,
+    }  # fmt: skip
+    made = {"model_init": model} if given.pop("by_init", False) else {"model": model()}
+    held_out = given.pop("eval_dataset", None) or rows(6, seed=1, **(data or {}))
+    return kind(
+        args=TrainingArguments(str(folder), **settings | (options or {})), train_dataset=rows(**(data or {})),
+        eval_dataset=held_out, data_collator=transformers.DataCollatorWithPadding(TOKENIZER),
+        processing_class=TOKENIZER, **made, **given,
+    )  # fmt: skip
+
+
+def same(ours, stock):
+    assert ours.acceleration.path == "packed", ours.acceleration
+    assert ours.model.config.problem_type == stock.model.config.problem_type
+    assert [sorted(e) for e in ours.state.log_history] == [sorted(e) for e in stock.state.log_history]
+    for mine, theirs in zip(ours.state.log_history, stock.state.log_history):
+        for key in theirs:
+            if not any(word in key for word in ("runtime", "per_second", "preparation")):
+                assert mine[key] == pytest.approx(theirs[key], abs=1e-4, rel=1e-4), key
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_form(form, tmp_path):
+    family, data, config, options = FORMS[form]
+    made = []
+    for kind in (Trainer, transformers.Trainer):
+        made.append(trainer_of(kind, tmp_path, family, data, config, options))
+        made[-1].train()  # at once: making a trainer seeds, and the next one would again
+    same(*made)
+
+
+def test_several_evaluation_datasets_models_made_by_a_function_and_evaluating_first(tmp_path):
+    def accuracy(found):
+        return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+    made = []
+    for kind in (Trainer, transformers.Trainer):
+        sets = {"a": rows(6, seed=1), "b": rows(5, seed=2)}
+        trainer = trainer_of(kind, tmp_path, eval_dataset=sets, by_init=True, compute_metrics=accuracy)
+        trainer.evaluate()
+        trainer.train()
+        made.append(trainer)
+    same(*made)
+    assert "eval_b_accuracy" in made[0].state.log_history[-2]
