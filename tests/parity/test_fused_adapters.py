@@ -95,9 +95,10 @@ def test_embeddings_and_head_may_be_trained_in_full_beside_the_adapters():
 @pytest.mark.parametrize("section", [{}, {"exclude_modules": ("up_proj",)}])
 def test_b_of_gate_and_up_may_lie_beside_their_weights(monkeypatch, section):
     monkeypatch.setattr(adapted_product, "BESIDE", True)
+    monkeypatch.setattr(adapted_product, "BELOW", True)  # and A of down below
     plain = adapted("qwen3", "causal-lm", dim=8, **section)
     ours, forward = fused_of(plain, "causal-lm")
-    assert len(ours.model.layers[0].forward.held) == 2
+    assert len(ours.model.layers[0].forward.held) == 4
     assert_same(plain, ours, forward, "causal-lm")
 
 

@@ -87,6 +87,30 @@ class Beside(Held):
         return F.linear(both_TK, self.joined, bias_O)
 
 
+class Below(Held):
+    """The weight with rows below it for the adapter's A, so that the backward product has its part in it:
+
+        dx = [dy  u] [W; A]
+
+    instead of a pass over dx. Pays where x is wider than y, since dy has to be copied beside u."""
+
+    def __init__(self, weight: Tensor, rank: int):
+        """`weight` becomes a view of the new memory."""
+        rows = weight.shape[0]
+        self.joined = torch.zeros((rows + rank, weight.shape[1]), dtype=weight.dtype, device=weight.device)
+        self.joined[:rows].copy_(weight.detach())
+        weight.data = self.joined[:rows]
+        super().__init__(self.joined[:rows])
+
+    def back_both(self, dy_TO: Tensor, b_OR: Tensor, a_RI: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """(dx with the adapter's part, u)."""
+        both_TK = dy_TO.new_empty((dy_TO.shape[0], self.joined.shape[0]))
+        both_TK[:, : self.outputs].copy_(dy_TO)
+        u_TR = both_TK[:, self.outputs :].addmm_(dy_TO, b_OR, beta=0, alpha=scale)
+        self.joined[self.outputs :].copy_(a_RI)
+        return both_TK @ self.joined, u_TR
+
+
 class Fp8Held:
     """The weight in 8 bits, as it lies and transposed: both products want the summed dimension last in memory. It is
     quantised once; x and dy in every step. The two copies together are as large as the bf16 weight, which nobody needs

@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.fp8_linear import _through_activation
-from automodel.kernels.frozen import Beside, Frozen
+from automodel.kernels.frozen import Below, Beside, Frozen
 from automodel.kernels.linear import joined_view
 from automodel.kernels.side_stream import SideStream, gradients_by
 from automodel.kernels.swiglu import _backward_in_place, _forward, swiglu_reference
@@ -226,13 +226,15 @@ class _LoraSwiGLULinear(torch.autograd.Function):
     def backward(ctx: Any, dy_TN: Tensor):
         x_TG, h_TR = ctx.saved_tensors
         dy_TN = dy_TN.contiguous()
-        da_TF = ctx.base.back(dy_TN)
         if not ctx.parameters:
-            dx_TG = _gate_gradient(x_TG, da_TF, ctx.activation)
+            dx_TG = _gate_gradient(x_TG, ctx.base.back(dy_TN), ctx.activation)
             return None, None, None, None, None, dx_TG, None
         a_RF, b_NR = ctx.parameters
-        u_TR = dy_TN.new_empty(h_TR.shape).addmm_(dy_TN, b_NR, beta=0, alpha=ctx.scale)
-        da_TF.addmm_(u_TR, a_RF)
+        if isinstance(ctx.base, Below):
+            da_TF, u_TR = ctx.base.back_both(dy_TN, b_NR, a_RF, ctx.scale)
+        else:
+            u_TR = dy_TN.new_empty(h_TR.shape).addmm_(dy_TN, b_NR, beta=0, alpha=ctx.scale)
+            da_TF = ctx.base.back(dy_TN).addmm_(u_TR, a_RF)
         a_TF, dx_TG = _through_activation(x_TG, da_TF, ctx.activation)
 
         def gradients() -> list[Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from automodel.adapters.attach import adapter_of
 from automodel.adapters.lora import LoraLinear
 from automodel.adapters.packed_linear import PackedLinear
-from automodel.kernels.frozen import Beside, Expanding, Frozen, Held, same_memory
+from automodel.kernels.frozen import Below, Beside, Expanding, Frozen, Held, same_memory
 from automodel.kernels.linear import joined_view
 from automodel.kernels.lora_linear import LowRank, lora_joined_linear, lora_swiglu_linear
 from automodel.kernels.lora_mlp import Gated, can_join, lora_mlp
@@ -47,8 +47,8 @@ def join_frozen(linears: Sequence[Any]) -> None:
         same_memory(weights)
 
 
-BESIDE = False
-"""Whether gate and up have the B of their adapters beside their weights (`frozen.Beside`)."""
+BESIDE, BELOW = False, False
+"""Whether gate and up have the B of their adapters beside their weights, and down its A below (`frozen.py`)."""
 
 
 @torch.no_grad()
@@ -60,6 +60,15 @@ def put_beside(linears: Sequence[Any]) -> Frozen | None:
     if not BESIDE or len(linears) < 2 or not alike or rank % 8:  # rows are to be whole 16 bytes
         return None
     return Beside([m.weight for m in linears], rank)
+
+
+@torch.no_grad()
+def put_below(linear: Any) -> Frozen | None:
+    """The frozen weight of down in memory with room for its adapter; None where that is not for it."""
+    adapters = low_ranks((linear,))
+    if not BELOW or not adapters or packed_of(linear) is not None or adapters[0].a_RI.shape[0] % 8:
+        return None
+    return Below(linear.weight, adapters[0].a_RI.shape[0])
 
 
 def packed_of(linear: Any) -> Packed | None:

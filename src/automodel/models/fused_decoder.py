@@ -49,6 +49,7 @@ from automodel.models.adapted_product import (
     is_frozen,
     join_frozen,
     lie_together,
+    put_below,
     put_beside,
 )
 from automodel.models.block_stream import Stream, UnusedAngles
@@ -313,6 +314,8 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
             held[id(p.gate_up[0])] = beside
         else:
             join_frozen(p.gate_up)
+        if (below := put_below(p.down)) is not None:
+            held[id(p.down)] = below
     both = [linears for p in parts for linears in (p.qkv, p.gate_up)]
     if not all(id(linears[0]) in held or lie_together(linears) for linears in both):
         return 0
