@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from automodel.distributed import overlapped
 from automodel.distributed.fully_sharded import clip_by_global_norm
 from automodel.distributed.shards import fill, piece_of, whole_of
 from automodel.distributed.world import joined
@@ -54,10 +55,46 @@ def talk() -> None:
         assert parameters[1].grad.tolist() == [0, 1, 2, 3]
         assert parameters[2].grad is None  # nobody had one
         assert (parameters[3].grad == sum(everyone)).all()
+        overlap(ranks)
         share_a_vocabulary(rank)
         trade_heads(rank, size)
         hold_pieces(rank, size)
         print("talked", flush=True)
+
+
+def overlap(ranks) -> None:
+    """Steps in which other parameters learn, some ranks have nothing, and buckets of two leave in the backward pass."""
+    overlapped.BUCKET_BYTES = 2 * 4 * 3
+    rank, size = ranks.rank, ranks.size
+    parameters = [nn.Parameter(torch.zeros(3)) for _ in range(7)]
+    everyone, sent = range(size), []
+    plain = dist.all_reduce
+    for used, idle in [
+        ((0, 1, 2, 3, 4), -1),
+        ((0, 1, 2, 3, 4), 0),
+        ((0, 1, 4), -1),
+        ((0, 1, 2, 3, 4, 6), 1),
+        ((5,), -1),
+    ]:
+        if rank != idle:
+            for last in (False, True):
+                if last:
+                    ranks.last_micro_batch(parameters)
+                    dist.all_reduce = lambda *args, used=used, **kw: sent.append(used) or plain(*args, **kw)
+                sum(((number + 1) * (rank + 1) * parameters[number]).sum() for number in used).backward()
+                dist.all_reduce = plain
+        loss = ranks.sum_gradients(parameters, torch.tensor(1.0))
+        assert float(loss) == size
+        learned = sum(2.0 * (other + 1) for other in everyone if other != idle)
+        for number, parameter in enumerate(parameters):
+            if number in used:
+                assert torch.equal(parameter.grad, torch.full((3,), learned * (number + 1))), (used, number)
+            else:
+                assert parameter.grad is None, (used, number)
+            parameter.grad = None
+    # Nothing leaves early in the first step, whose order is not known; later all buckets whose parameters learn do.
+    assert sent.count((0, 1, 2, 3, 4)) == (0 if rank == 0 else 3)
+    assert sent.count((0, 1, 2, 3, 4, 6)) == (0 if rank == 1 else 3)
 
 
 def share_a_vocabulary(rank: int) -> None:

@@ -30,7 +30,7 @@ class _Trade(torch.autograd.Function):
         return traded
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # ty: ignore[invalid-method-override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # ty: ignore[incompatible-method-override]
         return _Trade.apply(gradient, ctx.group), None
 
 

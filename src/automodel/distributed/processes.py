@@ -1,13 +1,7 @@
 """Ranks as real processes: torch's process group, with gloo on the CPU and NCCL between GPUs.
 
-Gradients are summed once for each optimizer step, after its last micro-batch: copied into flat buckets, each reduced
-while the next is being copied, and handed back as views. Torch's DistributedDataParallel would overlap the reduction
-with the backward pass, but it counts on every rank running forward and backward equally often; a rank that got no
-document of a small last step would leave the others waiting. Here a rank may have had any number of micro-batches, none
-too. The loss of the step is summed beside them.
-
-Which parameters have a gradient is agreed on first: one that has none anywhere must keep none, because an optimizer
-leaves it alone then, and decays it otherwise.
+Gradients are summed once for each optimizer step, the first of them while the last are still being made
+(`overlapped.py`).
 
 Small things (counts, signals, metrics) go through gloo also where there are GPUs, so that no device waits for them.
 """
@@ -16,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -26,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.distributed.overlapped import OverlappedSum
 from automodel.distributed.watch import Watch
 from automodel.distributed.world import Alone, World
 
@@ -33,7 +28,6 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(hours=12)
 """Ranks wait so long: the first tokenises a large dataset and evaluates alone. A rank that dies is noticed at once."""
-BUCKET_BYTES = 32 << 20
 
 
 class LostRankError(UserError):
@@ -58,6 +52,7 @@ class Processes(Alone):
         self._found = dist.is_initialized()
         with _in_words("meeting"):
             self._store = _existing_store() if self._found else self._meet(gpus)
+        self._sum: OverlappedSum | None = None
         self._watch = Watch(world.rank, world.size, _own_connection(self._store))
 
     def _meet(self, gpus: int) -> dist.Store:
@@ -121,25 +116,27 @@ class Processes(Alone):
                 if whole.data_ptr() != tensor.data_ptr():
                     tensor.copy_(whole)
 
-    @torch.no_grad()
+    def last_micro_batch(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._sum_of(parameters).arm()
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
-        have = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
         with self._together("adding gradients"):
-            dist.all_reduce(have, op=dist.ReduceOp.MAX)
-            learning = [p for p, anywhere in zip(parameters, have.tolist()) if anywhere]
-            under_way = []
-            for bucket in buckets(learning):
-                flat = torch.cat([_gradient(p).reshape(-1) for p in bucket])
-                for parameter in bucket:
-                    parameter.grad = None
-                under_way.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-            total = loss.detach().clone().reshape(1)
-            dist.all_reduce(total)
-            for bucket, flat, work in under_way:
-                work.wait()
-                for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket])):
-                    parameter.grad = part.view(parameter.shape)
-        return total[0]
+            return self._sum_of(parameters).finish(loss)
+
+    def _sum_of(self, parameters: Sequence[nn.Parameter]) -> OverlappedSum:
+        if self._sum is None or list(map(id, self._sum.parameters)) != list(map(id, parameters)):
+            self._sum = OverlappedSum(parameters, self.told)  # another run of the same process has other parameters
+        return self._sum
+
+    @contextmanager
+    def in_step(self) -> Generator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if not _speaks_of_ranks(error):
+                raise
+            with _in_words("training a step"):
+                raise
 
     def claims_failure(self) -> bool:
         try:
@@ -172,23 +169,10 @@ def _existing_store() -> dist.Store:
     return dist.PrefixStore("automodel", dist.distributed_c10d._get_default_store())
 
 
-def buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Neighbours of one dtype and device, as many as a bucket holds; at least one."""
-    bucket: list[nn.Parameter] = []
-    size = 0
-    for parameter in parameters:
-        fits = size + parameter.nbytes <= BUCKET_BYTES
-        if bucket and not (fits and (parameter.dtype, parameter.device) == (bucket[0].dtype, bucket[0].device)):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(parameter)
-        size += parameter.nbytes
-    if bucket:
-        yield bucket
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+def _speaks_of_ranks(error: RuntimeError) -> bool:
+    """Whether it is the process group that failed, and not a computation."""
+    words = ("gloo", "NCCL", "Connection reset", "Connection closed", "Broken pipe")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 @contextmanager

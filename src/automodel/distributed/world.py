@@ -110,6 +110,14 @@ class Alone:
     def same_start(self, tensors: Sequence[Tensor]) -> None:
         """Gives every rank the tensors of the first."""
 
+    def last_micro_batch(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The backward pass that follows is the step's last: gradients may leave as they come."""
+
+    @contextmanager
+    def in_step(self) -> Generator[None]:
+        """What goes wrong between ranks inside the block, in words."""
+        yield
+
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
         """Leaves in `.grad` the sum of all ranks' gradients, and returns the sum of their losses."""
         return loss

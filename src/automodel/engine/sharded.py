@@ -92,6 +92,10 @@ class ShardedStep(TrainStep):
         self.loaded: Loaded | None = None
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
+        with self.ranks.in_step():
+            return self._step(index, batch)
+
+    def _step(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.schedule.lr_at(index, self.peak_lr)
         set_lr(self.optimizer, lr)
         own = list(batch.micro_batches)

@@ -162,7 +162,8 @@ class TrainStep:
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
         # Over all ranks: the loss is divided by the labels of the whole step, whoever has them.
         count, tokens, samples = self.ranks.total([count, batch.num_tokens, batch.num_documents])
-        losses = [self._micro_step(b, count) for b in batch.micro_batches]
+        with self.ranks.in_step():
+            losses = self._micro_steps(batch, count)
         own = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)  # a rank without documents
         loss = self.ranks.sum_gradients(self.parameters, own)
         self.scaler.unscale_(self.optimizer)
@@ -174,6 +175,14 @@ class TrainStep:
         self.rows.stepped()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm.detach(), lr, int(tokens), int(samples))
+
+    def _micro_steps(self, batch: StepBatch, count: float) -> list[Tensor]:
+        losses = []
+        for number, micro_batch in enumerate(batch.micro_batches, start=1):
+            if number == len(batch.micro_batches):
+                self.ranks.last_micro_batch(self.parameters)
+            losses.append(self._micro_step(micro_batch, count))
+        return losses
 
     def probe(self, batch: Batch) -> None:
         """Forward and backward of a batch, leaving no gradients: does it work?"""

@@ -73,12 +73,12 @@ def test_one_rank_imports_nothing_of_several():
 def test_buckets_keep_order_dtype_and_size(monkeypatch):
     import torch
 
-    from automodel.distributed import processes
+    from automodel.distributed import overlapped
 
-    monkeypatch.setattr(processes, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(overlapped, "BUCKET_BYTES", 64)
     sizes = [4, 4, 20, 4, 8, 9]
     parameters = [torch.nn.Parameter(torch.zeros(size)) for size in sizes]
     parameters.append(torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16)))
-    found = [[p.numel() for p in bucket] for bucket in processes.buckets(parameters)]
+    found = [[p.numel() for p in bucket] for bucket in overlapped.buckets(parameters)]
     assert found == [[4, 4], [20], [4, 8], [9], [1]]
-    assert list(processes.buckets([])) == []
+    assert list(overlapped.buckets([])) == []
