@@ -1,9 +1,9 @@
-"""Evaluating a classifier of texts between two of the engine's steps, with the step's own forward.
+"""Evaluating between two of the engine's steps, with the step's own forward.
 
 The same batches in the same order as Trainer's loop, and so the same mean of losses, arrays and metrics; but rows come
-without padding from flat arrays, nothing waits for the device until the end, and the weights are the ones the step
-computes with. Everything that is not plain (other tasks, inputs for metrics, own prediction steps) is left to Trainer's
-loop: `cannot` says so.
+without padding from flat arrays, nothing waits for the device until the end, the weights are the ones the step computes
+with, and a language model that is only asked for its loss never makes its logits. Everything that is not plain (logits
+of tokens, inputs for metrics, own prediction steps) is left to Trainer's loop: `cannot` says so.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ from automodel.trainer.stored_rows import NotStored, StoredRows, store_rows
 OWN = ("prediction_step", "evaluation_loop", "get_eval_dataloader", "_get_eval_sampler", "get_test_dataloader")
 
 
-def cannot(trainer: Any, fast: FastPath, ours: type) -> bool:
+def cannot(trainer: Any, fast: FastPath, ours: type, loss_only: bool) -> bool:
     """Whether Trainer's own loop must evaluate."""
     args = trainer.args
     asked = (
-        args.include_for_metrics
+        (fast.task != "text-classification" and not loss_only)
+        or args.include_for_metrics
         or args.batch_eval_metrics
         or not args.eval_do_concat_batches
         or args.dataloader_drop_last
         or args.train_sampling_strategy == "group_by_length"
         or trainer.label_names != ["labels"]
     )
-    return fast.task != "text-classification" or bool(asked) or any(own_method(trainer, n, ours) for n in OWN)
+    return bool(asked) or any(own_method(trainer, name, ours) for name in OWN)
 
 
 class Evaluations:
     """Evaluation data as flat arrays, kept from one evaluation to the next."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, StoredRows] = {}
+        self.rows: dict[str, tuple[Any, StoredRows]] = {}
+        """With the dataset itself, so that no other one gets its identity."""
 
     def rows_of(self, trainer: Any, fast: FastPath, dataset: Any) -> StoredRows:
         """Raises `NotStored`."""
@@ -51,9 +53,9 @@ class Evaluations:
         if key not in self.rows:
             rows = store_rows(dataset, trainer.data_collator, fast.task, fast.model.config, trainer.processing_class)
             labels, taught = rows.store.labels, fast.rows.store.labels
-            assert labels is not None
-            assert taught is not None
-            if labels.dtype != taught.dtype or labels.shape[1:] != taught.shape[1:]:
+            if labels is None or taught is None:
+                pass  # labels of tokens
+            elif labels.dtype != taught.dtype or labels.shape[1:] != taught.shape[1:]:
                 raise NotStored("labels are not of the kind that the model learns")
             if int(rows.store.lengths.max()) > fast.plan.max_length:
                 raise NotStored("a row is longer than all of the training data")
@@ -66,8 +68,9 @@ class Evaluations:
                 micro_batch_size=trainer.args.eval_batch_size,
                 sort_tokens=fast.plan.capture,
             )
-            self.rows[key] = rows
-        return self.rows[key]
+            rows.counts_first = fast.rows.counts_first
+            self.rows[key] = dataset, rows
+        return self.rows[key][1]
 
 
 @torch.no_grad()
@@ -79,13 +82,13 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
     fast.model.eval()
     try:
         for start in range(0, count, size):
-            batch = rows.collator(list(range(start, min(start + size, count))))
-            documents = batch.num_documents
+            batch = rows.collate(list(range(start, min(start + size, count)))).batch
+            documents, divisor = batch.num_documents, batch.num_labels
             batch = batch.to(fast.plan.device, non_blocking=True)
             with fast.step.compute():
                 outputs = fast.step.forward(batch)
             scored = fast.loss.scores(outputs, labels_of(batch))
-            losses.append(scored.loss / documents)
+            losses.append(scored.loss / divisor)
             weights.append(documents)
             if not loss_only:
                 made = outputs.logits() if isinstance(outputs, Unprojected) else outputs

@@ -335,11 +335,11 @@ class Trainer(transformers.Trainer):
         if fast is None:
             return super().evaluation_loop(dataloader, *rest)
         rows = None
-        if ignore_keys is None and not cannot(self, fast, Trainer):
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        if ignore_keys is None and not cannot(self, fast, Trainer, loss_only):
             with contextlib.suppress(NotStored):
                 rows = self._evaluations.rows_of(self, fast, dataloader.dataset)
         if rows is not None:
-            loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
             self.callback_handler.eval_dataloader = dataloader
             return evaluate_rows(self, fast, rows, loss_only, metric_key_prefix)
         with fast.stock_model():
