@@ -177,3 +177,15 @@ def test_the_examples_config_is_valid():
     folder = Path(__file__).parents[2] / "examples" / "benchmark"
     cfg = load_run_config([folder / "optimized_sentiment_classification.yaml"])
     assert cfg.benchmark.against == ("hf-trainer", "hf-trainer-tuned")
+
+
+def test_an_adapter_against_trainer_with_peft(tmp_path):
+    pytest.importorskip("peft")
+    path = tiny.write_run(tmp_path, text=AT_ONCE.replace("20", "6") + "peft: {dim: 4}\n")
+    tiny.automodel(
+        *("benchmark", "-c", path, "--against", "hf-trainer", "--output", tmp_path / "b"),
+        AUTOMODEL_CACHE=str(tmp_path / "tokens"),
+    )
+    document = json.loads((tmp_path / "b" / "performance_comparison_results.json").read_text())
+    assert document["agreement"][0]["compared_steps"] == 6
+    assert document["agreement"][0]["max_relative_difference"] < 1e-4

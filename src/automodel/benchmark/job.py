@@ -12,13 +12,14 @@ What only one side could do is switched off everywhere and said in `notes`: earl
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from automodel.config.errors import NotYetError
+from automodel.config.errors import NotYetError, UserError
 from automodel.config.load import dump_config
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.optim.kinds import KINDS
@@ -49,7 +50,7 @@ def make_job(cfg: RunConfig, folder: Path, *, steps: int | None, warmup: int | N
     notes: list[str] = []
     cfg = _without_extras(cfg, steps, notes)
     _check_comparable(cfg)
-    first = prepare_run(cfg, trust)
+    first = prepare_run(dataclasses.replace(cfg, peft=None), trust)  # random weights have no place to find again yet
     if first.task not in COMPARED_TASKS:
         raise NotYetError(f"task: {first.task} cannot be benchmarked yet; {', '.join(COMPARED_TASKS)} can.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,6 +58,8 @@ def make_job(cfg: RunConfig, folder: Path, *, steps: int | None, warmup: int | N
     cfg = dataclasses.replace(cfg, model=_model_from(cfg, weights))
     prepared = prepare_run(cfg, trust)  # the tokens of exactly the config that our side gets
     settings = _settings(prepared, weights, _warmup(cfg, warmup, prepared.plan.total_steps))
+    if prepared.adapter is not None:
+        settings["adapter"] = str(_write_adapter(prepared, folder / "adapter"))
     (folder / "run.yaml").write_text(dump_config(cfg), encoding="utf-8")
     (folder / "job.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
     return Job(folder, settings, prepared, tuple(notes), tuple(trust))
@@ -78,8 +81,16 @@ def _without_extras(cfg: RunConfig, steps: int | None, notes: list[str]) -> RunC
 
 def _check_comparable(cfg: RunConfig) -> None:
     """Refuses what Trainer cannot be told to do as well: a comparison of two different things is none."""
-    if cfg.peft is not None:
-        raise NotYetError("peft: adapters are not compared with Trainer and PEFT yet. Remove the section to compare.")
+    if cfg.peft is not None and importlib.util.find_spec("peft") is None:
+        raise UserError(
+            "peft: the other side is Trainer with PEFT, which is not installed: pip install peft accelerate."
+        )
+    if cfg.peft is not None and cfg.peft.loraplus_lr_ratio:
+        raise NotYetError("peft.loraplus_lr_ratio: Trainer has no such setting. Remove it to compare.")
+    if cfg.quantization is not None:
+        raise NotYetError(
+            "quantization: packed weights are not compared with Trainer yet. Remove the section to compare."
+        )
     if cfg.dataset.mixture is not None:
         raise NotYetError("dataset.mixture: Trainer mixes no datasets. Give one path to compare.")
     if cfg.packed_sequence.packed_sequence_size:
@@ -115,6 +126,23 @@ def _write_weights(prepared: Prepared, folder: Path) -> Path:
     model = load_model(prepared.cfg.model, prepared.hf_config, prepared.task, dtype=torch.float32, device="cpu")
     folder.mkdir(parents=True, exist_ok=True)
     save_hf_folder(model, prepared.tokenizer, folder)
+    return folder
+
+
+def _write_adapter(prepared: Prepared, folder: Path) -> Path:
+    """The adapter as our side draws it: both begin with the same numbers."""
+    import torch
+
+    from automodel.adapters.attach import attach
+    from automodel.adapters.peft_folder import write_folder
+    from automodel.models.load import load_model
+
+    assert prepared.adapter is not None
+    cfg = prepared.cfg
+    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=torch.float32, device="cpu", seed=cfg.seed)
+    attach(model, prepared.adapter, seed=cfg.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_folder(model, prepared.adapter, folder)
     return folder
 
 

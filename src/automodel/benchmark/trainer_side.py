@@ -135,10 +135,16 @@ def precision_of(job: dict[str, Any], settings: TrainerSettings) -> str:
 
 
 def load_model(job: dict[str, Any], settings: TrainerSettings, tokenizer: Any) -> Any:
-    pure = precision_of(job, settings) == "bf16-pure"
+    precision = precision_of(job, settings)
+    # Frozen weights need no masters: whoever trains an adapter in bf16 loads them so.
+    pure = precision == "bf16-pure" or (precision == "bf16" and "adapter" in job)
     model = CLASSES[job["task"]].from_pretrained(job["model"], dtype=torch.bfloat16 if pure else torch.float32)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
+    if "adapter" in job:
+        from peft import PeftModel  # ty: ignore[unresolved-import]
+
+        return PeftModel.from_pretrained(model, job["adapter"], is_trainable=True)
     return model
 
 
