@@ -77,6 +77,8 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     [
         (["distributed.strategy=fsdp2", "compile.enabled=true"], 3, "of a sharded model come in a later release"),
         (["distributed.dp_replicate_size=2"], 2, "nearest possible: dp_replicate_size: 1"),
+        (["distributed.tp_size=3", "dataloader.batch_size=1"], 2, "no tensor-parallel plan for bert"),
+        (["distributed.ep_size=3", "dataloader.batch_size=1", "step_scheduler.global_batch_size=3"], 2, "no experts"),
         ([], 2, "4 cannot be shared by 3 ranks"),
         (["distributed.dp_size=2"], 2, "nearest possible: dp_size: 3"),
     ],

@@ -151,7 +151,16 @@ def _launch(cfg: RunConfig, ranks: int, restarts: int) -> int:
     """This very command again, once for each rank; refused first where it cannot work."""
     from automodel.plan.layout import check_gpus, check_layout
 
-    check_layout(cfg, ranks)
+    layout = check_layout(cfg, ranks)
+    if layout.tp > 1 or layout.cp > 1 or cfg.distributed.ep_size > 1:  # what the model must have heads or experts for
+        from automodel.distributed.layout import check_model
+        from automodel.models.lean_imports import import_transformers
+
+        import_transformers()
+        from automodel.models.load import read_hf_config
+
+        packed = cfg.packed_sequence.enabled is not False
+        check_model(cfg.distributed, layout, read_hf_config(cfg.model), packed)
     import torch
 
     from automodel.distributed.launch import launch

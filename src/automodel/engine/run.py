@@ -17,6 +17,7 @@ from rich.console import Console
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
+from automodel.distributed.layout import ranks_wanted
 from automodel.distributed.world import Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
@@ -45,7 +46,7 @@ class Finished:
 
 def dry_run(cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False, ranks: int | None = None) -> Prepared:
     """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but the token cache."""
-    prepared = prepare_run(cfg, trust, planned_ranks=ranks or cfg.distributed.dp_size)
+    prepared = prepare_run(cfg, trust, planned_ranks=ranks or ranks_wanted(cfg.distributed))
     if as_json:
         print(json.dumps(prepared.plan.to_json(), indent=2))
     else:

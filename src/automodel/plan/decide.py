@@ -247,7 +247,8 @@ def _counted(number: int) -> str:
 
 def _device_reason(hardware: Hardware, ranks: int) -> str:
     if hardware.device == "cuda":
-        more = f"; 1 of {hardware.gpus} GPUs is used" if hardware.gpus > 1 and ranks == 1 else ""
+        several = f"; 1 of {hardware.gpus} GPUs is used (all of them: --nproc-per-node {hardware.gpus})"
+        more = several if hardware.gpus > 1 and ranks == 1 else ""
         return f"{hardware.name}, {hardware.memory_gib:.0f} GiB{more}"
     return f"no CUDA GPU found; {hardware.name}, {hardware.cores} cores, {hardware.memory_gib:.0f} GiB"
 
