@@ -84,6 +84,7 @@ def decide_fitting(
     path: str,
     stored_logits: bool = True,
     layout: Layout = ONE,
+    accumulates: bool = False,
     lines: list[Decision],
 ) -> Fitting:
     asked = asked_checkpointing(cfg)
@@ -110,6 +111,7 @@ def decide_fitting(
                 trained=model.trained,
                 packing=packing,
                 shards=layout.shards * layout.cp * layout.tp if layout.fsdp else 1,
+                accumulates=accumulates,
             )
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)
@@ -184,6 +186,10 @@ def _tell_paging(cfg: RunConfig, hardware: Hardware, tried: list[Fitting], lines
 def _memory_line(hardware: Hardware, load: Load, chosen: Fitting) -> Decision:
     parts = chosen.estimate
     named = {"weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.states}
+    if parts.adapter:
+        kind = "frozen weights" if chosen.packing is None else f"frozen weights ({chosen.packing.in_words()})"
+        named = {kind: parts.weights - parts.adapter, "adapter": parts.adapter, **named}
+        del named["weights"]
     words = [f"{name} {in_words(size)}" for name, size in named.items()]
     if parts.activations:
         words.append(f"activations of {load.tokens:,} tokens {in_words(parts.activations)}")

@@ -157,6 +157,8 @@ class Setting:
     """Of frozen weights in few bits."""
     shards: int = 1
     """Ranks that share weights, gradients and states of one copy of the model."""
+    accumulates: bool = False
+    """Whether a step has several micro-batches; gradients of shards are whole until the last."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Estimate:
     logits: float
     on_host: float = 0.0
     """Paged states, which are not in the total."""
+    adapter: float = 0.0
+    """Part of the weights: what is trained beside a frozen model."""
 
     @property
     def total(self) -> float:
@@ -187,13 +191,16 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
     weights = parameters * (held + (2 if half else 0))
     gradients = parameters * (2 if half and setting.captured else held)
     states = parameters * _state_bytes(setting, held, shape, parameters)
+    adapter = 0.0
     if setting.trained:
-        weights = frozen_bytes(shape, parameters, setting) + setting.trained * (6 if half or setting.captured else 4)
+        adapter = setting.trained * (6 if half or setting.captured else 4)
+        weights = frozen_bytes(shape, parameters, setting) + adapter
         gradients = setting.trained * (2 if half and setting.captured else 4)
         states = setting.trained * _state_bytes(setting, 4, None, parameters)
     if setting.shards > 1:
         weights = parameters * held / setting.shards + gathered_bytes(shape, parameters, setting)
         gradients, states = gradients / setting.shards, states / setting.shards
+        gradients += (setting.trained or parameters) * 4 if setting.accumulates else 0
     paged = setting.kind is not None and setting.kind.paged
     logits = 0.0 if shape is None else logit_bytes(shape, setting)
     if setting.trained and shape is not None:
@@ -205,6 +212,7 @@ def estimate(shape: ModelShape | None, parameters: int, setting: Setting) -> Est
         activations=0.0 if shape is None else activation_bytes(shape, setting),
         logits=logits,
         on_host=states if paged else 0.0,
+        adapter=adapter,
     )
 
 

@@ -51,6 +51,7 @@ def test_steps_with_adapters_are_captured_and_fused_and_update_at_once():
     assert (made.capture, made.fused_kernels, made.late_update, made.lazy_embeddings) == (True, True, False, False)
     assert "one read of x" in lines["kernels"].reason
     assert 45 < made.memory_gib < 52  # weights 15.3, activations of 8,192 tokens 32
+    assert "frozen weights 15.3 GiB, adapter 250 MiB, gradients 83 MiB, optimizer 333 MiB" in lines["memory"].reason
 
 
 def test_adapters_without_fused_blocks_are_captured_in_stock_ones():
@@ -73,9 +74,10 @@ def test_packed_weights_are_kept_expanded_where_they_fit(memory, resident):
 def test_checkpointing_is_the_last_resort():
     made, _ = plan(40.0, quantization=FOUR, checkpointing="auto")
     assert (made.packing.resident, made.checkpointing) == (True, "selective")
-    made, _ = plan(12.0, quantization=FOUR, checkpointing="auto", offload=True)
+    made, lines = plan(12.0, quantization=FOUR, checkpointing="auto", offload=True)
     assert (made.packing.resident, made.checkpointing) == (False, "full")
     assert 7.5 < made.memory_gib < 8.6
+    assert "frozen weights (NF4, doubly quantised) 5.8 GiB" in lines["memory"].reason
 
 
 def test_what_is_asked_for_is_done():
