@@ -67,7 +67,7 @@ def make_plan(
     room: list[Decision] = []
     fitting = decide_fitting(
         cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, layout=layout,
-        lines=room,
+        accumulates=accumulation > 1, lines=room,
     )  # fmt: skip
     refuse_packed(cfg, layout, model.model_type)
     refuse_with_shards(layout, fitting.kind, precision, cfg)
