@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from datasets import Dataset
 
@@ -102,3 +103,48 @@ def test_several_evaluation_datasets_models_made_by_a_function_and_evaluating_fi
         made.append(trainer)
     same(*made)
     assert "eval_b_accuracy" in made[0].state.log_history[-2]
+
+
+class LookedUp(torch.utils.data.Dataset):
+    """As in many tutorials."""
+
+    def __init__(self, made):
+        self.encodings = {key: [row[key] for row in made] for key in ("input_ids", "attention_mask")}
+        self.labels = [row["label"] for row in made]
+
+    def __getitem__(self, index):
+        item = {key: torch.tensor(values[index]) for key, values in self.encodings.items()}
+        item["labels"] = torch.tensor(self.labels[index])
+        return item
+
+    def __len__(self):
+        return len(self.labels)
+
+
+class Drawn(LookedUp):
+    """Rows that differ each time."""
+
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        item["input_ids"] = torch.where(torch.rand(item["input_ids"].shape) < 0.2, 4, item["input_ids"])
+        return item
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        (LookedUp, {}, "20 rows held"),
+        (LookedUp, {"max_steps": 2}, "the run takes 8 of the 20 rows of LookedUp"),
+        (Drawn, {}, "Drawn computes its rows anew each time"),
+    ],
+)
+def test_a_dataset_class_is_read_once_where_it_looks_rows_up(kind, options, reason, tmp_path):
+    made = []
+    for trainer_kind in (Trainer, transformers.Trainer):
+        trainer = trainer_of(trainer_kind, tmp_path, options=options)
+        trainer.train_dataset = kind(rows(plain=True))
+        trainer.train()
+        made.append(trainer)
+    assert reason in made[0].acceleration.reason
+    losses = [[entry["loss"] for entry in trainer.state.log_history if "loss" in entry] for trainer in made]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)

@@ -219,9 +219,11 @@ def _fast_forward(model: Any, calls: Calls, given: dict[str, Any]) -> Any:
             raise Rectangular("no token has a label")
         batch = replace(batch, packed=replace(batch.packed, labels_R=aligned_T))
     layers = recomputed_layers(model)
-    seed = torch.randint(2**62, (1,), device=model.device) if model.training else None
     with _weights(model, calls, layers):
         blocks = _blocks(model, calls, batch.packed.max_seqlen, layers)
+        # Drawn only where a kernel reads it: stock blocks draw as they always did.
+        draws = model.training and blocks is not None
+        seed = torch.randint(2**62, (1,), device=model.device) if draws else None
         with PackedCode(model, blocks, batch.packed, seed, layers).call():
             output = _ANSWERS[calls.task](model, calls, batch, given, rows_R, blocks is not None)
     if blocks is not None:

@@ -35,7 +35,8 @@ from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
 from automodel.trainer.fast_path import FastPath, check_schedule, compile_ahead, make_fast_path
 from automodel.trainer.obstacles import task_of, why_stock
 from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments, shift_rates
-from automodel.trainer.stored_rows import Held, NotStored, store_rows
+from automodel.trainer.read_once import read_once, samples_taken
+from automodel.trainer.stored_rows import Held, NotStored, known_padding, store_rows
 from automodel.trainer.watched_events import unwatch_events, watch_events
 
 MOST_UNREAD = 1000  # losses that may wait on the device for a log line
@@ -140,7 +141,10 @@ class Trainer(transformers.Trainer):
         assert task is not None
         if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names") and hasattr(dataset, "format"):
             dataset = self._remove_unused_columns(dataset, description="training")
-        elif type(dataset) is list and self.args.remove_unused_columns:
+        else:
+            known_padding(self.data_collator, self.processing_class)  # before anything is read
+            dataset = dataset if type(dataset) is list else read_once(dataset, samples_taken(self.args, dataset))
+        if type(dataset) is list and self.args.remove_unused_columns:
             self._set_signature_columns_if_needed()
             used = set(self._signature_columns or ())
             dataset = [{k: v for k, v in row.items() if k in used} if type(row) is dict else row for row in dataset]
