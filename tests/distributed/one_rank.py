@@ -25,6 +25,7 @@ from automodel.losses.vocabulary_parallel import (
     vocabulary_parallel_cross_entropy,
     vocabulary_parallel_scores,
 )
+from automodel.models.gathered_attention import Gathers, spans_of
 from automodel.models.packed_attention import packed_attention
 
 
@@ -121,26 +122,30 @@ def share_a_vocabulary(rank: int) -> None:
 
 
 def trade_heads(rank: int, size: int) -> None:
-    """Attention over a third of the tokens on each rank, three query heads and one key head, against all on one."""
-    torch.manual_seed(0)
-    boundaries = torch.tensor([0, 5, 6, 12], dtype=torch.int32)
-    query, key, value = torch.randn(1, 3, 12, 4), torch.randn(1, 1, 12, 4), torch.randn(1, 1, 12, 4)
-    upstream = torch.randn(1, 12, 3, 4)
-    every = {"cu_seq_lens_q": boundaries, "max_length_q": 6}
+    """Attention over a third of the tokens on each rank, against all on one: three query heads and one key head are
+    traded, four query heads cannot be, and keys are gathered."""
+    for heads, key_heads, causal, window in [(3, 1, True, None), (4, 2, True, None), (4, 2, True, 3), (4, 4, False, 2)]:
+        torch.manual_seed(0)
+        boundaries = torch.tensor([0, 5, 6, 12, 12], dtype=torch.int32)
+        whole = [torch.randn(1, number, 12, 4) for number in (heads, key_heads, key_heads)]
+        upstream = torch.randn(1, 12, heads, 4)
+        how = {"cu_seq_lens_q": boundaries, "max_length_q": 6, "is_causal": causal, "sliding_window": window}
 
-    def attend(tensors: list[torch.Tensor], upstream: torch.Tensor, **more: object) -> list[torch.Tensor]:
-        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
-        out = packed_attention(nn.Module(), *inputs, None, **every, **more)[0]
-        out.backward(upstream)
-        return [out.detach(), *(tensor.grad for tensor in inputs)]
+        def attend(tensors, upstream, how=how, **more):
+            inputs = [tensor.clone().requires_grad_() for tensor in tensors]
+            out = packed_attention(nn.Module(), *inputs, None, **how, **more)[0]
+            out.backward(upstream)
+            return [out.detach(), *(tensor.grad for tensor in inputs)]
 
-    out, *gradients = attend([query, key, value], upstream)
-    mine = slice(rank * 12 // size, (rank + 1) * 12 // size)
-    parts = [tensor[:, :, mine] for tensor in (query, key, value)]
-    own, *own_gradients = attend(parts, upstream[:, mine], context_group=dist.group.WORLD)
-    torch.testing.assert_close(own, out[:, mine])
-    for got, expected in zip(own_gradients, gradients, strict=True):
-        torch.testing.assert_close(got, expected[:, :, mine])
+        out, *gradients = attend(whole, upstream)
+        mine = slice(rank * 12 // size, (rank + 1) * 12 // size)
+        group = dist.group.WORLD
+        if heads % size:
+            group = Gathers(group, mine.start, spans_of(boundaries.tolist(), mine.start, mine.stop, causal))
+        own, *parts = attend([tensor[:, :, mine] for tensor in whole], upstream[:, mine], context_group=group)
+        torch.testing.assert_close(own, out[:, mine])
+        for got, expected in zip(parts, gradients, strict=True):
+            torch.testing.assert_close(got, expected[:, :, mine])
 
 
 def hold_pieces(rank: int, size: int) -> None:

@@ -30,7 +30,7 @@ class DistributedConfig(Section):
     tp_size: Count = 1
     """Tensor-parallel ranks: neighbours that share every matrix and the vocabulary. Divides the heads."""
     cp_size: Count = 1
-    """Context-parallel ranks: neighbours that share the tokens of a batch. Divides the heads."""
+    """Context-parallel ranks: neighbours that share the tokens of a batch."""
     ep_size: Count = 1
     """Expert-parallel ranks; models with experts come in a later release."""
     sequence_parallel: bool = False

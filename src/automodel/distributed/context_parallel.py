@@ -6,7 +6,8 @@ have (all-to-all, DeepSpeed's Ulysses). A rank then sees all tokens of some head
 documents, and trades back. Exact, whatever the documents; the traffic is 4 · T/ranks · width numbers a layer, there and
 back, where gathering keys and values would send 2 · T · width.
 
-There must be as many heads as ranks. Where there are fewer key and value heads than ranks, these are repeated first.
+For that the ranks must be able to share the heads equally. Where there are fewer key and value heads than ranks, these
+are repeated first. Where heads run out, keys and values are gathered instead (`models/gathered_attention.py`).
 """
 
 from __future__ import annotations
@@ -51,3 +52,26 @@ def all_heads_of_some_tokens(x_1THD: Tensor, group: Any) -> Tensor:
     blocks = x_1THD[0].unflatten(0, (ranks, -1))  # ranks, tokens of each, heads, D
     traded = _Trade.apply(blocks, group)
     return traded.transpose(0, 1).flatten(1, 2).unsqueeze(0)
+
+
+class _Gather(torch.autograd.Function):
+    """(ranks, …): the tensor of every rank. Backward, each rank gets the sum of what all have for its own."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        blocks = own.new_empty((dist.get_world_size(group), *own.shape))
+        dist.all_to_all_single(blocks, own.expand(blocks.shape).contiguous(), group=group)
+        return blocks
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # ty: ignore[incompatible-method-override]
+        gradient = gradient.contiguous()
+        traded = torch.empty_like(gradient)
+        dist.all_to_all_single(traded, gradient, group=ctx.group)
+        return traded.sum(0), None
+
+
+def tokens_of_all(x_1KTD: Tensor, group: Any) -> Tensor:
+    """(1, K, T/ranks, D) of this rank's tokens in, (1, K, T, D) of all tokens out."""
+    return _Gather.apply(x_1KTD[0], group).transpose(0, 1).flatten(1, 2).unsqueeze(0)

@@ -165,15 +165,19 @@ def check_model(cfg: DistributedConfig, layout: Layout, config: Any, packed: boo
                 f"distributed.cp_size is {layout.cp}, but {kind} takes padded batches here, whose attention cannot be "
                 "exchanged over heads. The nearest possible: cp_size: 1."
             )
-        local = (heads // layout.tp, keys // layout.tp)
-        _require_heads("cp_size", layout.cp, local[0], local[0] if local[1] < layout.cp else local[1], kind)
-        if local[1] < layout.cp and layout.cp % local[1]:
-            _require_heads("cp_size", layout.cp, local[0], local[1], kind)
         if getattr(config, "classifier_pooling", "cls") == "mean":
             raise UserError(
                 f"distributed.cp_size is {layout.cp}, but this {kind} pools the mean of a document, which lies on "
                 "several ranks then. The nearest possible: cp_size: 1, or model.classifier_pooling: cls."
             )
+
+
+def can_trade_heads(config: Any, layout: Layout) -> bool:
+    """Whether context ranks can share the attention heads equally; otherwise they gather keys and values."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = getattr(text, "num_attention_heads", None) or 1
+    keys = (getattr(text, "num_key_value_heads", None) or heads) // layout.tp
+    return (heads // layout.tp) % layout.cp == 0 and (keys % layout.cp == 0 or layout.cp % keys == 0)
 
 
 def _require_heads(key: str, size: int, heads: int, keys: int, kind: str) -> None:

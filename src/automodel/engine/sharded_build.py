@@ -21,6 +21,7 @@ from automodel.config.gate import resolve_target
 from automodel.data.batch import Batch
 from automodel.distributed.fully_sharded import shard
 from automodel.distributed.grid import Grid, make_grid
+from automodel.distributed.layout import can_trade_heads
 from automodel.distributed.shards import fill, held_elements
 from automodel.distributed.tensor_parallel import apply_tensor_parallel
 from automodel.engine.frozen_base import loraplus_ratio
@@ -85,7 +86,8 @@ def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:
     forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss or words_cut)
     cut = None
     if grid.layout.cp > 1:
-        whose = {"part": grid.cp_rank, "parts": grid.layout.cp, "group": grid.context}
+        gathers = not can_trade_heads(model.config, grid.layout)
+        whose = {"part": grid.cp_rank, "parts": grid.layout.cp, "group": grid.context, "gathers": gathers}
         cut = partial(cut_tokens, config=model.config, task=prepared.task, **whose)
     return Whole(model, forward, prepared.loss, lambda: autocast(plan.precision, plan.device), cut)
 

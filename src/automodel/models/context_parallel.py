@@ -7,13 +7,14 @@ piece.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from automodel.data.batch import IGNORE, PackedBatch
-from automodel.models.families import pooled_positions
+from automodel.models.families import family_of, pooled_positions
+from automodel.models.gathered_attention import Gathers, spans_of
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,19 @@ class ContextBatch(PackedBatch):
     """This rank's tokens of a batch."""
 
     group: Any = None
-    """The process group whose ranks have the other tokens."""
+    """The process group whose ranks have the other tokens, or `Gathers`, which says more about them."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> ContextBatch:
+        moved = super().to(device, non_blocking)
+        assert isinstance(moved, ContextBatch)
+        return replace(moved, group=self.group.to(device)) if isinstance(self.group, Gathers) else moved
 
 
-def cut_tokens(batch: PackedBatch, config: Any, task: str, part: int, parts: int, group: Any) -> ContextBatch:
-    """The `part`-th of `parts` equal pieces of the stream. Done on the host: which positions are read depends on it."""
+def cut_tokens(
+    batch: PackedBatch, config: Any, task: str, part: int, parts: int, group: Any, gathers: bool = False
+) -> ContextBatch:
+    """The `part`-th of `parts` equal pieces of the stream. Done on the host: which positions are read depends on it.
+    `gathers`: the ranks cannot share the heads, and gather keys and values."""
     tokens = batch.input_ids_T.shape[0]
     assert tokens % parts == 0, "the plan rounds token counts to a multiple of the ranks"
     size = tokens // parts
@@ -39,6 +48,9 @@ def cut_tokens(batch: PackedBatch, config: Any, task: str, part: int, parts: int
         positions_R = torch.zeros(1, dtype=read_R.dtype)
         labels_R = torch.full_like(batch.labels_R[:1], float("nan") if labels_R.is_floating_point() else IGNORE)
     types_T = batch.token_type_ids_T
+    if gathers:
+        spans = spans_of(batch.cu_seqlens_D.tolist(), own.start, own.stop, family_of(config).decoder)
+        group = Gathers(group, own.start, spans)
     return ContextBatch(
         input_ids_T=batch.input_ids_T[own],
         position_ids_T=batch.position_ids_T[own],

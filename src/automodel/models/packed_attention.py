@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from automodel.distributed.context_parallel import all_heads_of_some_tokens, all_tokens_of_some_heads
 from automodel.kernels.attention import Attention, varlen_flash
+from automodel.models.gathered_attention import Gathers, gathered_attention
 from automodel.kernels.cpu_dropout import attention_with_dropout
 
 PACKED_ATTENTION = "automodel_packed"
@@ -82,11 +83,13 @@ def packed_attention(
             raise NotImplementedError(f"packed attention does not implement {name!r}; this model needs the padded path")
 
     query, key, value = _same_compute_dtype(query, key, value)
-    group = kwargs.get("context_group")
-    if group is not None:
-        query, key, value = (all_tokens_of_some_heads(x, group) for x in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    group = kwargs.get("context_group")
+    if isinstance(group, Gathers):
+        return gathered_attention(query, key, value, group, causal, sliding_window, scale, dropout), None
+    if group is not None:
+        query, key, value = (all_tokens_of_some_heads(x, group) for x in (query, key, value))
     if torch.compiler.is_compiling():
         from automodel.models.attention_op import attend
 

@@ -60,7 +60,7 @@ def make_plan(
         batches.micro, batches.accumulation, batches.total_steps, batches.mean_tokens,
     )  # fmt: skip
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
-    bucket = share_tokens(layout, bucket, lines)
+    bucket = share_tokens(layout, bucket, model.shape, lines)
     size = cfg.packed_sequence.packed_sequence_size
     load = load_of(task, path, data, batch=micro, batches=total * accumulation, bucket=bucket, size=size)
     fused_loss = decide_loss(cfg, task, model, hardware, precision, load.rows, lines)

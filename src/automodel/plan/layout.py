@@ -11,6 +11,7 @@ from automodel.optim.kinds import Kind
 from automodel.plan.asked import decide_batch
 from automodel.plan.check import not_yet
 from automodel.plan.config import RunConfig
+from automodel.plan.memory import ModelShape
 from automodel.plan.plan import Decision
 
 
@@ -58,8 +59,15 @@ def refuse_with_shards(layout: Layout, kind: Kind | None, precision: str, cfg: R
         )
 
 
-def share_tokens(layout: Layout, bucket: int, lines: list[Decision]) -> int:
-    """Token counts that the ranks of a group can share equally."""
+def share_tokens(layout: Layout, bucket: int, shape: ModelShape | None, lines: list[Decision]) -> int:
+    """Token counts that the ranks of a group can share equally; how context ranks attend is told besides."""
+    if layout.cp > 1 and shape is not None:
+        heads, keys = shape.heads // layout.tp, shape.heads * shape.keys // shape.queries // layout.tp
+        trades = heads % layout.cp == 0 and (keys % layout.cp == 0 or layout.cp % keys == 0)
+        gather = f"{layout.cp} ranks cannot share {heads} heads ({keys} of keys) equally; exact, but more traffic"
+        trade = f"each of {layout.cp} ranks sees all tokens of {heads // layout.cp} heads in attention; exact"
+        value = "heads are traded" if trades else "keys and values are gathered"
+        lines.append(Decision("context", value, trade if trades else gather))
     parts = layout.cp * (layout.tp if layout.sequence_parallel else 1)
     if bucket % parts == 0:
         return bucket

@@ -8,7 +8,7 @@ import pytest
 
 from automodel.config.errors import NotYetError, UserError
 from automodel.distributed.config import DistributedConfig
-from automodel.distributed.layout import Layout, check_model, layout_of, ranks_wanted
+from automodel.distributed.layout import Layout, can_trade_heads, check_model, layout_of, ranks_wanted
 
 
 def section(**keys) -> DistributedConfig:
@@ -68,7 +68,6 @@ def test_grids_that_cannot_be(keys, ranks, message):
         ({"tp_size": 8}, model(), True, "8 attention heads and 4 key-value heads.*nearest possible: tp_size: 4"),
         ({"tp_size": 3}, model(keys=8), True, "nearest possible: tp_size: 2"),
         ({"tp_size": 2}, SimpleNamespace(model_type="bert"), True, "no tensor-parallel plan for bert"),
-        ({"cp_size": 3}, model(), True, "cp_size is 3.*nearest possible: cp_size: 2"),
         ({"cp_size": 2}, model(), False, "takes padded batches"),
         ({"cp_size": 2}, model(kind="modernbert", classifier_pooling="mean"), True, "classifier_pooling: cls"),
         ({"tp_size": 2, "sequence_parallel": True}, model(), False, "without sequence_parallel"),
@@ -80,8 +79,23 @@ def test_models_that_cannot_be_split_so(keys, config, packed, message):
         check_model(cfg, layout_of(cfg, 24), config, packed)
 
 
+def test_heads_that_context_ranks_can_share():
+    assert can_trade_heads(model(), Layout(cp=2, fsdp=True))
+    assert can_trade_heads(model(), Layout(cp=8, fsdp=True))  # four key heads, each twice
+    assert not can_trade_heads(model(), Layout(cp=3, fsdp=True))
+    assert not can_trade_heads(model(), Layout(cp=16, fsdp=True))
+    assert not can_trade_heads(model(heads=24, keys=8), Layout(cp=12, fsdp=True))
+    assert can_trade_heads(model(), Layout(cp=4, tp=2, fsdp=True))
+
+
 def test_what_is_possible():
-    for keys in ({"tp_size": 4}, {"cp_size": 8}, {"cp_size": 2, "tp_size": 2}, {"tp_size": 2, "cp_size": 4}):
+    for keys in (
+        {"tp_size": 4},
+        {"cp_size": 8},
+        {"cp_size": 16},
+        {"cp_size": 2, "tp_size": 2},
+        {"tp_size": 2, "cp_size": 4},
+    ):
         cfg = section(**keys)
         check_model(cfg, layout_of(cfg, 16), model(), True)
     with pytest.raises(NotYetError, match="expert parallelism"):
