@@ -42,6 +42,23 @@ def test_losses_are_those_of_the_cpu(folder, monkeypatch, precision):
     assert plan["step"]["value"] == "captured"
 
 
+@pytest.mark.parametrize("resident", ["true", "false"])
+def test_a_run_over_packed_weights_has_the_losses_of_the_cpu(folder, monkeypatch, resident):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
+    four = f"quantization={{load_in_4bit: true, bnb_4bit_use_double_quant: true, resident: {resident}}}"
+    out, truth = folder / f"packed-{resident}", folder / "packed-truth"
+    settings = ["training_optimizations.precision=bf16", four, f"checkpoint.checkpoint_dir={out}"]
+    finetune(load_run_config([folder / "run.yaml"], settings))
+    if not truth.exists():
+        settings = ["training_optimizations.precision=fp32", four, f"checkpoint.checkpoint_dir={truth}"]
+        tiny.automodel("finetune", "llm", "-c", folder / "run.yaml", *settings, CUDA_VISIBLE_DEVICES="")
+    ours, theirs = tiny.losses(out), tiny.losses(truth)
+    assert max(abs(ours[step] - theirs[step]) for step in theirs) < 0.05
+    plan = {d["name"]: d for d in json.loads((out / "run" / "plan.json").read_text())["decisions"]}
+    assert plan["step"]["value"] == "captured"
+    assert plan["base"]["value"] == "NF4, doubly quantised"
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
 def test_the_product_is_the_references(dtype, tolerance):
     found = []
