@@ -68,7 +68,7 @@ def test_accumulation_and_apex_examples_and_the_migration_snippet(machine, capsy
     assert len(examples) == 2
     head = "\n".join(line for line in examples[0].splitlines() if line.startswith(("import", "from")))
     lines = run(machine, f"{ASSUMED}\n{examples[0]}")
-    assert "with gradient accumulation" in lines[0]
+    assert lines[0].startswith("packed steps")
     lines = run(machine, f"{ASSUMED}\n{head}\n{examples[1].replace('fp16=True', 'bf16=True, use_cpu=True')}")
     assert lines[0].startswith("packed steps")  # fp16 needs a GPU; the rest is as printed
     assert "apex.amp.initialize changes nothing" in capsys.readouterr().err

@@ -19,6 +19,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from automodel.config.errors import UserError
+from automodel.data.batch import StepBatch
 from automodel.data.collate import PackedCollator
 from automodel.data.config import DatasetConfig
 from automodel.engine.build import make_captured_step
@@ -41,7 +42,7 @@ from automodel.plan.facts import DataFacts
 from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.kernels_ahead import facts_of
 from automodel.plan.plan import Plan
-from automodel.trainer.stored_rows import NotStored, StoredRows
+from automodel.trainer.stored_rows import Held, NotStored, StoredRows
 
 SCHEDULE_KEYS = {
     "num_cycles": "num_cycles",
@@ -60,8 +61,11 @@ COMPARED_STEPS = 50  # of a schedule, spread over the run
 class FastPath:
     """One `train()` call on the engine."""
 
-    def __init__(self, model: Any, task: str, rows: StoredRows, cfg: RunConfig, plan: Plan, loss: TaskLoss):
+    def __init__(
+        self, model: Any, task: str, rows: StoredRows, cfg: RunConfig, plan: Plan, loss: TaskLoss, sums: bool = False
+    ):
         self.model, self.task, self.rows, self.cfg, self.plan, self.loss = model, task, rows, cfg, plan, loss
+        self.sums_batch_means = sums
         self.schedule = Schedule(cfg.lr_scheduler, plan.total_steps)
         self.step: Any = None
         self._is_stock = False
@@ -103,6 +107,14 @@ class FastPath:
             packing_support(self.model.config, self.task), self.loss, "loss", "min", read_hardware(), self.plan, (),
             lambda cfg: self.plan,
         )  # fmt: skip
+
+    def step_batch(self, held: list[Held], epoch: int, steps_in_epoch: int) -> StepBatch:
+        """What one optimizer step consumes, with the number its loss is divided by."""
+        batches = [h.batch for h in held]
+        if self.sums_batch_means and len(batches) > 1:
+            share: Any = 1 / len(batches)  # a count that is no whole number
+            batches = [dataclasses.replace(b, num_labels=b.num_labels * share) for b in batches]
+        return StepBatch(tuple(batches), epoch, 0, steps_in_epoch)
 
     @contextmanager
     def stock_model(self) -> Generator[None]:
@@ -194,6 +206,7 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
         raise NotStored(next((d.reason for d in plan.decisions if d.name == "step"), "steps cannot be captured"))
     if task == "text-classification" and model.config.problem_type is None:
         model.config.problem_type = problem  # as transformers' first forward would
+    sums = _sums_batch_means(trainer, task, rows)
     counts = trainer.model_accepts_loss_kwargs and not trainer._loss_shifts_labels
     rows.counts_first = task == "causal-lm" and counts
     rows.collator = PackedCollator(
@@ -206,7 +219,41 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
         sort_tokens=plan.capture,
         longest_first=plan.capture,
     )
-    return FastPath(model, task, rows, cfg, plan, loss)
+    return FastPath(model, task, rows, cfg, plan, loss, sums)
+
+
+def _sums_batch_means(trainer: Any, task: str, rows: StoredRows) -> bool:
+    """Whether a step's loss is the sum of its batches' means: what Trainer makes of gradient accumulation where a
+    model's forward takes any keyword, but its loss does not look at `num_items_in_batch`. Raises `NotStored` where
+    batches of unequal sizes would then weigh differently."""
+    if trainer.args.gradient_accumulation_steps == 1 or task != "text-classification":
+        return False
+    if len(rows) % trainer.args.train_batch_size and not trainer.args.dataloader_drop_last:
+        raise NotStored("with gradient accumulation Trainer averages batch by batch, and the last batch is smaller")
+    if not trainer.model_accepts_loss_kwargs:
+        return False
+    return not _counts_items(trainer.model)
+
+
+@torch.no_grad()
+def _counts_items(model: Any) -> bool:
+    """Whether a classifier's loss is divided by `num_items_in_batch`: asked of its stock forward, with two tokens."""
+    kind = type(model)
+    stock = kind.__mro__[1] if kind.__mro__[1].__name__ == kind.__name__ else kind  # beneath the drop-in's own class
+    problem, device = model.config.problem_type, model.device
+    shape = (1, model.config.num_labels) if problem == "multi_label_classification" else (1,)
+    dtype = torch.int64 if problem == "single_label_classification" else torch.float32
+    given = {
+        "input_ids": torch.ones((1, 2), dtype=torch.int64, device=device),
+        "labels": torch.zeros(shape, dtype=dtype, device=device),
+    }
+    was_training = model.training
+    model.eval()
+    try:
+        losses = [stock.forward(model, **given, num_items_in_batch=count).loss for count in (1, 1000)]
+    finally:
+        model.train(was_training)
+    return not torch.equal(*losses)
 
 
 def compile_ahead(model: Any, args: Any, task: str) -> None:

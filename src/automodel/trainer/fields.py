@@ -43,7 +43,7 @@ FIELDS: dict[str, FieldState] = {
     ),
     "optim": FieldState("engine", "AdamW in captured steps; any other on the CPU, or in Trainer's own steps"),
     "gradient_accumulation_steps": FieldState(
-        "engine", "language models; classifiers take Trainer's own steps, which average batch by batch"
+        "engine", "not of taggers, and of classifiers only where batches are equal: Trainer averages batch by batch"
     ),
     "fp16": FieldState("engine", "on a GPU, with loss scaling on the device"),
     "tf32": FieldState("engine", "torch's own switch, which TrainingArguments set"),

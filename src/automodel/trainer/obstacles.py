@@ -115,8 +115,9 @@ def _settings_obstacle(trainer: Any) -> str | None:
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or args.parallelism_config is not None:
         return "deepspeed, fsdp or parallelism_config is given"
     accumulates = args.gradient_accumulation_steps > 1
-    if accumulates and (task != "causal-lm" or not trainer.model_accepts_loss_kwargs):
-        return "with gradient accumulation Trainer averages this model's loss batch by batch"
+    by_tokens = task == "token-classification" or (task == "causal-lm" and not trainer.model_accepts_loss_kwargs)
+    if accumulates and by_tokens:
+        return "with gradient accumulation Trainer averages the loss of tokens batch by batch"
     switched_on = {
         "label_smoothing_factor": args.label_smoothing_factor != 0,
         "neftune_noise_alpha": args.neftune_noise_alpha is not None,

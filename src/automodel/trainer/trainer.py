@@ -258,11 +258,8 @@ class Trainer(transformers.Trainer):
 
     def _fast_step(self, fast: FastPath, held: list[Held], epoch: int, steps_in_epoch: int) -> None:
         """One optimizer step and everything that Trainer counts with it."""
-        from automodel.data.batch import StepBatch
-
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
-        batch = StepBatch(tuple(h.batch for h in held), epoch, 0, steps_in_epoch)
-        self._last_result = fast.step(self.state.global_step, batch)
+        self._last_result = fast.step(self.state.global_step, fast.step_batch(held, epoch, steps_in_epoch))
         fast.losses.append(self._last_result.loss)
         self._last_lr = self.lr_scheduler.get_last_lr()[0]
         self.lr_scheduler.step()

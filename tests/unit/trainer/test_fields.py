@@ -87,7 +87,7 @@ CASES: dict[str, tuple] = {
 SEEN_ALONE = ("setting", "workers", "determinism", "folder")
 """What shows its effect without a look at stock Trainer."""
 OWN_STEPS = (
-    "gradient_accumulation_steps", "label_smoothing_factor", "neftune_noise_alpha", "gradient_checkpointing",
+    "label_smoothing_factor", "neftune_noise_alpha", "gradient_checkpointing",
     "torch_empty_cache_steps", "include_num_input_tokens_seen",
 )  # fmt: skip
 
