@@ -38,8 +38,9 @@ def check_layout(cfg: RunConfig, ranks: int) -> Layout:
     return layout
 
 
-SHARDED = ("adamw", "sgd", "lion", "rmsprop", "adagrad")
-"""Optimizers that compute every number by itself, so that a part of a parameter can be updated as a part."""
+SHARDED = ("adamw", "sgd", "lion", "rmsprop", "adagrad", "muon")
+"""Optimizers that compute every number by itself, so that a part of a parameter can be updated as a part; and Muon,
+whose products of matrices torch makes over the parts."""
 
 
 def refuse_with_shards(layout: Layout, kind: Kind | None, precision: str, cfg: RunConfig) -> None:
