@@ -102,7 +102,7 @@ def test_rows_that_are_left_out_are_a_line_of_the_plan(folder):
     assert reasons == [f"1 of 3 rows are left out (dataset.on_bad_row: skip); the first, {why}"]
 
 
-def test_a_missing_chat_template_is_said_and_one_is_kept_with_the_model(tmp_path, monkeypatch):
+def test_a_missing_chat_template_is_an_error_and_one_that_is_named_is_kept_with_the_model(tmp_path, monkeypatch):
     from transformers import AutoTokenizer
 
     from automodel.engine.run import finetune
@@ -112,7 +112,9 @@ def test_a_missing_chat_template_is_said_and_one_is_kept_with_the_model(tmp_path
     model = tiny.make_model_folder(tmp_path / "model", "llama")
     (model / "chat_template.jinja").unlink()
     path = config(tmp_path, [GOOD] * 4, text="step_scheduler: {max_steps: 1}")
-    said = tiny.automodel("plan", "-c", path).stdout
-    assert "the tokenizer has no chat template; turns are written as '### User:' and '### Assistant:'" in said
+    refused = tiny.automodel("plan", "-c", path, check=False)
+    assert refused.returncode == 2
+    assert "Set dataset.chat_template to a Jinja template's file, or to `plain`" in refused.stderr
+    path = config(tmp_path, [GOOD] * 4, keys=", chat_template: plain", text="step_scheduler: {max_steps: 1}")
     finished = finetune(load_run_config([path]))
     assert "### Assistant:" in AutoTokenizer.from_pretrained(finished.folder).chat_template

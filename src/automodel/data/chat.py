@@ -11,7 +11,8 @@ in OpenAI's files: they are read, given as records, and as text where a template
 hold a column's records with the keys of all of them, None where a row has none: a key without a value is left out, or a
 model would learn to call `add(city=null, a=1, b=2)`. A call that a template does not write is a bad row.
 
-A tokenizer without a chat template gets `PLAIN_TEMPLATE`, and the plan says so.
+A tokenizer without a chat template needs one from the config, or `PLAIN_TEMPLATE`: a guessed one would train a model
+that nobody else prompts the way it was trained.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from automodel.config.errors import UserError
 
 PLAIN_TEMPLATE = (
     "{{ bos_token if bos_token else '' }}"
@@ -53,6 +57,21 @@ TURN_KEYS = ("role", "from", "content", "value")
 
 class BadChat(Exception):
     """A conversation cannot be used; the message says why."""
+
+
+def template_text(asked: str | None, section: str) -> str | None:
+    """The template that `chat_template` names: `plain`, or a file."""
+    if asked is None or asked == PLAIN_TEMPLATE:
+        return asked
+    if asked == "plain":
+        return PLAIN_TEMPLATE
+    file = Path(asked).expanduser()
+    if not file.is_file():
+        raise UserError(
+            f"{section}.chat_template: there is no file '{asked}'. Name a Jinja template's file, or `plain` for turns "
+            "as '### User:' and '### Assistant:'."
+        )
+    return file.read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class MixtureEntry(Section):
     """Role to column (instruction data)."""
     messages_column: str | None = None
     """Column of chat messages."""
+    chat_template: str | None = None
+    """How messages are written."""
     prompt_template: str | None = None
     """Text put before the answer."""
     answer_only_loss: bool | None = None
@@ -102,6 +104,9 @@ class DatasetConfig(Section):
     """Instruction data: role to column, e.g. `{context: context, question: question, answer: answers}`."""
     messages_column: str | None = None
     """Column of chat messages; found by name where it is left out (`messages`, `conversations`)."""
+    chat_template: str | None = None
+    """How messages are written: a Jinja template's file, or `plain` (turns as `### User:`, `### Assistant:`). Default:
+    the tokenizer's own; where it has none, one has to be named here. It is saved with the model."""
     prompt_template: str | None = None
     """Text put before the answer, with `{column}` places; default depends on the columns."""
     answer_only_loss: bool = True

@@ -11,7 +11,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data import columns as known
-from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
+from automodel.data.chat import ChatTemplate
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
@@ -65,7 +65,7 @@ def choose_layout(rows: Any, request: Request) -> Layout:
     request = replace(request, cfg=_with_roles(request.cfg, request.task))
     if is_ready(request.cfg, rows.features):
         _only_cut(request, "rows that are tokenised already")
-        return _ready(rows, columns, request)
+        return _noted(_ready(rows, columns, request), request)
     _check_named_columns(columns, request)
     chosen = {
         "text-classification": _text_classification,
@@ -73,7 +73,15 @@ def choose_layout(rows: Any, request: Request) -> Layout:
         "causal-lm": _causal_lm,
         "seq2seq": _seq2seq,
     }[request.task]
-    return chosen(rows, columns, request)
+    return _noted(chosen(rows, columns, request), request)
+
+
+def _noted(layout: Layout, request: Request) -> Layout:
+    """Says so where a chat template was named and nothing is written with it."""
+    if request.cfg.chat_template is None or layout.chat_template is not None:
+        return layout
+    note = f"{request.section}.chat_template is not used: these rows are {layout.description}"
+    return replace(layout, notes=(*layout.notes, note))
 
 
 def _check_named_columns(columns: Columns, request: Request) -> None:
@@ -236,10 +244,15 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
 
 
 def _chats(columns: Columns, request: Request, messages: str) -> Layout:
-    tokenizer, notes, template = request.tokenizer, [], None
-    if not tokenizer.chat_template:
-        template = PLAIN_TEMPLATE
-        notes.append("the tokenizer has no chat template; turns are written as '### User:' and '### Assistant:'")
+    tokenizer, notes, template = request.tokenizer, [], request.cfg.chat_template
+    if not template and not tokenizer.chat_template:
+        raise UserError(
+            f"{request.section}: the tokenizer has no chat template, so the conversations in '{messages}' cannot be "
+            "written. Set dataset.chat_template to a Jinja template's file, or to `plain` for turns as '### User:' and "
+            "'### Assistant:'; or start from the chat variant of the model, which has one."
+        )
+    if template and tokenizer.chat_template and template != tokenizer.chat_template:
+        notes.append("dataset.chat_template takes the place of the tokenizer's own chat template")
     chat = ChatTemplate(tokenizer, template)
     tools = "tools" if "tools" in columns else None
     if tools and not chat.takes_tools:
@@ -304,12 +317,14 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
             if name not in prompt and name not in prompt.values():
                 columns.required(name, "prompt_template")
                 prompt = {**prompt, name: name}
-    chat = ChatTemplate(tokenizer) if tokenizer.chat_template and cfg.prompt_template is None else None
+    template = cfg.chat_template if cfg.prompt_template is None else None
+    has_one = template or tokenizer.chat_template
+    chat = ChatTemplate(tokenizer, template) if has_one and cfg.prompt_template is None else None
     encoder = Instructions(
         tokenizer, prompt, answer, request.max_length, cfg.answer_only_loss, cfg.prompt_template, chat
     )
     how = "chat template" if chat else "plain prompt"
-    return Layout(encoder, f"{' + '.join(prompt.values())} → {answer} ({how})")
+    return Layout(encoder, f"{' + '.join(prompt.values())} → {answer} ({how})", chat_template=template)
 
 
 def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:

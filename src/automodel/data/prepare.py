@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from automodel.config.errors import UserError
 from automodel.data.build import Part, build, look_ahead, names_of, part_of
+from automodel.data.chat import template_text
 from automodel.data.config import DatasetConfig
 from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
 from automodel.data.labels import LabelMap
@@ -97,6 +98,8 @@ def prepare(
     parts: list[Part] = []
     for where, member in members:
         with problems.collecting():
+            # Its text is part of the key, not the name of its file.
+            member = replace(member, chat_template=template_text(member.chat_template, where))
             source = find_source(
                 member,
                 role=role,

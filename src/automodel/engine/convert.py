@@ -54,7 +54,7 @@ def convert_checkpoint(
     for name, tensor in own.items():
         tensor.data = saved[name].read()  # in the precision it was saved in
     tokenizer = prepared.tokenizer
-    if prepared.train.chat_template and not tokenizer.chat_template:
+    if prepared.train.chat_template:
         tokenizer.chat_template = prepared.train.chat_template
     save_hf_folder(model, tokenizer, target)
     return Converted(target, checkpoint.step, notes)

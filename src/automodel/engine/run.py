@@ -233,7 +233,7 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
             run.progress.warn(f"{missing}; the last weights are exported.")
     run.step.finish()
     tokenizer = run.prepared.tokenizer
-    if run.prepared.train.chat_template and not tokenizer.chat_template:
+    if run.prepared.train.chat_template:
         tokenizer.chat_template = run.prepared.train.chat_template
     before = model_files(run.folder.root)
     weights = None

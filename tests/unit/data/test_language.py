@@ -147,13 +147,26 @@ def test_the_end_is_learned_once_and_the_shift_reads_it(lm, gpt_like):
     assert batch.read_positions_R.tolist() == [1, 2, 3]
 
 
-def test_no_chat_template_is_said_and_handed_on(lm, gpt_like):
+def test_a_template_that_is_named_writes_and_is_handed_on(lm, gpt_like, tmp_path):
     rows = [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}]
     tokenizer = copy.deepcopy(gpt_like)
-    data = lm(rows, tokenizer)
+    with pytest.raises(UserError, match=r"no chat template, so the conversations in 'messages' cannot be written"):
+        lm(rows, tokenizer)
+    with pytest.raises(UserError, match=r"dataset\.chat_template: there is no file 'mine\.jinja'"):
+        lm(rows, tokenizer, chat_template="mine.jinja")
+    data = lm(rows, tokenizer, chat_template="plain")
     assert text_of(data, tokenizer) == ("<s>### User:\nhi\n\n### Assistant:\nyo<|end|>\n\n", "yo<|end|>")
     assert data.chat_template == PLAIN_TEMPLATE
-    assert data.notes == ("the tokenizer has no chat template; turns are written as '### User:' and '### Assistant:'",)
+    assert data.notes == ()
+    file = tmp_path / "mine.jinja"
+    for mark in ("!", "?"):  # what the file says counts, not its name
+        file.write_text(PLAIN_TEMPLATE.replace("###", mark))
+        data = lm(rows, tokenizer, chat_template=str(file))
+        assert text_of(data, tokenizer)[0].startswith(f"<s>{mark} User:")
+    asked = lm([{"prompt": "ab", "completion": "cd"}], tokenizer, chat_template="plain")
+    assert text_of(asked, tokenizer) == ("<s>### User:\nab\n\n### Assistant:\ncd<|end|>\n\n", "cd<|end|>")
+    plain = lm([{"text": "some words"}], tokenizer, chat_template="plain")
+    assert plain.notes[0].startswith("dataset.chat_template is not used: these rows are plain text")
 
 
 REWRITING = (

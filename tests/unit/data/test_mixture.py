@@ -130,7 +130,7 @@ def test_datasets_of_several_layouts_share_a_store(mixed, write, gpt_like):
     entries = [
         {"path": write("qa.jsonl", [{"q": "Q", "a": f"A{i}"} for i in range(4)]), "weight": 2.0,
          "column_mapping": {"question": "q", "answer": "a"}},
-        {"path": write("talk.jsonl", [{"messages": TALK}] * 3)},
+        {"path": write("talk.jsonl", [{"messages": TALK}] * 3), "chat_template": "plain"},
         {"path": write("text.jsonl", [{"text": "x" * 60}] * 2), "weight": 0.5},
     ]  # fmt: skip
     data = mixed(entries, max_length=40)

@@ -100,9 +100,9 @@ def test_the_same_is_learned_from_every_spelling_and_file(prepare_rows, template
 
 def test_calls_that_the_template_does_not_write_are_bad_rows(prepare_rows, chat_like, gpt_like):
     plain = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}], "tools": None}
-    for tokenizer, name in ((chat_like, "a.jsonl"), (gpt_like, "b.jsonl")):  # ChatML without tools; no template at all
+    for tokenizer, name, template in ((chat_like, "a.jsonl", None), (gpt_like, "b.jsonl", "plain")):
         with pytest.raises(UserError) as caught:
-            prepare_rows([plain, *rows()], tokenizer, "causal-lm", name=name)
+            prepare_rows([plain, *rows()], tokenizer, "causal-lm", name=name, chat_template=template)
         message = str(caught.value)
         assert "2 of 3 rows cannot be used" in message
         assert "row 1: message 2 calls 'weather', but the chat template has no place for tool calls" in message

@@ -112,10 +112,9 @@ def test_conversations_without_anything_to_learn(lm, chat_like):
     assert "row 2" not in message
 
 
-def test_a_missing_chat_template_is_a_line_of_the_plan(lm, gpt_like):
+def test_the_end_of_a_plain_template_is_learned(lm, gpt_like):
     talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
-    data = lm([{"messages": talk}] * 3, gpt_like)
-    assert data.notes[0].startswith("the tokenizer has no chat template; turns are written as")
+    data = lm([{"messages": talk}] * 3, gpt_like, chat_template="plain")
     assert data.stats.unended == 0
 
 
