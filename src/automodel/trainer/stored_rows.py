@@ -26,7 +26,8 @@ from automodel.models.families import family_of
 UNDERSTOOD = ("input_ids", "attention_mask", "token_type_ids", "labels", "label", "label_ids")
 LABELS = ("labels", "label", "label_ids")
 ROWS_AT_ONCE = 10_000
-MOST_TOKENS = 2_000_000_000
+MOST_TOKENS = 2_000_000_000  # 8 GB, and some ten seconds to read
+MOST_FOR_A_PART = 200_000_000  # where a run will not even see every row once
 
 
 class NotStored(Exception):
@@ -132,10 +133,18 @@ def _name(collator: Any) -> str:
     return getattr(collator, "__name__", type(collator).__name__)
 
 
-def store_rows(dataset: Any, collator: Any, task: str, config: Any, tokenizer: Any) -> StoredRows:
+def store_rows(
+    dataset: Any, collator: Any, task: str, config: Any, tokenizer: Any, most_tokens: int = MOST_TOKENS
+) -> StoredRows:
     """The dataset, whose unused columns are gone, as flat arrays. Raises `NotStored`."""
     padding = known_padding(collator, tokenizer)
-    parts = [_Part(columns, task, padding) for columns in _chunks(dataset)]
+    parts: list[_Part] = []
+    tokens = 0
+    for columns in _chunks(dataset):
+        parts.append(_Part(columns, task, padding))
+        tokens += len(parts[-1].input_ids)
+        if tokens > most_tokens:
+            raise NotStored(f"the rows have more than {most_tokens:,} tokens, too many to hold for this run")
     if not parts:
         raise NotStored("the dataset is empty")
     lengths = np.concatenate([part.lengths for part in parts])
@@ -221,8 +230,6 @@ class _Part:
             raise NotStored("input_ids are not integers")
         self.keep, self.lengths = self._real_tokens(columns.get("attention_mask"))
         self.input_ids = self._kept(ids).astype(np.int32)
-        if len(self.input_ids) > MOST_TOKENS:
-            raise NotStored("the rows are too many to hold")
         if "token_type_ids" in columns:
             self.token_types = self._kept(self._beside(columns["token_type_ids"], "token_type_ids")).astype(np.uint8)
         column = next((columns[name] for name in LABELS if name in columns), None)

@@ -19,10 +19,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import logging
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -31,32 +31,18 @@ from transformers.trainer import skip_first_batches
 
 from automodel.config.errors import UserError
 from automodel.models.drop_in import speed_up
+from automodel.trainer.acceleration import Acceleration
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
 from automodel.trainer.fast_path import FastPath, check_schedule, compile_ahead, make_fast_path
 from automodel.trainer.obstacles import task_of, why_stock
 from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments, shift_rates
 from automodel.trainer.read_once import read_once, samples_taken
-from automodel.trainer.stored_rows import Held, NotStored, known_padding, store_rows
+from automodel.trainer.stored_rows import MOST_FOR_A_PART, MOST_TOKENS, Held, NotStored, known_padding, store_rows
 from automodel.trainer.watched_events import unwatch_events, watch_events
 
+logger = logging.getLogger(__name__)
+
 MOST_UNREAD = 1000  # losses that may wait on the device for a log line
-
-
-@dataclass(frozen=True)
-class Acceleration:
-    """How a `train()` call runs."""
-
-    path: str
-    """`captured` (CUDA graphs), `packed` (plain steps over flat batches) or `stock` (Trainer's own steps)."""
-    reason: str
-
-    def __str__(self) -> str:
-        how = {
-            "captured": "captured steps over packed batches",
-            "packed": "packed steps without padding",
-            "stock": "Trainer's own steps",
-        }
-        return f"{how[self.path]} ({self.reason})"
 
 
 class Trainer(transformers.Trainer):
@@ -127,6 +113,8 @@ class Trainer(transformers.Trainer):
             except NotStored as obstacle:
                 reason = str(obstacle)
             else:
+                for line in fast.plan.decisions:
+                    logger.info("%s: %s (%s)", line.name, line.value, line.reason)
                 how = "captured" if fast.plan.capture else "packed"
                 self.acceleration = Acceleration(
                     how, f"{fast.plan.precision}, {len(fast.rows):,} rows held without padding"
@@ -148,7 +136,9 @@ class Trainer(transformers.Trainer):
             self._set_signature_columns_if_needed()
             used = set(self._signature_columns or ())
             dataset = [{k: v for k, v in row.items() if k in used} if type(row) is dict else row for row in dataset]
-        rows = store_rows(dataset, self.data_collator, task, self.model.config, self.processing_class)
+        whole = hasattr(dataset, "__len__") and samples_taken(self.args, dataset) >= len(dataset)
+        most = MOST_TOKENS if whole else MOST_FOR_A_PART
+        rows = store_rows(dataset, self.data_collator, task, self.model.config, self.processing_class, most)
         rows.origin = dataset
         if self.args.dataloader_drop_last and len(rows) < self.args.train_batch_size:
             raise NotStored("there is not one full batch")
