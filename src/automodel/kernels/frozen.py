@@ -58,10 +58,19 @@ class Held:
         return dy_TO @ self.weight_OI if onto_TI is None else onto_TI.addmm_(dy_TO, self.weight_OI)
 
 
+ROOM = 64
+"""Columns or rows for adapters come in multiples of this: products walk along the summed dimension in such steps, and
+rows begin on whole lines of the cache."""
+
+
+def _room(rank: int) -> int:
+    return -(-rank // ROOM) * ROOM
+
+
 class Beside(Held):
     """The weight with columns beside it for the adapters' B, so that what they add is part of the product:
 
-        y = [x  s h] [W  B]ᵀ          B: the layers' own, one below the other, zero outside of their columns
+        y = [x  s h  0] [W  B  0]ᵀ          B: the layers' own, one below the other, zero outside of their columns
 
     instead of a pass over y that reads and writes it. x and s h have to lie side by side for that, which is a copy of
     x: less than the pass where y is six times as wide."""
@@ -69,7 +78,8 @@ class Beside(Held):
     def __init__(self, weights: Sequence[Tensor], rank: int):
         """`weights` (one below the other) become views of the new memory."""
         self.inputs, outputs = weights[0].shape[1], sum(w.shape[0] for w in weights)
-        self.joined = torch.zeros((outputs, self.inputs + rank), dtype=weights[0].dtype, device=weights[0].device)
+        shape = (outputs, self.inputs + _room(rank))
+        self.joined = torch.zeros(shape, dtype=weights[0].dtype, device=weights[0].device)
         first = 0
         for weight in weights:
             rows = self.joined[first : first + weight.shape[0], : self.inputs]
@@ -78,36 +88,49 @@ class Beside(Held):
             first += weight.shape[0]
         super().__init__(self.joined[:, : self.inputs])
 
-    def places(self, columns: Sequence[slice], ranks: Sequence[slice]) -> list[Tensor]:
-        """Where the B of each layer goes."""
-        return [self.joined[c, self.inputs + r.start : self.inputs + r.stop] for c, r in zip(columns, ranks)]
-
-    def times_both(self, both_TK: Tensor, bias_O: Tensor | None) -> Tensor:
-        """The product with x and s h side by side."""
-        return F.linear(both_TK, self.joined, bias_O)
+    def times_both(
+        self,
+        x_TI: Tensor,
+        a_RI: Tensor,
+        scale: float,
+        places: Sequence[tuple[slice, slice, Tensor]],
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(y with what the adapters add, x as it lies beside s h, s h). `places`: columns of y, ranks and B of each."""
+        rank = a_RI.shape[0]
+        both_TK = x_TI.new_empty((x_TI.shape[0], self.joined.shape[1]))
+        read_TI, h_TR = both_TK[:, : self.inputs], both_TK[:, self.inputs : self.inputs + rank]
+        read_TI.copy_(x_TI)
+        h_TR.addmm_(x_TI, a_RI.t(), beta=0, alpha=scale)
+        both_TK[:, self.inputs + rank :].zero_()
+        for columns, ranks, b_OR in places:
+            self.joined[columns, self.inputs + ranks.start : self.inputs + ranks.stop].copy_(b_OR)
+        return F.linear(both_TK, self.joined, bias), read_TI, h_TR
 
 
 class Below(Held):
     """The weight with rows below it for the adapter's A, so that the backward product has its part in it:
 
-        dx = [dy  u] [W; A]
+        dx = [dy  u  0] [W; A; 0]
 
     instead of a pass over dx. Pays where x is wider than y, since dy has to be copied beside u."""
 
     def __init__(self, weight: Tensor, rank: int):
         """`weight` becomes a view of the new memory."""
         rows = weight.shape[0]
-        self.joined = torch.zeros((rows + rank, weight.shape[1]), dtype=weight.dtype, device=weight.device)
+        self.joined = torch.zeros((rows + _room(rank), weight.shape[1]), dtype=weight.dtype, device=weight.device)
         self.joined[:rows].copy_(weight.detach())
         weight.data = self.joined[:rows]
         super().__init__(self.joined[:rows])
 
     def back_both(self, dy_TO: Tensor, b_OR: Tensor, a_RI: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """(dx with the adapter's part, u)."""
+        end = self.outputs + a_RI.shape[0]
         both_TK = dy_TO.new_empty((dy_TO.shape[0], self.joined.shape[0]))
         both_TK[:, : self.outputs].copy_(dy_TO)
-        u_TR = both_TK[:, self.outputs :].addmm_(dy_TO, b_OR, beta=0, alpha=scale)
-        self.joined[self.outputs :].copy_(a_RI)
+        u_TR = both_TK[:, self.outputs : end].addmm_(dy_TO, b_OR, beta=0, alpha=scale)
+        both_TK[:, end:].zero_()
+        self.joined[self.outputs : end].copy_(a_RI)
         return both_TK @ self.joined, u_TR
 
 

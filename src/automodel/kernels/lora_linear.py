@@ -118,19 +118,6 @@ def _adapter_gradients(
     return found
 
 
-def _beside(
-    x_TI: Tensor, base: Beside, bias_O: Tensor | None, a_RIs: Sequence[Tensor], bs: Sequence[Tensor], layout: _Layout
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(y with its adapters, x as it lies beside s h, s h)."""
-    both_TK = x_TI.new_empty((x_TI.shape[0], base.joined.shape[1]))
-    read_TI, h_TR = both_TK[:, : base.inputs], both_TK[:, base.inputs :]
-    read_TI.copy_(x_TI)
-    h_TR.addmm_(x_TI, _stacked(a_RIs).t(), beta=0, alpha=layout.scales[0])
-    for place, b_OR in zip(base.places(layout.columns, layout.ranks), bs):
-        place.copy_(b_OR)
-    return base.times_both(both_TK, bias_O), read_TI, h_TR
-
-
 class _LoraJoinedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -147,7 +134,8 @@ class _LoraJoinedLinear(torch.autograd.Function):
         a_RIs, b_ORs = parameters[:count], parameters[count:]
         read_TI = x_TI if dropped_TI is None else dropped_TI
         if isinstance(base, Beside) and dropped_TI is None and len(set(layout.scales)) == 1:
-            y_TO, read_TI, h_TR = _beside(x_TI, base, bias_O, a_RIs, b_ORs, layout)
+            places = list(zip(layout.columns, layout.ranks, b_ORs))
+            y_TO, read_TI, h_TR = base.times_both(x_TI, _stacked(a_RIs), layout.scales[0], places, bias_O)
             ctx.scales_in_h = True
         else:
             y_TO, ctx.scales_in_h = base.times(x_TI, bias_O), False

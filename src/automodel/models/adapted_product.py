@@ -47,7 +47,7 @@ def join_frozen(linears: Sequence[Any]) -> None:
         same_memory(weights)
 
 
-BESIDE, BELOW = False, False
+BESIDE, BELOW = True, True
 """Whether gate and up have the B of their adapters beside their weights, and down its A below (`frozen.py`)."""
 
 
@@ -57,7 +57,7 @@ def put_beside(linears: Sequence[Any]) -> Frozen | None:
     adapters = low_ranks(linears)
     alike = len({a.scale for a in adapters}) == 1 and all(packed_of(m) is None and is_frozen(m) for m in linears)
     rank = sum(a.a_RI.shape[0] for a in adapters)
-    if not BESIDE or len(linears) < 2 or not alike or rank % 8:  # rows are to be whole 16 bytes
+    if not BESIDE or len(linears) < 2 or not alike or rank % 8:  # what is written there are whole 16 bytes
         return None
     return Beside([m.weight for m in linears], rank)
 
