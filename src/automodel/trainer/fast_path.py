@@ -69,6 +69,8 @@ class FastPath:
         self.schedule = Schedule(cfg.lr_scheduler, plan.total_steps)
         self.step: Any = None
         self._is_stock = False
+        self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        """Places that accumulating gradients must keep."""
         self.losses: list[torch.Tensor] = []
         """Of steps whose loss nobody has read yet; on the device."""
 
@@ -80,6 +82,7 @@ class FastPath:
             self.step = make_captured_step(self._prepared(), self.model)
             ahead.wait()
             self.step.seed += steps_done  # no draw of a fresh start again
+            self._gradients = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
             return self.step.optimizer
         assert optimizer is not None
         pooled = self.plan.pooled_last_block and pool_last_block(self.model)
@@ -107,6 +110,13 @@ class FastPath:
             packing_support(self.model.config, self.task), self.loss, "loss", "min", read_hardware(), self.plan, (),
             lambda cfg: self.plan,
         )  # fmt: skip
+
+    def keep_gradients(self) -> None:
+        """Puts gradients back into their places: Trainer's `model.zero_grad()` before the first step drops them."""
+        for parameter, gradient in self._gradients:
+            if parameter.grad is not gradient:
+                gradient.zero_()
+                parameter.grad = gradient
 
     def step_batch(self, held: list[Held], epoch: int, steps_in_epoch: int) -> StepBatch:
         """What one optimizer step consumes, with the number its loss is divided by."""

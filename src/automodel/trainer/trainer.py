@@ -222,6 +222,7 @@ class Trainer(transformers.Trainer):
                 steps_trained_in_current_epoch=steps_trained_in_current_epoch,
             )  # fmt: skip
             return
+        fast.keep_gradients()
         begun, accumulation = 0, self.args.gradient_accumulation_steps
         resumes = epoch == epochs_trained and resume_from_checkpoint is not None
         if resumes and steps_trained_in_current_epoch:

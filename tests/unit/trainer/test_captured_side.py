@@ -187,3 +187,14 @@ def test_an_error_in_the_middle_leaves_a_model_that_works(tmp_path, replayed):
         trained(with_callback, tmp_path, bf16=True)
     assert {p.dtype for p in made[0].model.parameters()} == {torch.float32}
     assert made[0].evaluate()["eval_loss"] > 0
+
+
+def test_gradients_that_accumulate_stay_in_their_places(tmp_path, replayed):
+    options = {"gradient_accumulation_steps": 2, "max_steps": 6}
+    ours, stock = trained(Trainer, tmp_path / "a", **options), trained(transformers.Trainer, tmp_path / "b", **options)
+    assert ours.acceleration.path == "captured"
+    for key in ("loss", "grad_norm"):
+        assert logged(ours, key) == pytest.approx(logged(stock, key), abs=1e-4, rel=1e-4), key
+    options |= {"bf16": True, "save_strategy": "steps", "save_steps": 2, "prediction_loss_only": True}
+    ours, stock = trained(Trainer, tmp_path / "c", **options), trained(transformers.Trainer, tmp_path / "d", **options)
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=5e-2)
