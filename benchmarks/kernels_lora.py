@@ -1,8 +1,7 @@
 """Pieces of a LoRA step by themselves: `python benchmarks/kernels_lora.py` on a GPU, about half a minute.
 
-For Qwen3-8B at 8,192 tokens, rank 16: the joined activation kernels in several launch shapes against the pieces they
-stand for, the thin products, and expanding NF4 weights. µs, and the share of the bytes that have to move (copy speed is
-about 4.2 TB/s on an H200).
+For Qwen3-8B at 8,192 tokens, rank 16: adapters inside the products of an MLP against passes of their own,
+thin products, and expanding NF4 weights. µs, and the speed of the bytes that have to move (a copy has about 4.2 TB/s on an H200).
 """
 
 from __future__ import annotations
@@ -16,15 +15,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from automodel.kernels import lora_mlp, swiglu
-from automodel.kernels.lora_mlp import Launch, _activate, _back_in_place, _Thin
+from automodel.kernels import swiglu
+from automodel.kernels.frozen import Below, Beside, Held
 from automodel.kernels.packed import pack
 
 T, WIDE, INNER, RANK = 8192, 4096, 12_288, 16
-SHAPES = [
-    Launch(32, 128, 8), Launch(32, 64, 4), Launch(64, 64, 4), Launch(64, 64, 8), Launch(64, 128, 8), Launch(16, 128, 4),
-    Launch(16, 256, 8), Launch(32, 32, 2), Launch(64, 32, 4), Launch(128, 64, 8), Launch(32, 128, 4), Launch(16, 64, 2),
-]  # fmt: skip
 
 
 def microseconds(work: Callable[[], object], repeat: int = 20) -> float:
@@ -54,15 +49,9 @@ def made(*shape: int) -> torch.Tensor:
 
 def activation() -> None:
     x, da, h, ud = made(T, 2 * INNER), made(T, INNER), made(T, 2 * RANK), made(T, RANK)
-    bg, bu, ad = made(INNER, RANK), made(INNER, RANK), made(RANK, INNER)
-    thin = _Thin(bg, bu, (2.0, 2.0), RANK, RANK)
-    forward, backward = 3 * T * INNER * 2, 6 * T * INNER * 2
-    show("swiglu forward", lambda: swiglu._forward(x, "silu"), forward)
-    show("swiglu backward", lambda: swiglu._backward_in_place(x, da, "silu", again=True), backward)
-    for shape in SHAPES:
-        lora_mlp.FORWARD = lora_mlp.BACKWARD = shape
-        show(f"joined forward {tuple(shape)}", lambda: _activate(x, h, thin, "silu"), forward)
-        show(f"joined backward {tuple(shape)}", lambda: _back_in_place(x, h, thin, ad, da, ud, "silu"), backward)
+    bg, ad = made(INNER, RANK), made(RANK, INNER)
+    show("swiglu forward", lambda: swiglu._forward(x, "silu"), 3 * T * INNER * 2)
+    show("swiglu backward", lambda: swiglu._backward_in_place(x, da, "silu", again=True), 6 * T * INNER * 2)
     half = x[:, :INNER]
     show("gate += h B (one of two)", lambda: half.addmm_(h[:, :RANK], bg.t()), 2 * T * INNER * 2)
     both = made(2 * INNER, 2 * RANK)
@@ -87,19 +76,32 @@ def thin_products() -> None:
     show("dA = u' x (rank 48)", lambda: h.t() @ x, T * WIDE * 2)
 
 
+def inside_products() -> None:
+    """Adapters that are part of the frozen products, against the products alone (floating point, not bytes, counts)."""
+    x, dy, weights, down = made(T, WIDE), made(T, WIDE), (made(INNER, WIDE), made(INNER, WIDE)), made(WIDE, INNER)
+    a, b, thin = made(2 * RANK, WIDE), made(INNER, RANK), (made(WIDE, RANK), made(RANK, INNER))
+    alone = Held(torch.cat(weights))
+    show("x W' (gate and up)", lambda: alone.times(x, None), 0.0)
+    beside = Beside(weights, 2 * RANK)
+    places = [(slice(i * INNER, (i + 1) * INNER), slice(i * RANK, (i + 1) * RANK), b) for i in range(2)]
+    show("[x h] [W B]' (gate and up)", lambda: beside.times_both(x, a, 2.0, places, None), 0.0)
+    show("dy W (down)", lambda: Held(down).back(dy), 0.0)
+    below = Below(down, RANK)
+    show("[dy u] [W; A] (down)", lambda: below.back_both(dy, *thin, 2.0), 0.0)
+
+
 def expanding() -> None:
     for rows in (6144, 2 * INNER):
         packed = pack(made(rows, WIDE), "nf4", True)
         out = torch.empty(rows, WIDE, dtype=torch.bfloat16, device="cuda")
         show(f"expand NF4 ({rows}, {WIDE})", lambda: packed.expand(torch.bfloat16, out), 2.5 * rows * WIDE)  # noqa: B023
-    weight, x = made(2 * INNER, WIDE), made(T, WIDE)
-    show("x W' (gate and up)", lambda: x @ weight.t(), 0.0)
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     torch.manual_seed(0)
     activation()
+    inside_products()
     thin_products()
     expanding()
 

@@ -345,7 +345,6 @@ def main() -> None:
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
     parser.add_argument("--not-beside", action="store_true", help="B of gate and up added in a pass of its own")
     parser.add_argument("--not-below", action="store_true", help="A of down added in a pass of its own")
-    parser.add_argument("--joined-mlp", help="adapters of an MLP inside its activation: rows,block,warps")
     parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
     parser.add_argument("--commit", help="commit to note in the rows")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
@@ -359,11 +358,6 @@ def main() -> None:
         from automodel.models import adapted_product
 
         adapted_product.BESIDE, adapted_product.BELOW = not options.not_beside, not options.not_below
-    if options.joined_mlp:
-        from automodel.kernels import lora_mlp
-
-        lora_mlp.JOINS = True
-        lora_mlp.FORWARD = lora_mlp.BACKWARD = lora_mlp.Launch(*map(int, options.joined_mlp.split(",")))
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe, options)

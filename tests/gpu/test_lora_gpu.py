@@ -244,38 +244,25 @@ def test_an_fp8_base_learns_nearly_the_same(monkeypatch):
     assert expected != rounded
 
 
-@pytest.mark.parametrize(("rank", "shared"), [(16, False), (8, True), (32, False)])
-def test_an_mlp_with_its_adapters_as_one_function(monkeypatch, rank, shared):
-    from automodel.kernels import lora_mlp as module
-    from automodel.kernels.frozen import Held
-    from automodel.kernels.lora_linear import LowRank, lora_joined_linear_reference
-    from automodel.kernels.lora_mlp import Gated, can_join, lora_mlp
-    from automodel.kernels.swiglu import swiglu_reference
+def test_adapters_inside_the_products_of_an_mlp():
+    """B beside the weights of gate and up, A below that of down: what passes of their own add."""
+    from automodel.kernels.frozen import Below, Beside, Held
+    from automodel.kernels.lora_linear import LowRank, lora_joined_linear, lora_swiglu_linear
 
-    monkeypatch.setattr(module, "JOINS", True)
     torch.manual_seed(0)
-    rows, wide, inner = 333, 256, 768
+    rows, wide, inner, rank = 333, 256, 768, 16
 
     def leaf(*shape):
         return (0.1 * torch.randn(*shape, device="cuda")).bfloat16().requires_grad_()
 
-    x, up, down = leaf(rows, wide), leaf(2 * inner, wide).detach(), leaf(wide, inner).detach()
-    adapters = [LowRank(leaf(rank, wide), leaf(inner, rank), 0.5, f) for f in (0, inner)]
-    if shared:
-        adapters = [LowRank(leaf(rank, wide), leaf(2 * inner, rank), 0.5)]
+    x, gate, up, down = leaf(rows, wide), *(leaf(inner, wide).detach() for _ in range(2)), leaf(wide, inner).detach()
+    adapters = [LowRank(leaf(rank, wide), leaf(inner, rank), 0.5, first) for first in (0, inner)]
     last = LowRank(leaf(rank, inner), leaf(wide, rank), 2.0)
     learned = [x, *(a.a_RI for a in adapters), *(a.b_OR for a in adapters), last.a_RI, last.b_OR]
-    assert can_join(adapters, [last], x)
-    y, _ = lora_mlp(x, Gated(Held(up), Held(down), None, None, "silu", True), adapters, last)
-    upstream = torch.randn_like(y)
-    ours = torch.autograd.grad(y, learned, upstream)
-    wide_ones = [t.detach().double().requires_grad_() for t in learned]
-    count = len(adapters)
-    as_ours = [LowRank(a, b, o.scale, o.first) for a, b, o in zip(wide_ones[1:], wide_ones[1 + count :], adapters)]
-    gated = swiglu_reference(lora_joined_linear_reference(wide_ones[0], up.double(), None, as_ours), "silu")
-    final = LowRank(wide_ones[-2], wide_ones[-1], last.scale)
-    expected = lora_joined_linear_reference(gated, down.double(), None, [final])
-    theirs = torch.autograd.grad(expected, wide_ones, upstream.double())
-    assert (y - expected).norm() <= 0.01 * expected.norm()
-    for one, other in zip(ours, theirs, strict=True):
-        assert (one - other).norm() <= 0.02 * other.norm()
+    upstream, found = torch.randn(rows, wide, device="cuda").bfloat16(), []
+    for bases in ((Held(torch.cat([gate, up])), Held(down)), (Beside([gate, up], 2 * rank), Below(down, rank))):
+        inner_TG, _ = lora_joined_linear(x, bases[0], None, adapters)
+        y = lora_swiglu_linear(inner_TG, bases[1], None, "silu", last)
+        found.append((y, *torch.autograd.grad(y, learned, upstream)))
+    for apart, inside in zip(*found, strict=True):
+        assert (apart - inside).norm() <= 0.01 * apart.norm()

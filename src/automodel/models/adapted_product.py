@@ -20,7 +20,6 @@ from automodel.adapters.packed_linear import PackedLinear
 from automodel.kernels.frozen import Below, Beside, Expanding, Frozen, Held, same_memory
 from automodel.kernels.linear import joined_view
 from automodel.kernels.lora_linear import LowRank, lora_joined_linear, lora_swiglu_linear
-from automodel.kernels.lora_mlp import Gated, can_join, lora_mlp
 from automodel.kernels.packed import Packed
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu
@@ -135,14 +134,8 @@ def adapted_mlp(
     read: bool,
 ) -> tuple[Tensor, Tensor]:
     """(the gated MLP of x, x to go on with). `read`: whether somebody looks at the result."""
-    adapters, last, linears = low_ranks(gate_up), low_ranks((down,)), (*gate_up, down)
-    drops = any(isinstance(m, LoraLinear) and m.training and m.dropout for m in linears)
-    if drops or not can_join(adapters, last, x):
-        inner, around = adapted_product(x, gate_up, held.get(id(gate_up[0])), side)
-        return adapted_down(inner, down, held.get(id(down)), activation, side, read), around
-    base = frozen_base(gate_up, held.get(id(gate_up[0])), x.dtype)
-    how = Gated(base, frozen_base((down,), held.get(id(down)), x.dtype), _bias(gate_up), down.bias, activation, read)
-    return lora_mlp(x, how, adapters, last[0], side)
+    inner, around = adapted_product(x, gate_up, held.get(id(gate_up[0])), side)
+    return adapted_down(inner, down, held.get(id(down)), activation, side, read), around
 
 
 def adapted_down(

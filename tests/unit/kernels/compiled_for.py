@@ -301,18 +301,6 @@ def packed_cases():
     yield "expand_rows_kernel", expand_rows_kernel, rows | constant(WIDTH=4096, BLOCK=packed.COLUMNS), packed.WARPS
 
 
-def lora_mlp_cases():
-    from automodel.kernels import lora_mlp
-    from automodel.kernels.lora_mlp_triton import gated_backward_kernel, gated_forward_kernel
-
-    kinds = types("*bf16", "X H BG BU AD Y DY UD") | types("i32", "n_rows") | types("fp32", "scale_gate scale_up")
-    sizes = constant(WIDTH=12288, RANK=16, R=16, UP_AT=16, H_STRIDE=32, DOWN=16, RD=16, ACTIVATION="silu")
-    both = ((gated_forward_kernel, lora_mlp.FORWARD), (gated_backward_kernel, lora_mlp.BACKWARD))
-    for kernel, launch in both:
-        tile = constant(ROWS=launch.rows, BLOCK=launch.block)
-        yield kernel.__name__, kernel, kinds | sizes | tile, launch.warps
-
-
 def every_case():
     yield from loss_cases()
     yield from decoder_cases()
@@ -325,7 +313,6 @@ def every_case():
     yield from attention_cases()
     yield from fp8_cases()
     yield from packed_cases()
-    yield from lora_mlp_cases()
 
 
 def main() -> None:
