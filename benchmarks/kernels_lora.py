@@ -1,7 +1,8 @@
 """Pieces of a LoRA step by themselves: `python benchmarks/kernels_lora.py` on a GPU, about half a minute.
 
-For Qwen3-8B at 8,192 tokens, rank 16: adapters inside the products of an MLP against passes of their own,
-thin products, and expanding NF4 weights. µs, and the speed of the bytes that have to move (a copy has about 4.2 TB/s on an H200).
+For Qwen3-8B at 8,192 tokens, rank 16: adapters inside the products of an MLP against passes of their own, thin
+products, and expanding NF4 weights. µs, and the speed of the bytes that have to move (a copy has about 4.2 TB/s on an
+H200).
 """
 
 from __future__ import annotations
