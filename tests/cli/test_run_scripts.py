@@ -160,7 +160,16 @@ def test_the_command_compares_and_says_what_it_did(folder):
     assert "eval_loss" in done.stdout
 
 
-def test_a_script_that_is_not_there_is_said(tmp_path):
-    done = tiny.automodel("run", tmp_path / "none.py", check=False)
-    assert done.returncode == 2
-    assert "there is no script" in done.stderr
+def test_scripts_that_are_not_there_or_fail(tmp_path, capsys, monkeypatch):
+    from automodel.cli.main import main
+
+    (tmp_path / "fails.py").write_text("import sys\nvalue = sys.argv[1]\nraise ValueError(value)\n")
+    (tmp_path / "ends.py").write_text("raise SystemExit(3)\n")
+    for name, code, said in (("none", 2, "there is no script"), ("fails", 1, "ValueError: --flag"), ("ends", 3, "")):
+        monkeypatch.setattr(sys, "argv", ["automodel", "run", str(tmp_path / f"{name}.py"), "--flag"])
+        with pytest.raises(SystemExit) as ending:
+            main()
+        assert ending.value.code == code
+        error = capsys.readouterr().err
+        assert said in error
+        assert "runpy" not in error

@@ -22,6 +22,23 @@ def run(
 
     At the end it says what was accelerated. Options for this command stand before the script.
     """
+    from automodel.config.errors import EXIT_FAILED, UserError
     from automodel.trainer.stand_in import run_script
 
-    run_script(script, arguments or [], compare)
+    try:
+        run_script(script, arguments or [], compare)
+    except UserError:
+        raise
+    except Exception as error:
+        _print_as_python_would(error, script)
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _print_as_python_would(error: Exception, script: Path) -> None:
+    """The traceback from the script's own first line on; the way there is ours and of no interest."""
+    import traceback
+
+    place = error.__traceback__
+    while place is not None and place.tb_frame.f_code.co_filename != str(script):
+        place = place.tb_next
+    traceback.print_exception(type(error), error, place or error.__traceback__)
