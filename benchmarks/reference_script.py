@@ -1,6 +1,6 @@
 """`reference-script-b8`: the reference's baseline script, with one import changed, against itself.
 
-    python benchmarks/reference_script.py run --rows rows.json [--repeat 2] [--tiny]
+    python benchmarks/reference_script.py run --rows rows.json [--repeat 2] [--no-dropout] [--tiny]
     python benchmarks/workloads.py merge rows.json benchmarks/results/h200.json
 
 The script fine-tunes DistilBERT on 1,000 texts padded to 512, batch 8, evaluates twice on 200, and prints the time that
@@ -80,7 +80,7 @@ print(f"training time: {{time.time() - start_time:.2f}} seconds")
 """
 
 
-def make(folder: Path, tiny: bool) -> int:
+def make(folder: Path, tiny: bool, dropout: bool) -> int:
     """Model, tokenizer and texts; returns the number of tokens in the training texts."""
     import numpy as np
     import torch
@@ -99,7 +99,9 @@ def make(folder: Path, tiny: bool) -> int:
         mask_token="[MASK]", model_max_length=512,
     )  # fmt: skip
     torch.manual_seed(0)
-    shape = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64} if tiny else {}
+    shape: dict[str, Any] = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64} if tiny else {}
+    if not dropout:
+        shape |= {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     DistilBertForMaskedLM(DistilBertConfig(**shape)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     if tiny:
@@ -154,6 +156,7 @@ def side(folder: Path, name: str, started: float) -> dict[str, Any]:
         return found["output"]
 
     base.__init__, base.train = with_clock, timed  # ty: ignore[invalid-assignment]
+    torch.manual_seed(0)  # the new head, the same on every side
     runpy.run_path(str(script), run_name="__main__")
     wall = time.time() - started
     windows = []
@@ -175,11 +178,11 @@ def side(folder: Path, name: str, started: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(rows_file: Path, repeat: int, tiny: bool, commit: str) -> list[dict[str, Any]]:
+def run(rows_file: Path, repeat: int, tiny: bool, dropout: bool, commit: str) -> list[dict[str, Any]]:
     """Every side in a process of its own, `repeat` times; the last one counts."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        tokens = make(Path(folder), tiny)
+        tokens = make(Path(folder), tiny, dropout)
         for name in SIDES:
             for _ in range(repeat):
                 started = time.time()
@@ -205,6 +208,7 @@ def run(rows_file: Path, repeat: int, tiny: bool, commit: str) -> list[dict[str,
         row["largest_loss_difference"] = round(max(abs(a - b) for a, b in zip(row["losses"], stock["losses"])), 5)
         row["final_loss"] = row.pop("losses")[-1]
         row["final_eval_loss"] = row.pop("eval_losses")[-1]
+        row["note"] = "dropout 0.1" if dropout else "dropout off"
         row |= {"date": datetime.date.today().isoformat(), "commit": commit, "command": " ".join(sys.argv)}
         rows_file.write_text(json.dumps(rows, indent=1) + "\n")
         print(
@@ -225,13 +229,14 @@ def main() -> None:
     every = verbs.add_parser("run")
     every.add_argument("--rows", type=Path, default=Path("rows.json"))
     every.add_argument("--repeat", type=int, default=2)
-    every.add_argument("--tiny", action="store_true")
+    every.add_argument("--tiny", action="store_true", help="a small model, for a machine without a GPU")
+    every.add_argument("--no-dropout", action="store_true", help="so that losses can be compared one by one")
     every.add_argument("--commit", default="")
     given = parser.parse_args()
     if given.verb == "side":
         print(json.dumps(side(given.folder, given.name, given.started)))
     else:
-        run(given.rows, given.repeat, given.tiny, given.commit)
+        run(given.rows, given.repeat, given.tiny, not given.no_dropout, given.commit)
 
 
 if __name__ == "__main__":
