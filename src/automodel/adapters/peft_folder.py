@@ -130,9 +130,7 @@ def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revisio
     return replace(adapter, dropout=section.dropout or adapter.dropout)
 
 
-def write_folder(
-    model: Any, adapter: Adapter, folder: str | Path, trained: Mapping[str, Tensor] | None = None
-) -> None:
+def write_folder(model: Any, adapter: Adapter, folder: str | Path, trained: Mapping[str, Tensor] | None = None) -> None:
     """Writes both files. The model has the adapter attached. `trained`: its tensors, where the model holds only parts
     of them."""
     from safetensors.torch import save_file
