@@ -42,6 +42,18 @@ def test_losses_are_those_of_the_cpu(folder, monkeypatch, precision):
     assert plan["step"]["value"] == "captured"
 
 
+def test_accumulated_micro_batches_have_the_losses_of_the_cpu(folder, monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
+    twice = ["dataloader.batch_size=4", "step_scheduler.grad_acc_steps=2", "peft.loraplus_lr_ratio=4"]
+    out, truth = folder / "twice", folder / "twice-truth"
+    settings = ["training_optimizations.precision=bf16", *twice, f"checkpoint.checkpoint_dir={out}"]
+    finetune(load_run_config([folder / "run.yaml"], settings))
+    settings = ["training_optimizations.precision=fp32", *twice, f"checkpoint.checkpoint_dir={truth}"]
+    tiny.automodel("finetune", "llm", "-c", folder / "run.yaml", *settings, CUDA_VISIBLE_DEVICES="")
+    ours, theirs = tiny.losses(out), tiny.losses(truth)
+    assert max(abs(ours[step] - theirs[step]) for step in theirs) < 0.05
+
+
 @pytest.mark.parametrize("resident", ["true", "false"])
 def test_a_run_over_packed_weights_has_the_losses_of_the_cpu(folder, monkeypatch, resident):
     monkeypatch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
