@@ -24,7 +24,7 @@ def test_stock_trainer_runs_first_in_a_folder_of_its_own(tmp_path, monkeypatch, 
     monkeypatch.setattr(verb, "benchmark", lambda *given: asked.append(given))
     _stock_trainer_first(cfg, [])
     ((run, wishes),) = asked
-    assert (run.provider, wishes.against, str(wishes.output)) == (None, ("hf-trainer-tuned",), "o-comparison")
+    assert (run.provider, wishes.against, str(wishes.output)) == (None, ("hf-trainer-tuned",), "out-comparison")
 
     def refuses(*given):
         raise NotYetError("adapters are not compared")
