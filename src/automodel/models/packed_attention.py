@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from automodel.distributed.context_parallel import all_heads_of_some_tokens, all_tokens_of_some_heads
 from automodel.kernels.attention import Attention, varlen_flash
-from automodel.models.gathered_attention import Gathers, gathered_attention
 from automodel.kernels.cpu_dropout import attention_with_dropout
+from automodel.models.gathered_attention import Gathers, gathered_attention
 
 PACKED_ATTENTION = "automodel_packed"
 
