@@ -26,8 +26,8 @@ def measure(name: str, folder: Path, steps: int, settings: list[str], sharded: b
     import torch
 
     from automodel.distributed.layout import Layout
-    from automodel.engine.build import make_step, make_step_loader
     from automodel.engine.prepare import prepare_run
+    from automodel.engine.steps import make_step, make_step_loader
     from automodel.plan.check import load_run_config
 
     known = workloads.WORKLOADS[name].settings if name in workloads.WORKLOADS else ()

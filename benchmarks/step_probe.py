@@ -138,7 +138,7 @@ class Probe:
 
 
 def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
-    """(step, model, fused blocks): as `engine/build.py` makes them, from random weights."""
+    """(step, model, fused blocks): as `engine/steps.py` makes them, from random weights."""
     from automodel.adapters.attach import attach, resolve
     from automodel.adapters.config import PeftConfig
     from automodel.adapters.packed_linear import Packing, pack_layers

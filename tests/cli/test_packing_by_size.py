@@ -125,8 +125,8 @@ def test_classification_by_size(tmp_path, monkeypatch):
 
 
 def test_models_that_cannot_pack_get_batches_of_similar_lengths(tmp_path, monkeypatch):
-    from automodel.engine.build import make_step_loader
     from automodel.engine.prepare import prepare_run
+    from automodel.engine.steps import make_step_loader
     from automodel.plan.check import load_run_config
 
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "tokens"))

@@ -25,8 +25,8 @@ step_scheduler: {{num_epochs: 3}}
 
 
 def run_of(folder, kind: str, task: str, *settings: str):
-    from automodel.engine.build import make_fitting_step, make_step_loader
     from automodel.engine.prepare import prepare_run
+    from automodel.engine.steps import make_fitting_step, make_step_loader
     from automodel.plan.check import load_run_config
 
     (folder / "run.yaml").write_text(

@@ -9,8 +9,8 @@ are compared with their tolerance.
 
 from __future__ import annotations
 
-import gc
 import dataclasses
+import gc
 import importlib.util
 import json
 

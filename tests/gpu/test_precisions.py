@@ -23,10 +23,10 @@ pytestmark = [
 
 if torch.cuda.is_available():
     import tiny_runs as tiny
-    from automodel.engine.build import make_step, make_step_loader
     from automodel.engine.captured import CapturedStep
     from automodel.engine.prepare import prepare_run
     from automodel.engine.run import finetune
+    from automodel.engine.steps import make_step, make_step_loader
     from automodel.plan.check import load_run_config
 
 STEPS = 40

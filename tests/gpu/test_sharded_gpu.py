@@ -15,8 +15,8 @@ if torch.cuda.is_available():
 
     import tiny_runs as tiny
     from automodel.distributed.layout import Layout
-    from automodel.engine.build import make_step, make_step_loader
     from automodel.engine.prepare import prepare_run
+    from automodel.engine.steps import make_step, make_step_loader
     from automodel.plan.check import load_run_config
 
 STEPS = 10

@@ -11,46 +11,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from automodel.checkpoint import randomness
 from automodel.checkpoint.store import CheckpointStore
 from automodel.config.errors import UserError
-from automodel.config.gate import resolve_target
 from automodel.config.load import dump_config
-from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
-from automodel.engine.compiled import compile_model, try_compiled
 from automodel.engine.evaluate import Evaluator, Share
-from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.folder import RunFolder
-from automodel.engine.fp8_guard import guarded
-from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
-from automodel.engine.prepare import Prepared, words_read
+from automodel.engine.prepare import Prepared
 from automodel.engine.room import check_room
 from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
-from automodel.engine.used_rows import UsedRows
+from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
 from automodel.kernels import ahead
-from automodel.kernels.flat_adamw import FlatAdamW
-from automodel.kernels.late_update import LateUpdates, late_parameters
-from automodel.kernels.side_stream import SideStream
 from automodel.metrics.compute import LANGUAGE_MODELS
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
-from automodel.models.cheap_dropout import use_cheap_dropout
-from automodel.models.checkpointing import use_gradient_checkpointing
-from automodel.models.forward import make_loss_forward
-from automodel.models.fp8 import use_fp8
-from automodel.models.fuse import fuse, layers_of, will_fuse
-from automodel.models.pooled_block import pool_last_block
-from automodel.models.recompute import use_own_checkpoints, will_recompute
-from automodel.optim.build import build_optimizer, parameter_groups
-from automodel.optim.quantized import eight_bit_parameters
-from automodel.optim.schedule import Schedule
-from automodel.plan.fp8 import asked_fp8
 
 
 @dataclass
@@ -123,176 +101,6 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
             warn=progress.warn,
         )
     return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started)
-
-
-def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | CapturedStep]:
-    """Model and step, with micro-batches that fit the GPU; the plan that comes back says what had to change."""
-    if prepared.plan.capture:
-        ahead.import_triton()
-    while True:
-        randomness.seed_everything(prepared.cfg.seed)
-        model, step = make_step(prepared)
-        if isinstance(step, CapturedStep):
-            ahead.wait()
-        if prepared.plan.compile:
-            prepared = try_compiled(prepared, model, step, make_step_loader(prepared))
-            if not prepared.plan.compile:
-                del model, step
-                release_memory()
-                continue
-            randomness.seed_everything(prepared.cfg.seed)
-        if not isinstance(step, CapturedStep):
-            return prepared, model, step
-        loader = make_step_loader(prepared)
-        if prepared.plan.fp8:
-            prepared = guarded(prepared, model, step, loader.collate(loader.order.micro_batches(0, 0)[0].tolist()))
-        if fits(step, loader, prepared.plan.total_steps):
-            randomness.seed_everything(prepared.cfg.seed)
-            return prepared, model, step
-        del model, step
-        release_memory()
-        prepared = halved(prepared)
-
-
-def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
-    plan = prepared.plan
-    if prepared.layout.fsdp:
-        from automodel.engine.sharded_build import make_sharded_step  # FSDP takes a fifth of a second to import
-
-        return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
-    model = load_trainable(prepared)
-    if plan.checkpointing != "none":
-        use_gradient_checkpointing(model, plan.checkpointing)
-    if plan.offload or (plan.checkpointing != "none" and plan.fused_kernels and will_recompute(model)):
-        use_own_checkpoints(model, plan.offload)
-    return model, make_captured_step(prepared, model) if plan.capture else make_eager_step(prepared, model)
-
-
-def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
-    cfg, plan = prepared.cfg, prepared.plan
-    pooled = plan.pooled_last_block and pool_last_block(model)
-    forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
-    if plan.compile:
-        compile_model(prepared, model)
-    elif plan.device == "cpu":
-        use_cheap_dropout(model)
-    optimizer_class = None
-    if cfg.optimizer.target:
-        optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
-    optimizer = build_optimizer(model, cfg.optimizer, optimizer_class, plan.optimizer, loraplus_ratio(prepared))
-    rows = None
-    if plan.word_rows:
-        read = words_read(prepared.train, model.get_input_embeddings(), prepared.tokenizer)
-        rows = UsedRows(model, read, optimizer)
-    return TrainStep(
-        model,
-        forward,
-        prepared.loss,
-        optimizer,
-        Schedule(cfg.lr_scheduler, plan.total_steps),
-        peak_lr=cfg.optimizer.lr,
-        max_norm=cfg.training_optimizations.gradient_clipping,
-        precision=plan.precision,
-        device=plan.device,
-        rows=rows,
-        ranks=prepared.ranks,
-    )
-
-
-def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
-    """Flat parameters first (query, key and value become neighbours), then the fused blocks over them."""
-    cfg, plan = prepared.cfg, prepared.plan
-    schedule = Schedule(cfg.lr_scheduler, plan.total_steps)
-    peak = cfg.optimizer.lr
-    factors = [schedule.lr_at(step, peak) / peak for step in range(plan.total_steps)]
-    accumulates = plan.grad_acc_steps > 1
-    layers = layers_of(model) if plan.late_update and will_fuse(model) else []
-    optimizer = FlatAdamW(
-        parameter_groups(model, cfg.optimizer, loraplus_ratio(prepared)),
-        lr=peak,
-        betas=cfg.optimizer.betas,
-        eps=cfg.optimizer.eps,
-        max_norm=cfg.training_optimizations.gradient_clipping or float("inf"),
-        copy_dtype=half_of(prepared),
-        flat_gradients=accumulates,
-        lr_factors=torch.tensor(factors, dtype=torch.float64),
-        initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,
-        lazy=model.get_input_embeddings().weight if plan.lazy_embeddings and will_fuse(model) else None,
-        late=late_parameters(layers),
-        eight_bit=eight_bit_parameters(model) if plan.optimizer is not None and plan.optimizer.bits == 8 else (),
-    )
-    seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
-    # What the second stream reads lives longer: the inner tensors of a layer, into the next one.
-    tight = plan.offload and prepared.adapter is not None
-    side = None if accumulates or tight else SideStream()
-    fused = fuse(model, seed, side, plan.max_length) if plan.fused_kernels else 0
-    if plan.fp8 and (asked := asked_fp8(cfg)):
-        use_fp8(model, asked[1].filter_fqns)
-    few_classes = prepared.task == "text-classification" and prepared.loss.plain
-    forward = make_loss_forward(
-        model, prepared.task, plan.path, swapped=bool(fused), fused=plan.fused_loss or few_classes
-    )
-    if plan.compile:
-        compile_model(prepared, model)
-    return CapturedStep(
-        model,
-        forward,
-        prepared.loss,
-        optimizer,
-        schedule,
-        peak_lr=peak,
-        seed=seed,
-        accumulates=accumulates,
-        device=plan.device,
-        side=side,
-        compiled=plan.compile,
-        late=LateUpdates(optimizer, layers, side.stream) if layers and side is not None else None,
-    )
-
-
-def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> PackedCollator | PaddedCollator:
-    plan = prepared.plan
-    if plan.path == "packed":
-        return PackedCollator(
-            data.store,
-            task=prepared.task,
-            pool=prepared.packing.pooling or "first",
-            bucket_tokens=plan.bucket_tokens,
-            # A bin has one shape, but not one number of labels: a sixteenth of it keeps those shapes few.
-            bucket_reads=plan.packed_sequence_size // 16 if plan.bucket_tokens > 1 else 0,
-            max_seqlen=plan.max_length,
-            micro_batch_size=batch_size,
-            sort_tokens=plan.capture,
-            longest_first=plan.capture,
-        )
-    return PaddedCollator(
-        data.store,
-        task=prepared.task,
-        pad_token_id=prepared.tokenizer.pad_token_id or 0,
-        padding_side="right",
-    )
-
-
-def make_step_loader(prepared: Prepared) -> StepLoader:
-    cfg, plan = prepared.cfg.dataloader, prepared.plan
-    return StepLoader(
-        make_collator(prepared, prepared.train, plan.micro_batch_size),
-        lengths=prepared.train.store.lengths,
-        micro_batch_size=plan.micro_batch_size,
-        grad_acc_steps=plan.grad_acc_steps * prepared.layout.data_ranks,
-        seed=prepared.cfg.seed,
-        shuffle=cfg.shuffle is not False,
-        drop_last=cfg.drop_last,
-        group_by_length=plan.path == "padded" and cfg.shuffle is not False and cfg.group_by_length is not False,
-        packed_sequence_size=plan.packed_sequence_size,
-        mixture=prepared.train.mixture,
-        num_workers=plan.num_workers,
-        pin_memory=plan.pin_memory,
-        persistent_workers=cfg.persistent_workers,
-        prefetch_factor=cfg.prefetch_factor,
-        rank=prepared.layout.data_rank(prepared.ranks.rank),
-        ranks=prepared.layout.data_ranks,
-    )
 
 
 def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: TrainStep | CapturedStep) -> Evaluator:

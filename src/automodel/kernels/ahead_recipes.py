@@ -77,7 +77,7 @@ class QuietAdamW(FlatAdamW):
 
 
 def make_optimizer(facts: Facts, width: int) -> tuple[FlatAdamW, torch.nn.Parameter]:
-    """As `engine/build.py` makes it, over the word table, a matrix that is updated late where any is, and the rest."""
+    """As `engine/steps.py` makes it, over the word table, a matrix that is updated late where any is, and the rest."""
     held = torch.bfloat16 if facts.precision == "bf16-pure" else torch.float32
     words = torch.nn.Parameter(torch.zeros((VOCABULARY, width), dtype=held))
     matrix, rest = (torch.nn.Parameter(torch.zeros(size, dtype=held)) for size in (2 * BLOCK, BLOCK))

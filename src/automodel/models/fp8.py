@@ -137,5 +137,5 @@ def let_go_of_bf16(model: Any) -> None:
                 block.held.pop(id(linears[0]), None)
                 for linear in linears:
                     linear.weight.data = held.rows_OI[first : first + linear.out_features]
-                    linear.weight_scale = held.scale  # ty: ignore[invalid-assignment]
+                    linear.weight_scale = held.scale
                     first += linear.out_features

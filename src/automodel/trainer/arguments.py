@@ -29,5 +29,5 @@ class TrainingArguments(StockArguments):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if type(self) is not TrainingArguments:
             return super().__reduce_ex__(protocol)
-        rebuilt = copyreg._reconstructor  # ty: ignore[unresolved-attribute]
+        rebuilt = copyreg._reconstructor  # ty: ignore[missing-attribute]
         return rebuilt, (StockArguments, object, None), dict(vars(self))

@@ -22,10 +22,10 @@ from automodel.config.errors import UserError
 from automodel.data.batch import StepBatch
 from automodel.data.collate import PackedCollator
 from automodel.data.config import DatasetConfig
-from automodel.engine.build import make_captured_step
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared, model_facts
 from automodel.engine.step import TrainStep
+from automodel.engine.steps import make_captured_step
 from automodel.kernels import ahead
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import TaskLoss, make_loss

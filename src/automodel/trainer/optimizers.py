@@ -23,7 +23,7 @@ class RateOnly(torch.optim.Optimizer):
         super().__init__([{"params": list(group)} for group in groups], {"lr": lr})
         self._opt_called = True  # or the scheduler would warn that nobody stepped
 
-    def step(self, closure: Any = None) -> None:  # ty: ignore[invalid-method-override]
+    def step(self, closure: Any = None) -> None:  # ty: ignore[incompatible-method-override]
         """Somebody else steps."""
 
 

@@ -81,7 +81,7 @@ def _amp_module() -> types.ModuleType:
         print("automodel: apex.amp.initialize changes nothing: TrainingArguments(fp16=True) is enough", file=sys.stderr)
         return models, optimizers
 
-    amp.initialize = initialize  # ty: ignore[unresolved-attribute]
+    amp.initialize = initialize  # ty: ignore[missing-attribute]
     return amp
 
 
@@ -103,7 +103,7 @@ def stand_in() -> Generator[None]:
     added = {}
     if find_spec("apex") is None:
         added = {"apex": types.ModuleType("apex"), "apex.amp": _amp_module()}
-        added["apex"].amp = added["apex.amp"]  # ty: ignore[unresolved-attribute]
+        added["apex"].amp = added["apex.amp"]  # ty: ignore[missing-attribute]
     sys.modules |= added
     try:
         for module, name, ours in places:

@@ -15,9 +15,10 @@ from torch import nn
 import tiny_runs as tiny
 from automodel.data.store import TokenStore
 from automodel.engine import used_rows
-from automodel.engine.build import make_evaluator, make_step, make_step_loader
+from automodel.engine.build import make_evaluator
 from automodel.engine.prepare import prepare_run
 from automodel.engine.run import finetune
+from automodel.engine.steps import make_step, make_step_loader
 from automodel.engine.used_rows import AllRows, UsedRows, ids_that_occur, plain_word_table
 from automodel.plan.check import load_run_config
 
