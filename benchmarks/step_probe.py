@@ -343,8 +343,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
-    parser.add_argument("--not-beside", action="store_true", help="B of gate and up added in a pass of its own")
-    parser.add_argument("--not-below", action="store_true", help="A of down added in a pass of its own")
+    parser.add_argument("--beside", action="store_true", help="B of gate and up beside their weights, in one product")
+    parser.add_argument("--below", action="store_true", help="A of down below its weight, in one product backwards")
     parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
     parser.add_argument("--commit", help="commit to note in the rows")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
@@ -354,10 +354,10 @@ def main() -> None:
         from automodel.kernels import fp8_linear
 
         fp8_linear.FAST_BACKWARD = True
-    if options.not_beside or options.not_below:
+    if options.beside or options.below:
         from automodel.models import adapted_product
 
-        adapted_product.BESIDE, adapted_product.BELOW = not options.not_beside, not options.not_below
+        adapted_product.BESIDE, adapted_product.BELOW = options.beside, options.below
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe, options)

@@ -1,4 +1,4 @@
-"""Weights in 4 or 8 bits, and back: the number formats of bitsandbytes, bit for bit.
+"""Weights in 4 or 8 bits, and back: the number formats of bitsandbytes.
 
     4 bits    w ≈ book[code] · scale                one scale for 64 numbers, row after row, whatever the rows' length
     8 bits    w ≈ code / 127 · scale                one scale for each row
@@ -13,8 +13,8 @@ A GPU has no products of such numbers that pay for training: weights are expande
 Expanding is one pass that reads half a byte and writes two for each weight; a product of thousands of tokens takes a
 hundred times as long.
 
-Codes, scales and what they expand to are those of bitsandbytes (`tests/parity/test_bitsandbytes.py`), which need not be
-installed.
+Codes and scales expand to what bitsandbytes makes of them (`tests/parity/test_bitsandbytes.py`); packing decides ties
+otherwise in fewer than one of a thousand 4-bit codes. It need not be installed.
 
 Shapes: O rows, I columns.
 """

@@ -46,8 +46,9 @@ def join_frozen(linears: Sequence[Any]) -> None:
         same_memory(weights)
 
 
-BESIDE, BELOW = True, True
-"""Whether gate and up have the B of their adapters beside their weights, and down its A below (`frozen.py`)."""
+BESIDE, BELOW = False, False
+"""Whether gate and up have the B of their adapters beside their weights, and down its A below (`frozen.py`). Exact, but
+not timed on a GPU yet: product by product a step of Qwen3-8B over 8,192 tokens takes 516 ms."""
 
 
 @torch.no_grad()
