@@ -45,6 +45,8 @@ EXEMPT: dict[str, str] = {
     "update8_kernel": "8-bit moments are asked for by name, and compile in a second beside a model that is loaded",
     "amax_kernel": "FP8 is asked for, and for large models, whose weights take longer to load than this to compile",
     "quantise_kernel": "as `amax_kernel`",
+    "expand_kernel": "only under quantised bases, first used while their weights are packed: before any step",
+    "expand_rows_kernel": "as `expand_kernel`, for 8 bits",
 }
 """Kernels without a recipe, and why."""
 
