@@ -106,15 +106,16 @@ WORKLOADS = {
     "llama1b-4k-tight": llama(2, FULL, 4096, 30, PURE, "optim=adamw_8bit", "gradient_checkpointing=full"),
     "llama1b-short16k": llama(93, SQUAD, 512, 30),
 }
-QUICKSTART = "quickstart-cpu"
+QUICKSTARTS = {"quickstart-cpu": 0.0, "quickstart-cpu-dropout": 0.1}
+"""With the dropout of the quickstart, which has none, and of MiniLM's own config."""
 QUICKSTART_STEPS = 40
 
 
 def make(name: str, folder: Path, steps: int | None = None) -> Path:
     """Writes the workload into `folder` and returns its run.yaml."""
     folder.mkdir(parents=True, exist_ok=True)
-    if name == QUICKSTART:
-        return make_quickstart(folder, steps or QUICKSTART_STEPS)
+    if name in QUICKSTARTS:
+        return make_quickstart(folder, steps or QUICKSTART_STEPS, QUICKSTARTS[name])
     work = WORKLOADS[name]
     config = write_model(work, folder / "model")
     rng, steps = np.random.default_rng(0), steps or work.steps
@@ -194,7 +195,7 @@ def write_rows(path: Path, count: int, work: Workload, config: Any, rng: np.rand
             file.write(json.dumps(row) + "\n")
 
 
-def make_quickstart(folder: Path, steps: int) -> Path:
+def make_quickstart(folder: Path, steps: int, dropout: float) -> Path:
     """The quickstart's model and reviews, for fewer steps."""
     from automodel.cli.demo.reviews import model_folder, split
 
@@ -209,8 +210,8 @@ def make_quickstart(folder: Path, steps: int) -> Path:
             "model": {
                 "pretrained_model_name_or_path": str(model_folder()),
                 "num_labels": 2,
-                "hidden_dropout_prob": 0.0,
-                "attention_probs_dropout_prob": 0.0,
+                "hidden_dropout_prob": dropout,
+                "attention_probs_dropout_prob": dropout,
             },
             "task": "text-classification",
             "dataset": {"path": str(folder / "train.jsonl"), "max_length": 256},
@@ -312,7 +313,7 @@ def commit_here() -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    names = [*WORKLOADS, QUICKSTART]
+    names = [*WORKLOADS, *QUICKSTARTS]
     maker = verbs.add_parser("make", help="write a workload's folder")
     maker.add_argument("name", choices=names)
     maker.add_argument("--out", type=Path, required=True)
