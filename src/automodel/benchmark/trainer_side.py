@@ -142,7 +142,7 @@ def load_model(job: dict[str, Any], settings: TrainerSettings, tokenizer: Any) -
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     if "adapter" in job:
-        from peft import PeftModel  # ty: ignore[import-not-found]
+        from peft import PeftModel
 
         return PeftModel.from_pretrained(model, job["adapter"], is_trainable=True)
     return model

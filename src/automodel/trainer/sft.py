@@ -160,7 +160,7 @@ def _rows(dataset: Any, form: RowFormat, args: SFTConfig, packs: bool, what: str
 
 def _adapted(model: Any, config: Any) -> Any:
     try:
-        from peft import get_peft_model  # ty: ignore[import-not-found]
+        from peft import get_peft_model
     except ImportError as error:
         raise UserError("SFTTrainer(peft_config=…) needs the package peft: pip install 'automodel[peft]'.") from error
     return get_peft_model(model, config)
