@@ -51,23 +51,20 @@ def make_plan(
     compiling: CompileFacts = NOTHING_KNOWN,
     layout: Layout = ONE,
 ) -> Plan:
-    ranks = layout.size
     lines = _what(cfg, task, hardware, model, data, layout)
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
-    batches = _batches(cfg, data, layout.data_ranks, lines)
-    micro, accumulation, total, mean_tokens = (
-        batches.micro, batches.accumulation, batches.total_steps, batches.mean_tokens,
-    )  # fmt: skip
-    bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, total * accumulation, lines)
+    batches, mean_tokens = _batches(cfg, data, layout.data_ranks, lines)
+    total, count = batches.total_steps, batches.total_steps * batches.grad_acc_steps
+    bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, count, lines)
     bucket = share_tokens(layout, bucket, model.shape, lines)
     size = cfg.packed_sequence.packed_sequence_size
-    load = load_of(task, path, data, batch=micro, batches=total * accumulation, bucket=bucket, size=size)
+    load = load_of(task, path, data, batch=batches.micro_batch_size, batches=count, bucket=bucket, size=size)
     fused_loss = decide_loss(cfg, task, model, hardware, precision, load.rows, lines)
     room: list[Decision] = []
     fitting = decide_fitting(
         cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, layout=layout,
-        accumulates=accumulation > 1, lines=room,
+        accumulates=batches.grad_acc_steps > 1, lines=room,
     )  # fmt: skip
     refuse_packed(cfg, layout, model.model_type)
     refuse_with_shards(layout, fitting.kind, precision, cfg)
@@ -76,14 +73,12 @@ def make_plan(
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room
     step = _step(
-        cfg, task, hardware, model, data, compiling, batches, fitting, precision=precision, path=path, layout=layout,
-        lines=lines,
+        cfg, task, hardware, model, data, compiling, batches, mean_tokens, fitting, precision=precision, path=path,
+        layout=layout, lines=lines,
     )  # fmt: skip
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
     workers, pin = _workers(cfg, hardware, step.capture, lines), _pins(cfg, hardware, step.capture, lines)
-    lines += sinks(cfg)
-    lines += provider(cfg)
-    lines += without_effect(cfg, path, hardware, ranks)
+    lines += [*sinks(cfg), *provider(cfg), *without_effect(cfg, path, hardware, layout.size)]
     return Plan(
         task=task,
         device=hardware.device,
@@ -91,12 +86,6 @@ def make_plan(
         path=path,
         bucket_tokens=bucket,
         max_length=data.max_length,
-        micro_batch_size=micro,
-        grad_acc_steps=accumulation,
-        global_batch_size=batches.examples,
-        steps_per_epoch=batches.steps_per_epoch,
-        total_steps=total,
-        num_epochs=batches.epochs,
         val_every_steps=validate,
         ckpt_every_steps=save,
         num_workers=workers,
@@ -104,12 +93,13 @@ def make_plan(
         parameters=model.parameters,
         decisions=tuple(lines),
         fused_loss=fused_loss,
-        packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
+        packed_sequence_size=size,
         optimizer=fitting.kind,
         checkpointing=fitting.checkpointing,
         packing=fitting.packing,
         memory_gib=round(fitting.estimate.total / GIB, 3),
-        ranks=ranks,
+        ranks=layout.size,
+        **batches._asdict(),
         **step._asdict(),
     )
 
@@ -137,6 +127,7 @@ def _step(
     data: DataFacts,
     compiling: CompileFacts,
     batches: _Batches,
+    tokens: float,
     fitting: Fitting,
     *,
     precision: str,
@@ -145,7 +136,7 @@ def _step(
     lines: list[Decision],
 ) -> _Step:
     kind, checkpointing = fitting.kind, fitting.checkpointing
-    accumulation, tokens = batches.accumulation, batches.mean_tokens
+    accumulation = batches.grad_acc_steps
     capture = decide_capture(
         cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None,
         ranks=layout.size,
@@ -197,22 +188,21 @@ def _what(
 
 
 class _Batches(NamedTuple):
-    """How the data is cut into steps."""
+    """How the data is cut into steps, under the plan's own names."""
 
-    micro: int
-    """Documents of a micro-batch, at most."""
-    accumulation: int
+    micro_batch_size: int
+    """Documents, at most."""
+    grad_acc_steps: int
     """Micro-batches of a step, for each rank."""
-    examples: int
+    global_batch_size: int
     """Documents of a step; their mean, where bins are filled up to a size."""
-    mean_tokens: float
-    """Of a micro-batch."""
     steps_per_epoch: int
     total_steps: int
-    epochs: float
+    num_epochs: float
 
 
-def _batches(cfg: RunConfig, data: DataFacts, ranks: int, lines: list[Decision]) -> _Batches:
+def _batches(cfg: RunConfig, data: DataFacts, ranks: int, lines: list[Decision]) -> tuple[_Batches, float]:
+    """The batches, and the tokens of a micro-batch on average."""
     micro, accumulation = decide_batch(cfg, lines, ranks)
     examples = micro * accumulation * ranks
     mean_tokens = micro * data.tokens / max(1, data.rows)
@@ -223,7 +213,7 @@ def _batches(cfg: RunConfig, data: DataFacts, ranks: int, lines: list[Decision])
         steps_per_epoch, total, epochs = _steps(cfg, bins.steps_in, lines)
         micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation * ranks)
         mean_tokens = bins.size * bins.packing(0).fill(bins.lengths, bins.size)
-    return _Batches(micro, accumulation, examples, mean_tokens, steps_per_epoch, total, epochs)
+    return _Batches(micro, accumulation, examples, steps_per_epoch, total, epochs), mean_tokens
 
 
 def _pins(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:

@@ -53,9 +53,8 @@ class Evaluations:
         if key not in self.rows:
             rows = store_rows(dataset, trainer.data_collator, fast.task, fast.model.config, trainer.processing_class)
             labels, taught = rows.store.labels, fast.rows.store.labels
-            if labels is None or taught is None:
-                pass  # labels of tokens
-            elif labels.dtype != taught.dtype or labels.shape[1:] != taught.shape[1:]:
+            of_documents = labels is not None and taught is not None  # not of tokens
+            if of_documents and (labels.dtype != taught.dtype or labels.shape[1:] != taught.shape[1:]):
                 raise NotStored("labels are not of the kind that the model learns")
             if int(rows.store.lengths.max()) > fast.plan.max_length:
                 raise NotStored("a row is longer than all of the training data")
