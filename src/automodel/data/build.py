@@ -78,15 +78,22 @@ def lay_out(parts: Sequence[Part], problems: Problems) -> list[LaidOut]:
             layout = choose_layout(rows, request)
             labels = labels or layout.labels
             laid.append(LaidOut(rows, request, layout, ready))
+            if layout.fault is not None:
+                raise layout.fault
     return laid
 
 
 def look_ahead(parts: Sequence[Part], problems: Problems) -> None:
     """Something is wrong already. Is there more, in the columns or in the first rows? Nothing is stored."""
-    for part in lay_out(parts, problems):
+    _look_at_rows(lay_out(parts, problems), problems)
+
+
+def _look_at_rows(laid: Sequence[LaidOut], problems: Problems) -> None:
+    for part in laid:
         with problems.collecting():
             first = part.rows.select(range(min(len(part.rows), ROWS_PER_CHUNK)))
             counter = _counter(part.request, len(first))
+            counter.partial = len(first) < len(part.rows)
             for _ in counter.watching(encode_rows(first, part.layout.encoder, 1)):
                 pass
             counter.check(part.request.section, skip=part.request.cfg.on_bad_row == "skip")
@@ -98,6 +105,8 @@ def build(
     """Chunks to store, and the description to store with them once they were all seen."""
     problems = Problems()
     laid = lay_out(parts, problems)
+    if len(problems):
+        _look_at_rows(laid, problems)
     problems.raise_if_any()
     counters = [_counter(part.request, len(part.rows)) for part in laid]
 

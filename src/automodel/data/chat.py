@@ -4,7 +4,8 @@ The tokenizer's chat template decides how a conversation is written. Which part 
 rendering: the text before an assistant turn ends where `messages[:i]` with a generation prompt ends, which is exactly
 the prompt the model sees when it is asked for that turn later; the turn ends where `messages[:i + 1]` ends, its
 end-of-turn token included, so the model learns to stop. Templates that rewrite earlier turns (dropping their reasoning)
-are handled by looking for the turn's own words instead.
+are handled by looking for the turn's own words instead. A template that marks the answers itself (`{% generation %}`)
+knows better, and its marks are taken.
 
 Tool calls come in several spellings. Arguments are records for nearly every template and JSON text for a few, and text
 in OpenAI's files: they are read, given as records, and as text where a template refuses that. Parquet and Arrow files
@@ -19,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +56,7 @@ ROLES = {
 
 
 TURN_KEYS = ("role", "from", "content", "value")
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class BadChat(Exception):
@@ -86,34 +90,64 @@ class ChatTemplate:
     def takes_tools(self) -> bool:
         return "tools" in str(self.template or self.tokenizer.chat_template or "")
 
-    def text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
-        try:
-            return self._rendered(messages, tools, prompt)
-        except Exception as error:  # whatever a template author chose to raise
-            if any(message.get("tool_calls") for message in messages):
-                with contextlib.suppress(Exception):
-                    return self._rendered([_with_text_arguments(message) for message in messages], tools, prompt)
-            raise BadChat(f"the chat template refuses the messages: {error}") from error
+    @property
+    def marks_answers(self) -> bool:
+        return _MARK.search(str(self.template or self.tokenizer.chat_template or "")) is not None
 
-    def _rendered(self, messages: list[dict], tools: Any, prompt: bool) -> str:
+    def text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
+        return _with_either_arguments(lambda m: self._rendered(m, tools, tokenize=False, prompt=prompt), messages)
+
+    def _rendered(self, messages: list[dict], tools: Any, tokenize: bool, prompt: bool = False, **options: Any) -> Any:
         return self.tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=prompt
+            messages,
+            tools=tools,
+            chat_template=self.template,
+            tokenize=tokenize,
+            add_generation_prompt=prompt,
+            **options,
         )
 
     def spans(self, messages: list[dict], tools: Any = None) -> tuple[str, list[tuple[int, int]]]:
         """The conversation as text, and the character ranges of the assistant's turns in it."""
-        whole = self.text(messages, tools)
-        spans: list[tuple[int, int]] = []
-        for turn, message in enumerate(messages):
-            if message["role"] == "assistant":
-                start = spans[-1][1] if spans else 0
-                spans.append(self._span(whole, messages, turn, tools, start))
-                _check_calls_are_written(whole[slice(*spans[-1])], message, turn)
-        if not spans:
-            raise BadChat("the conversation has no assistant message")
-        if not any(_says_something(message) for message in messages if message["role"] == "assistant"):
+        answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        if not answers:
+            others = sorted({message["role"] for message in messages} - set(ROLES.values()))
+            spelt = f" (a role is spelt {', '.join(map(repr, others))})" if others else ""
+            raise BadChat(f"the conversation has no assistant message{spelt}")
+        if not any(_says_something(messages[turn]) for turn in answers):
             raise BadChat("the assistant's messages are empty, so there is nothing to learn")
+        whole = self.text(messages, tools)
+        if self.marks_answers:
+            spans = self._marked(messages, tools)
+            written = ["".join(whole[start:end] for start, end in spans)] * len(answers)
+        else:
+            spans = []
+            for turn in answers:
+                spans.append(self._span(whole, messages, turn, tools, spans[-1][1] if spans else 0))
+            written = [whole[start:end] for start, end in spans]
+        for turn, words in zip(answers, written):
+            _check_calls_are_written(words, messages[turn], turn)
         return whole, spans
+
+    def _marked(self, messages: list[dict], tools: Any) -> list[tuple[int, int]]:
+        """The ranges that a template with `{% generation %}` marks."""
+        wanted = {"return_dict": True, "return_assistant_tokens_mask": True}
+        offsets = {"tokenizer_kwargs": {"return_offsets_mapping": True}}
+        made = _with_either_arguments(
+            lambda m: self._rendered(m, tools, tokenize=True, **wanted, **offsets),
+            messages,
+        )
+        spans: list[tuple[int, int]] = []
+        before = 0
+        for mark, (start, end) in zip(made["assistant_masks"], made["offset_mapping"]):
+            if mark and before:
+                spans[-1] = (spans[-1][0], end)
+            elif mark:
+                spans.append((start, end))
+            before = mark
+        if not spans:
+            raise BadChat("the chat template marks nothing of the conversation as the assistant's ({% generation %})")
+        return spans
 
     def _span(self, whole: str, messages: list[dict], turn: int, tools: Any, after: int) -> tuple[int, int]:
         before = self.text(messages[:turn], tools, prompt=True) if turn else ""
@@ -150,10 +184,13 @@ def normalised(messages: Any, system: str | None = None) -> list[dict]:
     """Messages as `role`/`content` records, whichever of the two usual spellings they came in."""
     if not messages:
         raise BadChat("the conversation is empty")
-    if isinstance(messages, str):
-        raise BadChat("the conversation is text and not a list of messages")
+    if not isinstance(messages, (list, tuple)):
+        kind = "text" if isinstance(messages, str) else f"a {type(messages).__name__}"
+        raise BadChat(f"the conversation is {kind} and not a list of messages")
     result = [] if not system else [{"role": "system", "content": system}]
     for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise BadChat(f"message {number} is {str(message)[:40]!r} and not a record with 'role' and 'content'")
         said = message.get("role") or message.get("from")
         if said is None:
             raise BadChat(f"message {number} has neither 'role' nor 'from'")
@@ -169,8 +206,10 @@ def normalised(messages: Any, system: str | None = None) -> list[dict]:
 
 def _as_text(content: Any, number: int) -> Any:
     """Content given in parts (`[{"type": "text", "text": …}]`), as one text."""
-    if not isinstance(content, (list, tuple)):
+    if content is None or isinstance(content, str):
         return content
+    if not isinstance(content, (list, tuple)):
+        raise BadChat(f"the content of message {number} is {str(content)[:40]} and not text")
     kinds = {str(part.get("type", "text")) if isinstance(part, dict) else type(part).__name__ for part in content}
     if kinds - {"text"}:
         others = ", ".join(sorted(kinds - {"text"}))
@@ -191,6 +230,17 @@ def _read_calls(calls: Any, number: int) -> list[dict]:
             function["arguments"] = _from_json(function["arguments"] or {}, what)
         read.append({**call, "function": function} if "function" in call else function)
     return read
+
+
+def _with_either_arguments(render: Callable[[list[dict]], Any], messages: list[dict]) -> Any:
+    """What a template makes of the messages, with the arguments of calls as records, or as text where it refuses."""
+    try:
+        return render(messages)
+    except Exception as error:  # whatever a template author chose to raise
+        if any(message.get("tool_calls") for message in messages):
+            with contextlib.suppress(Exception):
+                return render([_with_text_arguments(message) for message in messages])
+        raise BadChat(f"the chat template refuses the messages: {error}") from error
 
 
 def _with_text_arguments(message: dict) -> dict:

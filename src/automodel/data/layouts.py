@@ -11,7 +11,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data import columns as known
-from automodel.data.chat import ChatTemplate
+from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
@@ -52,6 +52,8 @@ class Layout:
     """Things a person should know, for the plan."""
     chat_template: str | None = None
     """Template to save with the tokenizer, where it had none."""
+    fault: UserError | None = None
+    """What forbids training on the rows, although they could be read: they are still looked at, for more."""
 
 
 def is_ready(cfg: DatasetConfig, features: Any) -> bool:
@@ -244,9 +246,10 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
 
 
 def _chats(columns: Columns, request: Request, messages: str) -> Layout:
-    tokenizer, notes, template = request.tokenizer, [], request.cfg.chat_template
+    tokenizer, notes, template, fault = request.tokenizer, [], request.cfg.chat_template, None
     if not template and not tokenizer.chat_template:
-        raise UserError(
+        template = PLAIN_TEMPLATE  # the rows are still looked at
+        fault = UserError(
             f"{request.section}: the tokenizer has no chat template, so the conversations in '{messages}' cannot be "
             "written. Set dataset.chat_template to a Jinja template's file, or to `plain` for turns as '### User:' and "
             "'### Assistant:'; or start from the chat variant of the model, which has one."
@@ -260,7 +263,7 @@ def _chats(columns: Columns, request: Request, messages: str) -> Layout:
         notes.append("the column 'tools' is not used: the chat template has no place for tools")
     system = "system" if "system" in columns and is_string(columns.features["system"]) else None
     encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answer_only_loss, chat, tools, system)
-    return Layout(encoder, f"chat messages in '{messages}'", notes=tuple(notes), chat_template=template)
+    return Layout(encoder, f"chat messages in '{messages}'", notes=tuple(notes), chat_template=template, fault=fault)
 
 
 def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str] | None:

@@ -80,6 +80,7 @@ class Counter:
         self.task = task
         self.ends = np.asarray(sorted(ends), dtype=np.int64)
         self.rows = 0
+        self.partial = False  # only the first rows are looked at
         self.bad: list[BadRow] = []
         self.unlearned: list[BadRow] = []
         self.lengths: list[np.ndarray] = []
@@ -166,18 +167,20 @@ class Counter:
         """Every bad row at once, or nothing left: errors that say which rows, and what to do."""
         rows = self.rows
         wrong = [*([] if skip else self.bad), *self.unlearned]  # encoders reject the latter, so there should be none
+        wrong.sort(key=lambda bad: bad.row)
         if wrong:
             one = len(wrong) == 1
             lines = [f"  row {b.row}: {b.reason}" for b in wrong[:SHOWN_IN_ERRORS]]
             if len(wrong) > SHOWN_IN_ERRORS:
                 lines.append(f"  … and {len(wrong) - SHOWN_IN_ERRORS:,} more")
+            first = "the first " if self.partial else ""
             raise UserError(
-                f"{section}: {len(wrong):,} of {rows:,} rows cannot be used (rows are counted from 0):\n"
+                f"{section}: {len(wrong):,} of {first}{rows:,} rows cannot be used (rows are counted from 0):\n"
                 + "\n".join(lines)
                 + f"\nPut {'it' if one else 'them'} right, or leave {'it' if one else 'them'} out with "
                 f"{section}.on_bad_row: skip."
             )
-        if len(self.bad) == rows:
+        if len(self.bad) == rows and not self.partial:
             first = self.bad[0]
             raise UserError(
                 f"{section}: all {rows:,} rows were skipped, so nothing is left to work with. "

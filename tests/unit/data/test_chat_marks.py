@@ -1,0 +1,133 @@
+"""Whose words are learned: answers that a template marks itself (`{% generation %}`), templates of several houses, and
+conversations that cannot be read."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.data.chat import BadChat, ChatTemplate, normalised
+
+TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
+ASKED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+CALLS = "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}"
+MARKED = (
+    "{% for m in messages %}" + TURN + "{% if m.role == 'assistant' %}<think></think>\n"
+    "{%- generation -%}{{ m.content }}" + CALLS + "{{ '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}" + ASKED
+)
+# The assistant is called otherwise, and there is no place for a system prompt.
+MODEL = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}"
+    "<turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<turn>model\n{% endif %}"
+)
+# Nothing but brackets says whose turn it is, and the system prompt is part of the first question.
+BRACKETS = (
+    "{{ bos_token }}{% set first = messages[0].content + '\n' if messages[0].role == 'system' else '' %}"
+    "{% for m in messages if m.role != 'system' %}"
+    "{% if m.role == 'user' %}[INST] {{ first if loop.first else '' }}{{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+TALK = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yo"},
+    {"role": "user", "content": "1+1?"},
+    {"role": "assistant", "content": "Two"},
+]
+SYSTEM = {"role": "system", "content": "Be good."}
+
+
+def with_template(tokenizer, text: str):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = text
+    return tokenizer
+
+
+def learned(tokenizer, messages: list[dict]) -> list[str]:
+    whole, spans = ChatTemplate(tokenizer).spans(messages)
+    return [whole[start:end] for start, end in spans]
+
+
+def test_the_templates_own_marks_are_taken(chat_like):
+    tokenizer = with_template(chat_like, MARKED)
+    assert learned(tokenizer, [SYSTEM, *TALK]) == ["Yo<|im_end|>", "Two<|im_end|>"]  # without the <think></think>
+    made = tokenizer.apply_chat_template([SYSTEM, *TALK], return_dict=True, return_assistant_tokens_mask=True)
+    kept = [token for token, mark in zip(made["input_ids"], made["assistant_masks"]) if mark]
+    assert tokenizer.decode(kept) == "".join(learned(tokenizer, [SYSTEM, *TALK]))
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "now", "arguments": {}}}]}
+    assert learned(tokenizer, [TALK[0], call]) == ["[now]<|im_end|>"]
+    nothing = with_template(chat_like, MARKED.replace("{% if m.role == 'assistant' %}", "{% if m.role == 'poet' %}"))
+    with pytest.raises(BadChat, match="marks nothing of the conversation as the assistant's"):
+        learned(nothing, TALK)
+
+
+@pytest.mark.parametrize(("text", "answers"), [
+    (MODEL, ["Yo<|im_end|>", "Two<|im_end|>"]),
+    (BRACKETS, [" Yo<|im_end|>", " Two<|im_end|>"]),
+], ids=["model", "brackets"])  # fmt: skip
+def test_answers_are_found_where_nothing_is_marked(chat_like, text, answers):
+    assert learned(with_template(chat_like, text), TALK) == answers
+
+
+def test_system_prompts_are_read_or_refused_by_the_template(chat_like):
+    assert learned(with_template(chat_like, BRACKETS), [SYSTEM, *TALK]) == [" Yo<|im_end|>", " Two<|im_end|>"]
+    with pytest.raises(BadChat, match="the chat template refuses the messages: no system role"):
+        learned(with_template(chat_like, MODEL), [SYSTEM, *TALK])
+
+
+@pytest.mark.parametrize(("messages", "why"), [
+    (["hi", "yo"], "message 0 is 'hi' and not a record with 'role' and 'content'"),
+    ([None], "message 0 is 'None' and not a record"),
+    ({"role": "user"}, "the conversation is a dict and not a list of messages"),
+    ("hi", "the conversation is text and not a list of messages"),
+    ([{"role": "user", "content": 5}], "the content of message 0 is 5 and not text"),
+    ([{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}], r"\(a role is spelt 'asistant'\)"),
+], ids=["texts", "none", "record", "text", "number", "role"])  # fmt: skip
+def test_conversations_that_cannot_be_read(chat_like, messages, why):
+    with pytest.raises(BadChat, match=why):
+        ChatTemplate(chat_like).spans(normalised(messages))
+
+
+def test_a_missing_template_a_limit_and_every_kind_of_bad_row_are_one_error(prepare_rows, gpt_like):
+    asked, good = {"role": "user", "content": "Hi"}, {"messages": TALK}
+    rows = [
+        good,
+        {"messages": [asked]},
+        {"messages": []},
+        {"messages": [{"role": "user", "content": "q" * 600}, TALK[1]]},
+        {"messages": [asked, {"role": "assistant", "content": ""}]},
+        {"messages": [asked, {"role": "assistant", "content": None}]},
+        {"messages": [asked, {"role": "asistant", "content": "Yo"}]},
+    ]
+    with pytest.raises(UserError) as caught:
+        prepare_rows(rows, gpt_like, "causal-lm", max_length=4096, positions=256, types=0)
+    message = str(caught.value)
+    assert message.startswith("3 problems with the data\n- dataset.max_length is 4,096, but the model has only 256")
+    assert "\n- dataset: the tokenizer has no chat template" in message
+    assert "\n- dataset: 6 of 7 rows cannot be used" in message
+    faults = [line.strip() for line in message.split("\n") if line.strip().startswith("row ")]
+    kinds = ("has no assistant", "is empty", "nothing of the answer is left", "are empty", "has no content", "asistant")
+    assert [line.split(":")[0] for line in faults] == [f"row {n}" for n in range(1, 7)]
+    assert all(kind in line for kind, line in zip(kinds, faults))
+
+
+def test_columns_of_one_dataset_and_rows_of_another_are_one_error(tmp_path, gpt_like):
+    from automodel.data.config import DatasetConfig, MixtureEntry
+    from automodel.data.prepare import prepare
+
+    for name, row in (("a", {"prompt": "p", "completion": "c"}), ("b", {"prompt": "p", "completion": ""})):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 1001)
+    entries = (
+        MixtureEntry(path=str(tmp_path / "a.jsonl"), column_mapping={"prompt": "promt", "completion": "completion"}),
+        MixtureEntry(path=str(tmp_path / "b.jsonl")),
+    )
+    cfg = DatasetConfig(mixture=entries, cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(UserError) as caught:
+        prepare(cfg, task="causal-lm", tokenizer=gpt_like, max_positions=256, type_vocab_size=0)
+    message = str(caught.value)
+    assert "- dataset.mixture.0.column_mapping: the data has no column 'promt'" in message
+    assert "- dataset.mixture.1: 1,000 of the first 1,000 rows cannot be used" in message
