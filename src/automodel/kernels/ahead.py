@@ -9,6 +9,7 @@ them in Triton's cache on disk.
     start(facts)        before torch is imported; at once where there is nothing to do
     wait()              before the first launch; seldom for long
     import_triton()     in the background of a process that will launch: its key is a hash over 400 MB
+    import_kernels()    the same, and all kernels of ours, long before the first launch
 
 It never decides anything: without it, or where it fails, the run compiles what it needs as ever.
 `AUTOMODEL_COMPILE_AHEAD=0` turns it off.
@@ -17,7 +18,9 @@ It never decides anything: without it, or where it fails, the run compiles what 
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
+import importlib
 import importlib.util
 import json
 import os
@@ -26,7 +29,8 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
+from pkgutil import iter_modules
+from threading import Thread, current_thread
 
 from automodel.kernels.ahead_facts import Facts
 
@@ -112,6 +116,27 @@ def import_triton() -> Thread | None:
 
     thread = Thread(target=prepare, daemon=True)
     thread.start()
+    return thread
+
+
+@functools.cache
+def import_kernels() -> Thread | None:
+    """For a script that will train later: Triton and our kernels, imported while it reads its model and data. Once. A
+    fork waits for it: the child would wait for ever for a module that is half imported."""
+    first = import_triton()
+    if first is None:
+        return None
+
+    def prepare() -> None:
+        first.join()
+        for module in iter_modules([str(Path(__file__).parent)]):
+            if module.name.endswith("_triton"):
+                with suppress(Exception):  # it decides nothing; whoever launches the kernel will see the error
+                    importlib.import_module(f"automodel.kernels.{module.name}")
+
+    thread = Thread(target=prepare, daemon=True)
+    thread.start()
+    os.register_at_fork(before=lambda: thread.join() if current_thread() is not thread else None)
     return thread
 
 

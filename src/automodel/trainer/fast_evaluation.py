@@ -22,6 +22,9 @@ from automodel.trainer.fast_path import FastPath
 from automodel.trainer.obstacles import own_method
 from automodel.trainer.stored_rows import NotStored, StoredRows, store_rows
 
+MOST_TOKENS_AT_ONCE = 32_768
+BYTES_A_TOKEN = 64  # times the hidden size: inner tensors of one layer, in half precision, with room
+SHARE_OF_FREE_MEMORY = 0.1
 OWN = ("prediction_step", "evaluation_loop", "get_eval_dataloader", "_get_eval_sampler", "get_test_dataloader")
 
 
@@ -58,13 +61,14 @@ class Evaluations:
                 raise NotStored("labels are not of the kind that the model learns")
             if int(rows.store.lengths.max()) > fast.plan.max_length:
                 raise NotStored("a row is longer than all of the training data")
+            size = trainer.args.eval_batch_size
             rows.collator = PackedCollator(
                 rows.store,
                 task=fast.task,
                 pool=packing_support(fast.model.config, fast.task).pooling or "first",
                 bucket_tokens=fast.plan.bucket_tokens,
                 max_seqlen=fast.plan.max_length,
-                micro_batch_size=trainer.args.eval_batch_size,
+                micro_batch_size=size * batches_at_once(fast, rows, size),
                 sort_tokens=fast.plan.capture,
             )
             rows.counts_first = fast.rows.counts_first
@@ -72,16 +76,26 @@ class Evaluations:
         return self.rows[key][1]
 
 
+def batches_at_once(fast: FastPath, rows: StoredRows, size: int) -> int:
+    """How many of Trainer's batches one forward pass takes: at 16 documents a GPU waits for Python, launch by launch,
+    and the mean over documents is the same. Losses of tokens are means of batches, so there batches stay apart."""
+    if fast.task != "text-classification" or fast.plan.device != "cuda":
+        return 1
+    room = torch.cuda.mem_get_info()[0] * SHARE_OF_FREE_MEMORY / (BYTES_A_TOKEN * fast.model.config.hidden_size)
+    largest = np.add.reduceat(rows.store.lengths, np.arange(0, len(rows), size)).max()
+    return max(1, int(min(MOST_TOKENS_AT_ONCE, room) // largest))
+
+
 @torch.no_grad()
 def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: bool, prefix: str) -> EvalLoopOutput:
-    """One pass over the rows, in their order."""
+    """All rows once, in their order."""
     size, count = trainer.args.eval_batch_size, len(rows)
     losses, logits, weights = [], [], []
     assert rows.collator is not None
     fast.model.eval()
     try:
-        for start in range(0, count, size):
-            batch = rows.collate(list(range(start, min(start + size, count)))).batch
+        for start in range(0, count, rows.collator.micro_batch_size):
+            batch = rows.collate(list(range(start, min(start + rows.collator.micro_batch_size, count)))).batch
             documents, divisor = batch.num_documents, batch.num_labels
             batch = batch.to(fast.plan.device, non_blocking=True)
             with fast.step.compute():
@@ -91,11 +105,11 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
             weights.append(documents)
             if not loss_only:
                 made = outputs.logits() if isinstance(outputs, Unprojected) else outputs
-                made = made[:documents].float()
-                if trainer.preprocess_logits_for_metrics is not None:
-                    made = trainer.preprocess_logits_for_metrics(made, batch.labels_R[:documents])
-                logits.append(made)
-            trainer.control = trainer.callback_handler.on_prediction_step(trainer.args, trainer.state, trainer.control)
+                logits += _as_asked(trainer, made[:documents].float(), batch.labels_R[:documents])
+            for _ in range(0, documents, size):
+                trainer.control = trainer.callback_handler.on_prediction_step(
+                    trainer.args, trainer.state, trainer.control
+                )
     finally:
         fast.model.train()
     mean = float(np.average(torch.stack(losses).float().cpu().numpy(), weights=weights))
@@ -110,3 +124,11 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
         metrics["model_preparation_time"] = trainer.model_preparation_time
     named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": value for key, value in metrics.items()}
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=named, num_samples=count)
+
+
+def _as_asked(trainer: Any, logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+    """The logits batch by batch, as `preprocess_logits_for_metrics` is called with them."""
+    asked, size = trainer.preprocess_logits_for_metrics, trainer.args.eval_batch_size
+    if asked is None:
+        return [logits]
+    return [asked(*part) for part in zip(logits.split(size), labels.split(size))]

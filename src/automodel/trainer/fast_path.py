@@ -80,6 +80,8 @@ class FastPath:
         _unwrap(self.model)
         if self.plan.capture:
             self.step = make_captured_step(self._prepared(), self.model)
+            if (imports := ahead.import_kernels()) is not None:
+                imports.join()
             ahead.wait()
             self.step.seed += steps_done  # no draw of a fresh start again
             self._gradients = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
@@ -268,7 +270,6 @@ def _counts_items(model: Any) -> bool:
 
 def compile_ahead(model: Any, args: Any, task: str) -> None:
     """Begins to compile the kernels of captured steps, in a process beside the script, which is still reading data."""
-    ahead.import_triton()
     with contextlib.suppress(NotStored, KeyError, TypeError, ValueError):  # it decides nothing, so it may fail
         facts = facts_of(run_config(args, task, max(1, args.max_steps), model.dtype), model.config.to_dict())
         if facts is not None:

@@ -30,6 +30,7 @@ import transformers
 from transformers.trainer import skip_first_batches
 
 from automodel.config.errors import UserError
+from automodel.kernels import ahead
 from automodel.models.drop_in import speed_up
 from automodel.trainer.acceleration import Acceleration
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
@@ -41,6 +42,7 @@ from automodel.trainer.stored_rows import MOST_FOR_A_PART, MOST_TOKENS, Held, No
 from automodel.trainer.watched_events import unwatch_events, watch_events
 
 logger = logging.getLogger(__name__)
+ahead.import_kernels()  # now, beside the script's own imports and data: a second that `train()` would take longer
 
 MOST_UNREAD = 1000  # losses that may wait on the device for a log line
 

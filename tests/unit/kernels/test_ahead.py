@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -188,3 +189,24 @@ def test_the_worker_needs_only_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_kernels_are_imported_beside_a_script_once_and_before_it_forks(monkeypatch):
+    imported, hooks = [], []
+    monkeypatch.setattr(ahead, "import_triton", lambda: threading.Thread(target=imported.append, args=["triton"]))
+    monkeypatch.setattr(ahead.importlib, "import_module", imported.append)
+    monkeypatch.setattr(ahead.os, "register_at_fork", lambda before: hooks.append(before))
+    first = ahead.import_triton()
+    first.start()
+    monkeypatch.setattr(ahead, "import_triton", lambda: first)
+    ahead.import_kernels.cache_clear()
+    try:
+        thread = ahead.import_kernels()
+        assert ahead.import_kernels() is thread
+        hooks[0]()
+        assert not thread.is_alive()
+    finally:
+        ahead.import_kernels.cache_clear()
+    assert imported[0] == "triton"
+    assert "automodel.kernels.attention_triton" in imported
+    assert len(hooks) == 1

@@ -20,7 +20,7 @@ from automodel.engine.step import StepResult, labels_of
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.models.forward import make_loss_forward
 from automodel.optim.build import parameter_groups
-from automodel.trainer import fast_path
+from automodel.trainer import fast_evaluation, fast_path
 from automodel.trainer.arguments import TrainingArguments
 from automodel.trainer.trainer import Trainer
 from tiny_models import tiny
@@ -120,6 +120,39 @@ def test_losses_rates_norms_evaluations_and_what_is_left(tmp_path, replayed):
     for trainer in (ours, stock):
         trainer.train()
     assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-3)
+
+
+def test_one_pass_over_several_evaluation_batches(tmp_path, replayed, monkeypatch):
+    passes, calls = [], []
+
+    class Counts(transformers.TrainerCallback):
+        def on_prediction_step(self, args, state, control, **kwargs):
+            calls.append(state.global_step)
+
+    def asked(logits, labels):
+        assert len(logits) == len(labels) <= 2
+        return logits.argmax(-1)
+
+    def kind(of):
+        def make(**kwargs):
+            right = {"compute_metrics": lambda p: {"right": float((p.predictions == p.label_ids).mean())}}
+            return of(**kwargs, **right, preprocess_logits_for_metrics=asked, callbacks=[Counts()])
+
+        return make
+
+    def at_once(fast, rows, size):
+        passes.append(size)
+        return 2
+
+    monkeypatch.setattr(fast_evaluation, "batches_at_once", at_once)
+    found = []
+    for name, of in (("a", Trainer), ("b", transformers.Trainer)):
+        trainer = trained(kind(of), tmp_path / name, per_device_eval_batch_size=2)
+        found.append([logged(trainer, "eval_loss"), logged(trainer, "eval_right"), list(calls)])
+        calls.clear()
+    assert passes == [2]
+    assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
+    assert found[0][1:] == found[1][1:]
 
 
 def test_checkpoints_go_both_ways(tmp_path, replayed):
