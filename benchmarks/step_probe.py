@@ -57,6 +57,8 @@ LORA: dict[str, Any] = {"task": WRITE, "rows": 8, "pure": True, "lora": 16}
 QLORA: dict[str, Any] = {**LORA, "packed": "nf4"}
 SMALL: dict[str, Any] = {"eight_bit": True, "checkpointing": "full", "offload": True}
 SHORT, SQUAD, FULL = (5.4, 0.55, 16, 512), (5.1, 0.35, 16, 512), (9.0, 0.0, 4096, 4096)
+LONG = (9.0, 0.0, 32_768, 32_768)
+"""One document a step."""
 WORKLOADS = {
     "distilbert-b8": Work("distilbert", 8, SHORT),
     "distilbert-b32": Work("distilbert", 32, SHORT),
@@ -82,6 +84,10 @@ WORKLOADS = {
     "qwen3-8b-qlora-1k-tight": Work("qwen3-8b", 1, (9.0, 0.0, 1024, 1024), **QLORA, **SMALL),
     "qwen3-8b-lora-short": Work("qwen3-8b", 8, SQUAD, **{**LORA, "rows": 128}, bucket=128),
     "llama1b-short16k": Work("llama-1b", 93, SQUAD, WRITE, rows=744, bucket=512),
+    "llama1b-32k": Work("llama-1b", 1, LONG, WRITE, rows=4),
+    "llama1b-32k-selective": Work("llama-1b", 1, LONG, WRITE, rows=4, checkpointing="selective"),
+    "llama1b-32k-full": Work("llama-1b", 1, LONG, WRITE, rows=4, checkpointing="full"),
+    "llama1b-32k-tight": Work("llama-1b", 1, LONG, **{**TIGHT, "rows": 4}, checkpointing="full", offload=True),
 }
 
 

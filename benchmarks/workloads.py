@@ -82,6 +82,8 @@ LLAMA_1B = {
 """Llama 3.2 1B."""
 SQUAD, FULL = (5.1, 0.35), (9.0, 0.0)
 PURE = "training_optimizations.precision=bf16-pure"
+LONG = 32_768
+"""One document fills a step."""
 
 
 def llama(batch: int, lengths: tuple[float, float], longest: int, steps: int, *settings: str, **about: Any) -> Workload:
@@ -105,6 +107,8 @@ WORKLOADS = {
     "llama1b-4k-fsdp2": llama(2, FULL, 4096, 30, "distributed.strategy=fsdp2"),
     "llama1b-4k-tight": llama(2, FULL, 4096, 30, PURE, "optim=adamw_8bit", "gradient_checkpointing=full"),
     "llama1b-short16k": llama(93, SQUAD, 512, 30),
+    "llama1b-32k": llama(1, FULL, LONG, 10, f"packed_sequence.packed_sequence_size={LONG}"),
+    "llama1b-32k-bf16": llama(1, FULL, LONG, 10, f"packed_sequence.packed_sequence_size={LONG}", PURE),
 }
 QUICKSTARTS = {"quickstart-cpu": 0.0, "quickstart-cpu-dropout": 0.1}
 """With the dropout of the quickstart, which has none, and of MiniLM's own config."""

@@ -40,8 +40,10 @@ def asked_precision(cfg: RunConfig) -> tuple[str, str]:
 
 
 def asked_checkpointing(cfg: RunConfig) -> Literal["none", "selective", "full", "auto"]:
-    """How the config wants activations to be kept; true is `full`."""
+    """How the config wants activations to be kept; true is `full`, and whoever says nothing leaves it to the plan."""
     asked = cfg.training_optimizations.gradient_checkpointing
+    if asked is None:
+        return "auto"
     if isinstance(asked, bool):
         return "full" if asked else "none"
     return asked

@@ -266,7 +266,7 @@ def _compile(cfg: RunConfig) -> Iterator[Problem]:
 
 def _offload(cfg: RunConfig) -> Iterator[Problem]:
     options = cfg.training_optimizations
-    if options.activation_offload and options.gradient_checkpointing in (False, "none"):
+    if options.activation_offload and options.gradient_checkpointing in (None, False, "none"):
         yield Problem(
             "training_optimizations.activation_offload",
             "moves what recomputed layers keep, but `gradient_checkpointing` is off. Set it to `full` (or `auto`).",

@@ -67,13 +67,14 @@ class TrainingOptimizations(Section):
     """TF32 for the products that are left in fp32: makes `precision: tf32` of fp32, and changes nothing in bf16."""
     capture: bool | None = None
     """Record steps as CUDA graphs; default: on a GPU, wherever it is possible. False runs them kernel by kernel."""
-    gradient_checkpointing: bool | Literal["none", "selective", "full", "auto"] = False
+    gradient_checkpointing: bool | Literal["none", "selective", "full", "auto"] | None = None
     """Recompute activations in the backward pass: less memory, slower steps. `full` (true) keeps only what goes into
     each layer, `selective` does so in every other layer, `auto` takes the first of none, selective and full that fits
-    the memory by the plan's estimate."""
-    activation_offload: bool = False
+    the memory by the plan's estimate. Default: none where micro-batches can be halved instead; `auto` on a GPU where
+    they cannot (one document, or a bin of `packed_sequence_size`)."""
+    activation_offload: bool | None = None
     """With `gradient_checkpointing`: what goes into the recomputed layers waits in host memory, copied beside the
-    layers. In captured steps."""
+    layers. In captured steps. Default: where `auto` finds that nothing else fits."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ def make_plan(
     room: list[Decision] = []
     fitting = decide_fitting(
         cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, layout=layout,
-        accumulates=batches.grad_acc_steps > 1, lines=room,
+        accumulates=batches.grad_acc_steps > 1, smallest=bool(size) or batches.micro_batch_size == 1, lines=room,
     )  # fmt: skip
     refuse_packed(cfg, layout, model.model_type)
     refuse_with_shards(layout, fitting.kind, precision, cfg)
@@ -147,7 +147,7 @@ def _step(
         precision=precision, capture=capture, fused=fused, lines=lines,
     )  # fmt: skip
     compiled, kept = mode is not None, checkpointing == "none"
-    offload = decide_offload(cfg, checkpointing, lines, capture=capture, compiled=compiled)
+    offload = decide_offload(cfg, checkpointing, fitting.offload, lines, capture=capture, compiled=compiled)
     fp8 = decide_fp8(cfg, hardware, model, precision, lines, capture=capture, fused=fused, compiled=compiled)
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
     split = layout.tp > 1 or layout.cp > 1

@@ -57,6 +57,8 @@ class Fitting:
     """The optimizer; none: the class that `_target_` names."""
     checkpointing: Mode
     estimate: Estimate
+    offload: bool = False
+    """Whether inputs of recomputed layers wait in host memory."""
     packing: Packing | None = None
     """Of frozen weights in few bits."""
 
@@ -85,16 +87,17 @@ def decide_fitting(
     stored_logits: bool = True,
     layout: Layout = ONE,
     accumulates: bool = False,
+    smallest: bool = False,
     lines: list[Decision],
 ) -> Fitting:
-    asked = asked_checkpointing(cfg)
-    modes: tuple[Mode, ...] = MODES if asked == "auto" else (asked,)
+    """The first candidate that fits, or the smallest. `smallest`: micro-batches cannot be halved."""
     tried: list[Fitting] = []
     for kind in _kinds(cfg, hardware):
-        for mode, packing in product(modes, packings(cfg)):  # expanding costs less than computing again
+        # Expanding costs less than computing again, and that less than moving to the host.
+        for (mode, offload), packing in product(_modes(cfg, hardware, smallest), packings(cfg)):
             captured = decide_capture(
                 cfg, path, hardware, [], kind=kind, checkpointing=mode, dropout=model.dropout is not None,
-                ranks=layout.size,
+                layout=layout,
             )  # fmt: skip
             setting = Setting(
                 precision=precision,
@@ -107,18 +110,33 @@ def decide_fitting(
                 attended=load.attended,
                 device=hardware.device,
                 stored_logits=stored_logits,
-                offload=cfg.training_optimizations.activation_offload and captured,
+                offload=offload and captured,
                 trained=model.trained,
                 packing=packing,
                 shards=layout.shards * layout.cp * layout.tp if layout.fsdp else 1,
                 accumulates=accumulates,
             )
+            if offload and not cfg.training_optimizations.activation_offload and not setting.fused:
+                continue  # unasked, only where it is known to work
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)
-            tried.append(Fitting(kind, mode, estimate(model.shape, model.parameters, setting), packing))
+            found = estimate(model.shape, model.parameters, setting)
+            tried.append(Fitting(kind, mode, found, setting.offload, packing))
             if tried[-1].estimate.fits(hardware.memory_gib):
                 return _told(cfg, hardware, load, tried, precision, lines)
     return _told(cfg, hardware, load, tried, precision, lines)
+
+
+def _modes(cfg: RunConfig, hardware: Hardware, smallest: bool) -> list[tuple[Mode, bool]]:
+    """What may be computed again, and whether its inputs may wait in host memory: the fastest first."""
+    asked, options = asked_checkpointing(cfg), cfg.training_optimizations
+    if options.gradient_checkpointing is None and (hardware.device == "cpu" or not smallest):
+        return [("none", False)]
+    modes: tuple[Mode, ...] = MODES if asked == "auto" else (asked,)
+    found = [(mode, bool(options.activation_offload)) for mode in modes]
+    if asked == "auto" and options.activation_offload is None:
+        found.append(("full", True))
+    return found
 
 
 def _kinds(cfg: RunConfig, hardware: Hardware) -> list[Kind | None]:
@@ -150,13 +168,16 @@ def _told(
     if (base := base_line(cfg, tried, precision)) is not None:
         lines.append(base)
     _tell_paging(cfg, hardware, tried, lines)
-    asked = asked_checkpointing(cfg)
-    if asked == "auto":
+    asked, unsaid = asked_checkpointing(cfg), cfg.training_optimizations.gradient_checkpointing is None
+    if asked == "auto" and not (unsaid and chosen.checkpointing == "none"):
         alike = [t for t in tried if (t.kind, t.packing) == (chosen.kind, chosen.packing)]
-        sums = ", ".join(f"{t.checkpointing} {in_words(t.estimate.total)}" for t in alike)
+        sums = ", ".join(
+            f"{t.checkpointing}{' with inputs on the host' if t.offload else ''} {in_words(t.estimate.total)}"
+            for t in alike
+        )
         room = f"of the {in_words(FITS * hardware.memory_gib * GIB)} that may be filled"
         lines.append(Decision("checkpointing", chosen.checkpointing, f"auto: {sums} {room}"))
-    elif chosen.checkpointing != "none":
+    elif chosen.checkpointing != "none" and asked != "auto":
         which = "every layer" if asked == "full" else "every other layer"
         lines.append(Decision("checkpointing", asked, f"{which} is computed again in the backward pass; asked for"))
     lines.append(_memory_line(hardware, load, chosen))

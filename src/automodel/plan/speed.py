@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
+from automodel.distributed.layout import ONE, Layout
 from automodel.optim.kinds import ADAMW_8BIT, CAPTURED, Kind
 from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
@@ -72,7 +73,7 @@ def decide_capture(
     kind: Kind | None,
     checkpointing: str,
     dropout: bool,
-    ranks: int = 1,
+    layout: Layout = ONE,
 ) -> bool:
     """Whether the whole step becomes a CUDA graph; every obstacle is named. `kind`: the optimizer, if it has a name
     here. `dropout`: whether layers drop something at random."""
@@ -80,8 +81,8 @@ def decide_capture(
         return False
     if cfg.training_optimizations.capture is False:
         reason = "training_optimizations.capture is false"
-    elif ranks > 1:
-        reason = "several ranks sum gradients between backward and update, which is not recorded yet"
+    elif layout.fsdp:
+        reason = "ranks gather each other's weights block by block, which is not recorded yet"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
     elif not _plain_adamw(cfg, kind):
@@ -91,6 +92,13 @@ def decide_capture(
     else:
         moments = " with 8-bit moments of our own" if kind == ADAMW_8BIT else ""
         reason = f"forward, backward, clip and AdamW{moments} are one CUDA-graph replay"
+        if layout.size > 1:
+            wide = cfg.distributed.reduce_dtype or "fp32"
+            reason = (
+                f"forward and backward are one CUDA-graph replay, clip and AdamW{moments} another; between them "
+                f"{layout.size} ranks sum flat gradients in {wide.removeprefix('torch.')}, the first while the last "
+                "are made"
+            )
         lines.append(Decision("step", "captured", reason))
         return True
     lines.append(Decision("step", "eager", reason))
@@ -144,18 +152,23 @@ def decide_pooled(
     return True
 
 
-def decide_offload(cfg: RunConfig, checkpointing: str, lines: list[Decision], *, capture: bool, compiled: bool) -> bool:
-    """Whether inputs of checkpointed layers wait in host memory."""
-    key = "training_optimizations.activation_offload"
-    if not cfg.training_optimizations.activation_offload:
+def decide_offload(
+    cfg: RunConfig, checkpointing: str, needed: bool, lines: list[Decision], *, capture: bool, compiled: bool
+) -> bool:
+    """Whether inputs of checkpointed layers wait in host memory. `needed`: nothing else fits."""
+    key, asked = "training_optimizations.activation_offload", cfg.training_optimizations.activation_offload
+    if not asked and not needed:
         return False
     if checkpointing == "none":
         lines.append(Decision("offload", "not needed", "no layer is computed again: everything fits"))
         return False
+    if needed and not asked and (not capture or compiled):
+        return False
     if not capture or compiled:
         how = "compiled blocks recompute in their own way" if compiled else "the step is not captured (see `step`)"
         raise UserError(f"{key}: the copies are part of captured steps, but {how}. Remove the key.")
-    reason = "what goes into recomputed layers leaves beside them, and comes back one layer ahead; asked for"
+    why = "asked for" if asked else "nothing else fits"
+    reason = f"what goes into recomputed layers leaves beside them, and comes back one layer ahead; {why}"
     lines.append(Decision("offload", "layer inputs in host memory", reason))
     return True
 
@@ -174,9 +187,12 @@ def decide_late_update(
     return True
 
 
-def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: list[Decision]) -> bool:
-    """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact."""
-    if not fused or accumulation > 1 or task not in ("text-classification", "token-classification"):
+def decide_lazy_embeddings(
+    task: str, fused: bool, accumulation: int, lines: list[Decision], ranks: int = 1
+) -> bool:
+    """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact. Several
+    ranks read different rows and sum whole tables."""
+    if not fused or accumulation > 1 or ranks > 1 or task not in ("text-classification", "token-classification"):
         return False
     reason = "AdamW for the rows a batch reads; the others catch up, exactly, before they are read"
     lines.append(Decision("embeddings", "row by row", reason))
