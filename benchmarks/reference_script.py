@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import runpy
@@ -121,6 +122,7 @@ def make(folder: Path, tiny: bool, dropout: bool) -> int:
 def side(folder: Path, name: str, started: float) -> dict[str, Any]:
     """Runs the script of one side in this process and says what it needed."""
     home, more = SIDES[name]
+    _ = importlib.import_module(home).Trainer  # the first line of the script, before anything of ours
     import torch
     import transformers.trainer
     from transformers import TrainerCallback

@@ -58,7 +58,11 @@ _HOME = {name: "automodel.models.auto" for name in __all__ if "AutoModelFor" in 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'automodel' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    home = _HOME[name]
+    if home.startswith("automodel.trainer"):
+        import_module("torch")
+        import_module("automodel.kernels.ahead").import_kernels()  # beside the import of transformers, which is longer
+    value = getattr(import_module(home), name)
     globals()[name] = value
     return value
 

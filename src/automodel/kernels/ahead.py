@@ -10,6 +10,7 @@ them in Triton's cache on disk.
     wait()              before the first launch; seldom for long
     import_triton()     in the background of a process that will launch: its key is a hash over 400 MB
     import_kernels()    the same, and all kernels of ours, long before the first launch
+    load_libraries()    cuBLAS, whose first product takes a third of a second
 
 It never decides anything: without it, or where it fails, the run compiles what it needs as ever.
 `AUTOMODEL_COMPILE_AHEAD=0` turns it off.
@@ -31,6 +32,7 @@ from contextlib import suppress
 from pathlib import Path
 from pkgutil import iter_modules
 from threading import Thread, current_thread
+from typing import Any
 
 from automodel.kernels.ahead_facts import Facts
 
@@ -47,6 +49,7 @@ CACHE_KEYS = ("TRITON_CACHE_DIR", "TRITON_HOME", "HOME", "CUDA_VISIBLE_DEVICES")
 
 _process: subprocess.Popen | None = None
 _remark: str | None = None
+_loading: list[Thread] = []
 
 
 def start(facts: Facts) -> str | None:
@@ -138,6 +141,35 @@ def import_kernels() -> Thread | None:
     thread.start()
     os.register_at_fork(before=lambda: thread.join() if current_thread() is not thread else None)
     return thread
+
+
+@functools.cache
+def load_libraries(device: Any) -> Thread | None:
+    """For a script whose model is on the GPU and which will train in a moment: the first matrix product, forward and
+    backward, in the background. Once."""
+    if not has_gpu():
+        return None
+
+    def prepare() -> None:
+        import torch
+
+        with suppress(RuntimeError):  # it decides nothing
+            x = torch.ones((64, 64), dtype=torch.bfloat16, device=device)
+            weight = torch.ones((64, 64), dtype=torch.bfloat16, device=device, requires_grad=True)
+            torch.nn.functional.linear(x, weight, x[0]).backward(x)
+
+    thread = Thread(target=prepare, daemon=True)
+    thread.start()
+    _loading.append(thread)
+    return thread
+
+
+def wait_for_imports() -> None:
+    """Until everything is done that was begun in the background of this process."""
+    if (imports := import_kernels()) is not None:
+        imports.join()
+    while _loading:
+        _loading.pop().join()
 
 
 def why_never() -> str | None:

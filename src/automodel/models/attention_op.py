@@ -58,6 +58,7 @@ def attend(
             state = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
         return out.contiguous(), lse, state, state.new_empty(())
     if kernel == "efficient":
+        longest = _within(longest, k_TKD)
         key, value = _for_each_query_head(q_THD, k_TKD, v_TKD)
         out, lse, seed, offset, _, _ = torch.ops.aten._efficient_attention_forward(
             q_THD[None], key[None], value[None], None, cu_seqlens, cu_seqlens, longest, longest, dropout,
@@ -81,7 +82,7 @@ def _(q_THD, k_TKD, v_TKD, cu_seqlens, longest, causal, window, scale, dropout):
         state = torch.empty(2, dtype=torch.uint64, device=q_THD.device)
         return out, q_THD.new_empty(heads, tokens, **wide), state, state.new_empty(())
     if kernel == "efficient":
-        lse = q_THD.new_empty(cu_seqlens.shape[0] - 1, heads, (longest + 31) // 32 * 32, **wide)
+        lse = q_THD.new_empty(cu_seqlens.shape[0] - 1, heads, (_within(longest, k_TKD) + 31) // 32 * 32, **wide)
         seed = q_THD.new_empty((), dtype=torch.int64)
         return out, lse, seed, seed.clone()
     none = q_THD.new_empty(0, **wide)
@@ -114,6 +115,7 @@ def attend_backward(
             state, second, scale=scale, window_size_left=left, window_size_right=right,
         )  # fmt: skip
     elif kernel == "efficient":
+        longest = _within(longest, k_TKD)
         key, value = _for_each_query_head(q_THD, k_TKD, v_TKD)
         grads = torch.ops.aten._efficient_attention_backward(
             grad_THD[None], q_THD[None], key[None], value[None], None, out_THD[None], cu_seqlens, cu_seqlens, longest,
@@ -153,6 +155,11 @@ def _differentiate(ctx, grad_THD: Tensor, *unused: Tensor):
 
 
 attend.register_autograd(_differentiate, setup_context=_save)
+
+
+def _within(longest: int, k_TKD: Tensor) -> int:
+    """`longest` bounds the documents of a run; the memory-efficient kernel refuses more than a batch has tokens."""
+    return min(longest, k_TKD.shape[0])
 
 
 def _sides(window: int | None, causal: bool) -> tuple[int, int]:

@@ -181,6 +181,7 @@ def _packed_attention_cuda(
         heads = q_1THD[0], k_1TKD[0], v_1TKD[0]
         return varlen_flash(*heads, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), how).unsqueeze(0)
     if kernel == "efficient":
+        max_seqlen = min(max_seqlen, key.shape[2])  # a bound of the run; the kernel wants one of the batch
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             k_1TKD, v_1TKD = (x.repeat_interleave(groups, dim=2) for x in (k_1TKD, v_1TKD))

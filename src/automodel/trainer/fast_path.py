@@ -80,8 +80,7 @@ class FastPath:
         _unwrap(self.model)
         if self.plan.capture:
             self.step = make_captured_step(self._prepared(), self.model)
-            if (imports := ahead.import_kernels()) is not None:
-                imports.join()
+            ahead.wait_for_imports()
             ahead.wait()
             self.step.seed += steps_done  # no draw of a fresh start again
             self._gradients = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]

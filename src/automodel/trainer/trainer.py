@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 ahead.import_kernels()  # now, beside the script's own imports and data: a second that `train()` would take longer
 
 MOST_UNREAD = 1000  # losses that may wait on the device for a log line
+FROZEN_BY_PYTHON = 1000  # objects; 3.12 begins with some hundreds. More were frozen by the script, and stay so
 
 
 class Trainer(transformers.Trainer):
@@ -70,6 +71,7 @@ class Trainer(transformers.Trainer):
         task = task_of(self.model)
         if task is not None and self.args.device.type == "cuda" and why_stock(self, Trainer) is None:
             compile_ahead(self.model, self.args, task)
+            ahead.load_libraries(self.args.device)
 
     @staticmethod
     def _speed_up(model: Any) -> None:
@@ -91,7 +93,7 @@ class Trainer(transformers.Trainer):
             print(f"automodel: {self.acceleration}", file=sys.stderr)
         for watch in self.watchers:
             watch(self)
-        self._froze = self._fast is not None and gc.get_freeze_count() == 0
+        self._froze = self._fast is not None and gc.get_freeze_count() < FROZEN_BY_PYTHON
         if self._froze:
             gc.freeze()  # accelerate looks through every object of the process for garbage: up to half a second
         try:
