@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
-from automodel.distributed.layout import ONE, Layout
 from automodel.optim.kinds import ADAMW_8BIT, CAPTURED, Kind
 from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
@@ -73,7 +72,7 @@ def decide_capture(
     kind: Kind | None,
     checkpointing: str,
     dropout: bool,
-    layout: Layout = ONE,
+    ranks: int = 1,
 ) -> bool:
     """Whether the whole step becomes a CUDA graph; every obstacle is named. `kind`: the optimizer, if it has a name
     here. `dropout`: whether layers drop something at random."""
@@ -81,8 +80,8 @@ def decide_capture(
         return False
     if cfg.training_optimizations.capture is False:
         reason = "training_optimizations.capture is false"
-    elif layout.fsdp:
-        reason = "ranks gather each other's weights block by block, which is not recorded yet"
+    elif ranks > 1:
+        reason = "several ranks sum gradients between backward and update, which is not recorded yet"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
     elif not _plain_adamw(cfg, kind):
@@ -92,13 +91,6 @@ def decide_capture(
     else:
         moments = " with 8-bit moments of our own" if kind == ADAMW_8BIT else ""
         reason = f"forward, backward, clip and AdamW{moments} are one CUDA-graph replay"
-        if layout.size > 1:
-            wide = cfg.distributed.reduce_dtype or "fp32"
-            reason = (
-                f"forward and backward are one CUDA-graph replay, clip and AdamW{moments} another; between them "
-                f"{layout.size} ranks sum flat gradients in {wide.removeprefix('torch.')}, the first while the last "
-                "are made"
-            )
         lines.append(Decision("step", "captured", reason))
         return True
     lines.append(Decision("step", "eager", reason))
@@ -187,12 +179,9 @@ def decide_late_update(
     return True
 
 
-def decide_lazy_embeddings(
-    task: str, fused: bool, accumulation: int, lines: list[Decision], ranks: int = 1
-) -> bool:
-    """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact. Several
-    ranks read different rows and sum whole tables."""
-    if not fused or accumulation > 1 or ranks > 1 or task not in ("text-classification", "token-classification"):
+def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: list[Decision]) -> bool:
+    """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact."""
+    if not fused or accumulation > 1 or task not in ("text-classification", "token-classification"):
         return False
     reason = "AdamW for the rows a batch reads; the others catch up, exactly, before they are read"
     lines.append(Decision("embeddings", "row by row", reason))
