@@ -1,4 +1,4 @@
-"""`--nproc-per-node`: one command, several processes, one voice, one exit code."""
+"""All visible GPUs, or `--nproc-per-node`: one command, several processes, one voice, one exit code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ def run(tmp_path_factory):
     return folder
 
 
-def start(folder, *more) -> subprocess.Popen:
-    command = [sys.executable, "-m", "automodel", "finetune", "llm", "-c", str(folder / "run.yaml"), *more]
+SEEMS_TO_HAVE = (
+    "from automodel.distributed import visible; visible.visible_gpus = lambda: {gpus}; "
+    "from automodel.cli.main import main; main()"
+)
+"""The command, on a machine that seems to have GPUs. The ranks it starts find none, and talk through gloo."""
+
+
+def start(folder, *more, gpus: int | None = None) -> subprocess.Popen:
+    how = ["-m", "automodel"] if gpus is None else ["-c", SEEMS_TO_HAVE.format(gpus=gpus)]
+    command = [sys.executable, *how, "finetune", "llm", "-c", str(folder / "run.yaml"), *more]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AUTOMODEL_CACHE": str(folder / "cache")}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -44,8 +52,8 @@ def wait_for_a_step(process) -> str:
 
 
 def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
-    process = start(run, "--nproc-per-node", "2")
-    wait_for_a_step(process)
+    process = start(run, gpus=2)
+    assert "ranks        2, ddp  (all 2 visible GPUs (--nproc-per-node 1 for one)" in wait_for_a_step(process)
     process.send_signal(signal.SIGUSR1)  # as a batch system does; SIGTERM and SIGINT: tests/cli/test_resume.py
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130
@@ -70,6 +78,17 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     assert "add step_scheduler.global_batch_size=4 dataloader.batch_size=2" in said
     assert "Traceback" not in said
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+
+def test_gpus_that_nobody_asked_for_are_left_alone_where_one_does_better(run):
+    """Two would have a step of 2 × 40 examples, and there are 48."""
+    settings = ("--overwrite", "dataloader.batch_size=40", "step_scheduler.global_batch_size=none")
+    process = start(run, *settings, "step_scheduler.max_steps=2", gpus=2)
+    said = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, said
+    assert said.count("Launching job locally on 1 device") == 1
+    assert said.count("batch        40 × 1 = 40") == 1
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(

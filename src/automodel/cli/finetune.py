@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from automodel.config.errors import EXIT_OK, UserError
 if TYPE_CHECKING:
     from automodel.distributed.world import Alone
     from automodel.plan.config import RunConfig
+    from automodel.plan.ranks import Ranks
 
 
 class Kinds(TyperGroup):
@@ -35,6 +37,9 @@ class Kinds(TyperGroup):
 app = typer.Typer(no_args_is_help=True, help="Fine-tune a model from a YAML file.", cls=Kinds)
 
 Files = Annotated[list[Path], typer.Option("--config", "-c", help="YAML file; several are layered, later ones win.")]
+RanksHere = Annotated[
+    int | None, typer.Option("--nproc-per-node", min=1, help="Ranks on this machine; all visible GPUs by default.")
+]
 Trust = Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")]
 
 
@@ -53,9 +58,7 @@ def llm(
         bool, typer.Option("--resume-or-start", help="Continue the run if it has a checkpoint, start it otherwise.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan; load no weights, train nothing.")] = False,
-    nproc_per_node: Annotated[
-        int | None, typer.Option("--nproc-per-node", min=1, help="Train on so many ranks of this machine.")
-    ] = None,
+    nproc_per_node: RanksHere = None,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="So often, go on from the last checkpoint after a rank died.")
     ] = 0,
@@ -65,17 +68,19 @@ def llm(
 
     Any key can be overridden: optimizer.lr=1e-5 or --optimizer.lr 1e-5.
     """
-    from automodel.distributed.world import joined, was_restarted
+    from automodel.distributed import visible
+    from automodel.distributed.world import joined, was_restarted, world_of_environment
     from automodel.plan.check import load_run_config
-    from automodel.plan.layout import ranks_of
+    from automodel.plan.ranks import choose_ranks
 
     with joined() as ranks:  # before the config is read: what is wrong with it is said once
         cfg = load_run_config(config, collect_overrides(context.args), trust or [])
-        count = ranks_of(cfg, nproc_per_node, ranks.world)
+        begun = _ranks_begun(cfg) if resume or resume_or_start else None
+        chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus, begun)
         if dry_run:
-            code = _print_plan(cfg, trust or [], count)
-        elif count > ranks.size:
-            code = _launch(cfg, count, max_restarts)
+            code = _print_plan(cfg, trust or [], chosen)
+        elif chosen.count > ranks.size:
+            code = _launch(cfg, chosen, max_restarts)
         elif (resume_or_start or was_restarted()) and ranks.told(lambda: _is_done(cfg)):
             code = EXIT_OK
         else:
@@ -83,7 +88,7 @@ def llm(
                 resume, overwrite = True, False  # what --overwrite replaced is gone since the first start
             if cfg.provider == "huggingface" and ranks.size == 1 and not resume:
                 _stock_trainer_first(cfg, trust or [])
-            code = _finetune(cfg, resume, overwrite, trust or [], ranks)
+            code = _finetune(cfg, resume, overwrite, trust or [], ranks, chosen.why)
     raise typer.Exit(code)
 
 
@@ -101,8 +106,9 @@ def _stock_trainer_first(cfg: RunConfig, trust: list[str]) -> None:
         print(f"provider: huggingface: no comparison with stock Trainer: {error}", file=sys.stderr)
 
 
-def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], ranks: Alone) -> int:
+def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], ranks: Alone, why_ranks: str) -> int:
     """One rank's part, which is everything where there is only one. Returns the exit code."""
+    from automodel.distributed.step_aside import reason_of_environment
     from automodel.engine.gpu_context import open_gpu_context
 
     open_gpu_context()
@@ -115,7 +121,17 @@ def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], r
     import_transformers()
     from automodel.engine.run import finetune as run_finetune
 
-    return run_finetune(cfg, resume=resume, overwrite=overwrite, trust=trust, ranks=ranks).exit_code
+    why_ranks = reason_of_environment() or why_ranks
+    done = run_finetune(cfg, resume=resume, overwrite=overwrite, trust=trust, ranks=ranks, why_ranks=why_ranks)
+    return done.exit_code
+
+
+def _ranks_begun(cfg: RunConfig) -> int | None:
+    """How many ranks the run in the folder had."""
+    from automodel.engine.folder import RunFolder
+
+    plan = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser()).read_json("plan.json") or {}
+    return plan.get("ranks")
 
 
 def _has_checkpoint(cfg: RunConfig) -> bool:
@@ -137,20 +153,22 @@ def _is_done(cfg: RunConfig) -> bool:
     return done
 
 
-def _print_plan(cfg: RunConfig, trust: list[str], ranks: int) -> int:
+def _print_plan(cfg: RunConfig, trust: list[str], chosen: Ranks) -> int:
     from automodel.models.lean_imports import import_transformers
 
     import_transformers()
     from automodel.engine.run import dry_run
 
-    dry_run(cfg, trust=trust, ranks=ranks)
+    dry_run(cfg, trust=trust, ranks=chosen)
     return EXIT_OK
 
 
-def _launch(cfg: RunConfig, ranks: int, restarts: int) -> int:
+def _launch(cfg: RunConfig, chosen: Ranks, restarts: int) -> int:
     """This very command again, once for each rank; refused first where it cannot work."""
+    from automodel.distributed.layout import ranks_wanted
     from automodel.plan.layout import check_gpus, check_layout
 
+    ranks = chosen.count
     layout = check_layout(cfg, ranks)
     if layout.tp > 1 or layout.cp > 1 or cfg.distributed.ep_size > 1:  # what the model must have heads or experts for
         from automodel.distributed.layout import check_model
@@ -163,10 +181,15 @@ def _launch(cfg: RunConfig, ranks: int, restarts: int) -> int:
         check_model(cfg.distributed, layout, read_hf_config(cfg.model), packed)
     import torch
 
-    from automodel.distributed.launch import launch
+    from automodel.distributed.launch import launch, launch_or_fewer
+    from automodel.distributed.step_aside import BECAUSE
 
     check_gpus(ranks, torch.cuda.device_count())
-    return launch(ranks, sys.argv[1:], _how_to_go_on(cfg, ranks), restarts)
+    os.environ.setdefault(BECAUSE, chosen.why)
+    command, lost = sys.argv[1:], _how_to_go_on(cfg, ranks)
+    if chosen.automatic:
+        return launch_or_fewer(ranks, ranks_wanted(cfg.distributed), command, lost, restarts)
+    return launch(ranks, command, lost, restarts)
 
 
 def _how_to_go_on(cfg: RunConfig, ranks: int) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.finetune import Files, Trust
+from automodel.cli.finetune import Files, RanksHere, Trust
 from automodel.cli.options import collect_overrides
 
 app = typer.Typer(help="Say what a run will do, and why.")
@@ -17,15 +17,20 @@ def plan(
     context: typer.Context,
     config: Files,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    nproc_per_node: RanksHere = None,
     trust: Trust = None,
 ) -> None:
     """Read the machine, the model's config and the data, and print the plan. Nothing is trained or written."""
+    from automodel.distributed import visible
+    from automodel.distributed.world import world_of_environment
     from automodel.plan.check import load_run_config
+    from automodel.plan.ranks import choose_ranks
 
     cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus)
     from automodel.models.lean_imports import import_transformers
 
     import_transformers()
     from automodel.engine.run import dry_run
 
-    dry_run(cfg, trust=trust or [], as_json=as_json)
+    dry_run(cfg, trust=trust or [], as_json=as_json, ranks=chosen)

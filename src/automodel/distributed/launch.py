@@ -1,4 +1,4 @@
-"""`--nproc-per-node N`: the same command, N times, under torchrun.
+"""The same command, once for each GPU or `--nproc-per-node` times, under torchrun.
 
 Torchrun's agent runs in this process and starts the ranks as children. What they print goes where this process prints;
 the first rank speaks for all (`world.py`). The command ends with the exit code of the rank that failed first, so that
@@ -14,8 +14,27 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from automodel.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from automodel.distributed.step_aside import BECAUSE, EXIT_ONE_RANK, NOTE
+
+
+def launch_or_fewer(ranks: int, fewer: int, arguments: Sequence[str], after_a_loss: str, restarts: int) -> int:
+    """`launch` for ranks that nobody asked for: where they find out that `fewer` do better (`step_aside.py`), this
+    process becomes the same command with so many, and does not return."""
+    before = dict(os.environ)
+    with TemporaryDirectory() as folder:
+        note = Path(folder) / "why"
+        os.environ[NOTE] = str(note)
+        code = launch(ranks, arguments, after_a_loss, restarts)
+        if code != EXIT_ONE_RANK or not note.exists():
+            return code
+        why = note.read_text(encoding="utf-8")
+    sys.stdout.flush()
+    again = [sys.executable, "-m", "automodel", *arguments, "--nproc-per-node", str(fewer)]
+    return os.execve(sys.executable, again, {**before, BECAUSE: why})
 
 
 def launch(ranks: int, arguments: Sequence[str], after_a_loss: str = "", restarts: int = 0) -> int:

@@ -34,6 +34,13 @@ def in_torchruns_words(environment: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
+def as_the_only_rank(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun or mpirun started this one process. One task of srun says nothing: a shell that was asked for
+    with `srun --pty` is one, too, and the GPUs that it sees are those it was given."""
+    mpi = any(names[0] in environment for names in MPI) and "SLURM_PROCID" not in environment
+    return mpi or "WORLD_SIZE" in environment
+
+
 def _of_srun(environment: Mapping[str, str]) -> dict[str, str]:
     size = environment["SLURM_STEP_NUM_TASKS"]
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or "127.0.0.1"

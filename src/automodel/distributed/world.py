@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from automodel.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from automodel.distributed.started_by import in_torchruns_words
+from automodel.distributed.started_by import as_the_only_rank, in_torchruns_words
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,6 +31,8 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     """Ranks on this machine."""
+    started_alone: bool = False
+    """Whether torchrun or mpirun started this one process and no other."""
 
 
 def world_of_environment() -> World:
@@ -38,7 +40,7 @@ def world_of_environment() -> World:
     os.environ.update(in_torchruns_words(os.environ))
     size = _number("WORLD_SIZE", 1)
     if size == 1:
-        return World()
+        return World(started_alone=as_the_only_rank(os.environ))
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise UserError(

@@ -73,9 +73,11 @@ def prepare_run(
     begun_compiled: bool | None = None,
     ranks: Alone = ALONE,
     planned_ranks: int | None = None,
+    why_ranks: str = "",
 ) -> Prepared:
     """Config in, plan out. Raises `UserError` for everything a user can put right. `begun_compiled`: whether the run
-    that is being resumed is compiled. `planned_ranks`: for how many ranks, where only the plan is wanted."""
+    that is being resumed is compiled. `planned_ranks`: for how many ranks, where only the plan is wanted. `why_ranks`:
+    why so many."""
     size = planned_ranks or ranks.size
     layout = check_layout(cfg, size)
     with ranks.ahead():
@@ -98,6 +100,7 @@ def prepare_run(
         data=_data_facts(train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
         layout=layout,
+        why_ranks=why_ranks,
     )
     return Prepared(
         cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware,

@@ -17,7 +17,6 @@ from rich.console import Console
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
-from automodel.distributed.layout import ranks_wanted
 from automodel.distributed.world import Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
@@ -25,12 +24,14 @@ from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, op
 from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import Observer
-from automodel.engine.prepare import Prepared, prepare_run
+from automodel.engine.prepare import Prepared
 from automodel.engine.step import fp32_products
+from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
 from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
 from automodel.models.save import save_hf_folder
 from automodel.plan.config import RunConfig
+from automodel.plan.ranks import Ranks
 from automodel.plan.render import print_plan
 
 
@@ -44,9 +45,11 @@ class Finished:
     exit_code: int
 
 
-def dry_run(cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False, ranks: int | None = None) -> Prepared:
+def dry_run(
+    cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False, ranks: Ranks | None = None
+) -> Prepared:
     """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but the token cache."""
-    prepared = prepare_run(cfg, trust, planned_ranks=ranks or ranks_wanted(cfg.distributed))
+    prepared = planned(cfg, trust, ranks)
     if as_json:
         print(json.dumps(prepared.plan.to_json(), indent=2))
     else:
@@ -63,14 +66,17 @@ def finetune(
     console: Any = None,
     observer: Observer | None = None,
     ranks: Alone | None = None,
+    why_ranks: str = "",
 ) -> Finished:
     """Fine-tunes, saves and reports. Raises `UserError` for bad input before anything expensive happens. `ranks`: the
-    processes that train together, where they have met already; otherwise they meet here (under torchrun)."""
+    processes that train together, where they have met already; otherwise they meet here (under torchrun). `why_ranks`:
+    why so many, in words."""
     if ranks is None:
         with joined() as ranks:
             return finetune(
-                cfg, resume=resume, overwrite=overwrite, trust=trust, console=console, observer=observer, ranks=ranks
-            )
+                cfg, resume=resume, overwrite=overwrite, trust=trust, console=console, observer=observer, ranks=ranks,
+                why_ranks=why_ranks,
+            )  # fmt: skip
     started = time.perf_counter()
     console = console or Console()
     if not ranks.first:
@@ -83,7 +89,7 @@ def finetune(
     if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
         console.print("Reading the model and the data …", style="dim")
     begun = (folder.read_json("plan.json") or {}) if resume else {}
-    prepared = prepare_run(cfg, trust, begun_compiled=begun.get("compile"), ranks=ranks)
+    prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
     print_plan(prepared.plan, console)
     tf32 = prepared.plan.device == "cuda" and (
         prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)

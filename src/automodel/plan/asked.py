@@ -53,7 +53,7 @@ def decide_batch(cfg: RunConfig, lines: list[Decision], ranks: int = 1) -> tuple
     """Examples of a micro-batch, and micro-batches that each rank has of a step. Packed by size, a micro-batch is one
     bin and the keys count bins; how many examples that makes is said when they are packed (`bins.py`)."""
     schedule, by_size = cfg.step_scheduler, cfg.packed_sequence.packed_sequence_size > 0
-    micro = schedule.local_batch_size or cfg.dataloader.batch_size or (1 if by_size else DEFAULT_BATCH_SIZE)
+    micro = schedule.local_batch_size or cfg.dataloader.batch_size or (1 if by_size else _default_micro(cfg, ranks))
     if schedule.global_batch_size:
         if schedule.global_batch_size % micro:
             raise UserError(
@@ -72,6 +72,14 @@ def decide_batch(cfg: RunConfig, lines: list[Decision], ranks: int = 1) -> tuple
     product = f"{micro} × {accumulation}" + (f" × {ranks} ranks" if ranks > 1 else "")
     lines.append(Decision("batch", f"{product} = {micro * accumulation * ranks}", reason))
     return micro, accumulation
+
+
+def _default_micro(cfg: RunConfig, ranks: int) -> int:
+    """Where nobody says: 8, or the most below that the ranks can share a fixed global batch by."""
+    share, unequal = divmod(cfg.step_scheduler.global_batch_size or DEFAULT_BATCH_SIZE * ranks, ranks)
+    if unequal:
+        return 1  # as good as any: no micro-batch can make the shares equal
+    return max(m for m in range(1, DEFAULT_BATCH_SIZE + 1) if share % m == 0)
 
 
 def _unequal_shares(total: int, micro: int, ranks: int) -> UserError:

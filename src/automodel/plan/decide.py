@@ -50,8 +50,9 @@ def make_plan(
     data: DataFacts,
     compiling: CompileFacts = NOTHING_KNOWN,
     layout: Layout = ONE,
+    why_ranks: str = "",
 ) -> Plan:
-    lines = _what(cfg, task, hardware, model, data, layout)
+    lines = _what(cfg, task, hardware, model, data, layout, why_ranks)
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
     batches, mean_tokens = _batches(cfg, data, layout.data_ranks, lines)
@@ -163,12 +164,12 @@ def _step(
 
 
 def _what(
-    cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts, layout: Layout
+    cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts, layout: Layout, why_ranks: str
 ) -> list[Decision]:
     """What is trained, on what, where."""
     lines = [
         Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
-        Decision("device", hardware.device, _device_reason(hardware, layout.size)),
+        Decision("device", hardware.device, _device_reason(hardware, layout.size, why_ranks)),
         Decision("model", model.name, f"{model.model_type}, {_counted(model.parameters)} parameters"),
         Decision(
             "data",
@@ -178,7 +179,8 @@ def _what(
         ),
     ]
     if layout.size > 1:
-        lines.insert(2, Decision("ranks", f"{layout.size}, {layout.in_words()}", layout_in_words(layout)))
+        why = f"{why_ranks}; " if why_ranks else ""
+        lines.insert(2, Decision("ranks", f"{layout.size}, {layout.in_words()}", why + layout_in_words(layout)))
     if data.columns:
         lines.append(Decision("columns", data.columns, data.labels or "what is read and what is learned"))
     if data.mixture is not None:
@@ -235,9 +237,10 @@ def _counted(number: int) -> str:
     return str(number)
 
 
-def _device_reason(hardware: Hardware, ranks: int) -> str:
+def _device_reason(hardware: Hardware, ranks: int, why_ranks: str) -> str:
     if hardware.device == "cuda":
-        several = f"; 1 of {hardware.gpus} GPUs is used (all of them: --nproc-per-node {hardware.gpus})"
+        why = why_ranks or f"`automodel finetune llm --nproc-per-node {hardware.gpus}` uses all"
+        several = f"; 1 of {hardware.gpus} GPUs is used: {why}"
         more = several if hardware.gpus > 1 and ranks == 1 else ""
         return f"{hardware.name}, {hardware.memory_gib:.0f} GiB{more}"
     return f"no CUDA GPU found; {hardware.name}, {hardware.cores} cores, {hardware.memory_gib:.0f} GiB"

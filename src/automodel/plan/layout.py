@@ -5,26 +5,13 @@ from __future__ import annotations
 import math
 
 from automodel.config.errors import NotYetError, UserError
-from automodel.distributed.layout import Layout, layout_of, ranks_wanted
-from automodel.distributed.world import World
+from automodel.distributed.layout import Layout, layout_of
 from automodel.optim.kinds import Kind
 from automodel.plan.asked import decide_batch
 from automodel.plan.check import not_yet
 from automodel.plan.config import RunConfig
 from automodel.plan.memory import ModelShape
 from automodel.plan.plan import Decision
-
-
-def ranks_of(cfg: RunConfig, asked: int | None, world: World) -> int:
-    """How many ranks train: those that torchrun started, or `--nproc-per-node`, or what `distributed:` asks for."""
-    if world.size > 1:
-        if asked is not None and asked != world.local_size:
-            raise UserError(
-                f"--nproc-per-node is {asked}, but torchrun started {world.local_size} ranks on this machine already. "
-                "Leave the option out."
-            )
-        return world.size
-    return asked or ranks_wanted(cfg.distributed)
 
 
 def check_layout(cfg: RunConfig, ranks: int) -> Layout:

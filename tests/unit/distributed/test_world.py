@@ -30,7 +30,9 @@ def test_no_variables_are_one_process(environment):
     with joined() as ranks:
         assert ranks is ALONE
     environment(WORLD_SIZE="1", RANK="0")
-    assert world_of_environment() == World()
+    assert world_of_environment() == World(started_alone=True)
+    with joined() as ranks:
+        assert ranks is ALONE
 
 
 def test_what_torchrun_sets(environment):

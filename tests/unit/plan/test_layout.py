@@ -6,11 +6,10 @@ import pytest
 
 from automodel.config.errors import NotYetError, UserError
 from automodel.distributed.layout import Layout
-from automodel.distributed.world import World
 from automodel.optim.kinds import KINDS
 from automodel.plan.asked import asked_precision, decide_batch
 from automodel.plan.check import load_run_config
-from automodel.plan.layout import check_gpus, check_layout, ranks_of, refuse_with_shards
+from automodel.plan.layout import check_gpus, check_layout, refuse_with_shards
 
 
 @pytest.fixture
@@ -23,22 +22,13 @@ def config(tmp_path):
     return make
 
 
-def test_who_says_how_many(config):
-    plain, four = config(), config("distributed: {dp_size: 4}")
-    assert ranks_of(plain, None, World()) == 1
-    assert ranks_of(plain, 2, World()) == 2
-    assert ranks_of(four, None, World()) == 4
-    assert ranks_of(plain, None, World(1, 8, 1, 4)) == 8
-    assert ranks_of(plain, 4, World(1, 8, 1, 4)) == 8
-    with pytest.raises(UserError, match="--nproc-per-node is 2, but torchrun started 4 ranks"):
-        ranks_of(plain, 2, World(1, 8, 1, 4))
-
-
 @pytest.mark.parametrize(
     ("text", "ranks", "micro", "accumulation"),
     [
         ("", 4, 8, 1),
         ("step_scheduler: {global_batch_size: 64}", 4, 8, 2),
+        ("step_scheduler: {global_batch_size: 16}", 4, 4, 1),
+        ("step_scheduler: {global_batch_size: 48}", 4, 6, 2),
         ("step_scheduler: {global_batch_size: 64, grad_acc_steps: 3}\ndataloader: {batch_size: 2}", 8, 2, 4),
         ("step_scheduler: {grad_acc_steps: 3}\ndataloader: {batch_size: 2}", 8, 2, 3),
     ],
@@ -52,8 +42,9 @@ def test_accumulation_follows_from_the_global_batch(config, text, ranks, micro, 
 @pytest.mark.parametrize(
     ("text", "ranks", "message"),
     [
-        ("step_scheduler: {global_batch_size: 16}", 4, "nearest that can: global_batch_size: 32, or dataloader.batch"),
-        ("step_scheduler: {global_batch_size: 16}", 4, "batch_size: 4, or 2 ranks"),
+        ("step_scheduler: {global_batch_size: 16, local_batch_size: 8}", 4, "nearest that can: global_batch_size: 32,"),
+        ("step_scheduler: {global_batch_size: 16, local_batch_size: 8}", 4, "batch_size: 4, or 2 ranks"),
+        ("step_scheduler: {global_batch_size: 18}", 4, "global_batch_size: 16 or 20, or 3 ranks"),
         ("step_scheduler: {global_batch_size: 40}\ndataloader: {batch_size: 4}", 3, "global_batch_size: 36 or 48"),
         ("distributed: {dp_size: 2}", 4, "nearest possible: dp_size: 4 .or none., or --nproc-per-node 2"),
         ("distributed: {dp_size: 2}", 1, "dp_size is 2, but 1 rank is started"),
