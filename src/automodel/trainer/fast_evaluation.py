@@ -91,6 +91,7 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
     """All rows once, in their order."""
     size, count = trainer.args.eval_batch_size, len(rows)
     losses, logits, weights = [], [], []
+    done, moved, moves = 0, 0, trainer.args.eval_accumulation_steps
     assert rows.collator is not None
     fast.model.eval()
     try:
@@ -106,6 +107,9 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
             if not loss_only:
                 made = outputs.logits() if isinstance(outputs, Unprojected) else outputs
                 logits += _as_asked(trainer, made[:documents].float(), batch.labels_R[:documents])
+            done += -(-documents // size)
+            if not loss_only and moves and done - moved >= moves:
+                logits, moved = [_to_host(logits)], done
             for _ in range(0, documents, size):
                 trainer.control = trainer.callback_handler.on_prediction_step(
                     trainer.args, trainer.state, trainer.control
@@ -113,7 +117,7 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
     finally:
         fast.model.train()
     mean = float(np.average(torch.stack(losses).float().cpu().numpy(), weights=weights))
-    predictions: Any = None if loss_only else torch.cat(logits).cpu().numpy()
+    predictions: Any = None if loss_only else _to_host(logits).numpy()
     labels: Any = None if loss_only else np.asarray(rows.store.labels)
     metrics: dict[str, Any] = {}
     if trainer.compute_metrics is not None and predictions is not None:
@@ -124,6 +128,11 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
         metrics["model_preparation_time"] = trainer.model_preparation_time
     named = {key if key.startswith(f"{prefix}_") else f"{prefix}_{key}": value for key, value in metrics.items()}
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=named, num_samples=count)
+
+
+def _to_host(logits: list[torch.Tensor]) -> torch.Tensor:
+    """What was moved before comes first, and alone lies on the host."""
+    return torch.cat([part.cpu() for part in logits] if len({part.device for part in logits}) > 1 else logits).cpu()
 
 
 def _as_asked(trainer: Any, logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:

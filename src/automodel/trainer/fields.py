@@ -3,11 +3,12 @@ docs/compatibility.md.
 
     engine      honoured in the engine's own steps too
     trainer     honoured; asking for it makes Trainer's own steps run (over the model's fast forward), and that is said
-    inherited   read by transformers' code alone, which is ours unchanged (the hub, several processes, trackers)
+    inherited   left to transformers' code, which is ours unchanged (the hub, several processes, trackers)
     mapped      something that gives the same result takes its place
     script      not read by Trainer at all: for the script
 
-Nothing is ignored: a new field of a newer transformers that is missing here fails a test.
+Nothing is ignored: a new field of a newer transformers that is missing here fails a test, and so does one that is
+called honoured while no test shows its effect (`tests/unit/trainer/test_field_effects.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FIELDS: dict[str, FieldState] = {
         "ignore_data_skip restore_callback_states_from_checkpoint seed data_seed use_cpu dataloader_drop_last "
         "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor "
         "dataloader_multiprocessing_context remove_unused_columns label_names train_sampling_strategy "
-        "length_column_name log_level full_determinism skip_memory_metrics use_cache",
+        "log_level full_determinism skip_memory_metrics use_cache",
     ),
     "optim": FieldState("engine", "AdamW in captured steps; any other on the CPU, or in Trainer's own steps"),
     "gradient_accumulation_steps": FieldState(
@@ -49,16 +50,16 @@ FIELDS: dict[str, FieldState] = {
     "tf32": FieldState("engine", "torch's own switch, which TrainingArguments set"),
     "dataloader_pin_memory": FieldState("engine", "captured steps have page-locked buffers of their own"),
     "dataloader_in_order": FieldState("engine", "batches come in order"),
-    "average_tokens_across_devices": FieldState("engine", "on one device there is nothing to average"),
     "bf16_full_eval": FieldState("engine", "outside of training, as in Trainer"),
     "fp16_full_eval": FieldState("engine", "outside of training, as in Trainer"),
     **_all(
         "trainer",
         "label_smoothing_factor neftune_noise_alpha gradient_checkpointing gradient_checkpointing_kwargs "
         "torch_empty_cache_steps auto_find_batch_size include_num_input_tokens_seen use_liger_kernel "
-        "liger_kernel_config optim_args optim_target_modules debug accelerator_config parallelism_config fsdp "
-        "fsdp_config deepspeed",
+        "liger_kernel_config optim_target_modules debug length_column_name",
     ),
+    "optim_args": FieldState("engine", "on the CPU; on a GPU Trainer's own steps run"),
+    "accelerator_config": FieldState("engine", "with `sync_each_batch` Trainer's own steps run"),
     **_all("mapped", "torch_compile torch_compile_mode torch_compile_backend",
            "captured steps on a GPU are not compiled, and faster; on the CPU Trainer's own steps are"),
     **_all(
@@ -66,8 +67,9 @@ FIELDS: dict[str, FieldState] = {
         "log_on_each_node log_level_replica project trackio_space_id trackio_bucket_id trackio_static_space_id "
         "eval_use_gather_object save_on_each_node enable_jit_checkpoint push_to_hub hub_token hub_private_repo "
         "hub_model_id hub_strategy hub_always_push hub_revision ddp_find_unused_parameters ddp_bucket_cap_mb "
-        "ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout local_rank",
+        "ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout local_rank average_tokens_across_devices",
     ),
+    **_all("inherited", "parallelism_config fsdp fsdp_config deepspeed", "Trainer's own steps run"),
     **_all("script", "do_train do_eval do_predict"),
     "resume_from_checkpoint": FieldState("script", "`train(resume_from_checkpoint=…)` is what counts"),
 }  # fmt: skip
@@ -75,7 +77,7 @@ FIELDS: dict[str, FieldState] = {
 SAID = {
     "engine": "honoured",
     "trainer": "honoured, with Trainer's own steps",
-    "inherited": "honoured by transformers' own code",
+    "inherited": "left to transformers",
     "mapped": "mapped",
     "script": "for the script",
 }
