@@ -24,7 +24,8 @@ class DistributedConfig(Section):
     holds a part of weights, gradients and optimizer states (what `_target_` asks for, and `tp_size` and `cp_size`
     need)."""
     dp_size: Count | None = None
-    """Data-parallel ranks; `none`: those that were started, or all visible GPUs. A number starts as many on this machine."""
+    """Data-parallel ranks; `none`: those that were started, or all visible GPUs. A number starts as many on this
+    machine."""
     dp_replicate_size: Count | None = None
     """Replicas of the sharded model (HSDP): shards within each, gradients summed between them. Divides `dp_size`."""
     tp_size: Count = 1

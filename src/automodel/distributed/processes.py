@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.distributed.overlapped import OverlappedSum
+from automodel.distributed.own_gpu import claim_gpu, own_gpu
 from automodel.distributed.watch import Watch
 from automodel.distributed.world import Alone, World
 
@@ -43,12 +44,7 @@ class Processes(Alone):
         self.world = world
         gpus = torch.cuda.device_count()
         if gpus:
-            if world.local_rank >= gpus:
-                raise UserError(
-                    f"{world.local_size} ranks were started on a machine with {gpus} GPU{'s' if gpus > 1 else ''}; "
-                    f"each needs its own. Use --nproc-per-node {gpus}."
-                )
-            torch.cuda.set_device(world.local_rank)
+            torch.cuda.set_device(own_gpu(world, gpus))
         self._found = dist.is_initialized()
         with _in_words("meeting"):
             self._store = _existing_store() if self._found else self._meet(gpus)
@@ -59,6 +55,8 @@ class Processes(Alone):
         store, _, _ = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         mine = dist.PrefixStore(f"automodel/{attempt}", store)
+        if 0 < gpus < self.world.local_size:  # each was shown one of its own
+            claim_gpu(mine, str(torch.cuda.get_device_properties().uuid))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpus else "gloo",
             store=mine,
