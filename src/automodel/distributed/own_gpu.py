@@ -38,6 +38,6 @@ def claim_gpu(store: Any, identity: str, host: str | None = None) -> None:
     """Raises `UserError` where another rank of this machine has the same GPU. `store`: one that all ranks share."""
     if store.add(f"gpu/{host or socket.gethostname()}/{identity}", 1) > 1:
         raise UserError(
-            "two ranks of this machine see the same GPU and no other. Give every rank its own (srun --gpus-per-task=1), "
-            "or let all of them see all GPUs."
+            "two ranks of this machine see the same GPU and no other. Give every rank one of its own (srun "
+            "--gpus-per-task=1), or let all of them see all GPUs."
         )
