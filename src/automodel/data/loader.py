@@ -262,10 +262,10 @@ class StepLoader:
         """Steps from the position on; workers are already at it."""
         # Workers that may not outlive an epoch get a stream that ends with it, and new ones take over.
         one_epoch = self.num_workers > 0 and not self.persistent_workers
-        sampler = _StepSampler(self.order, self.consumed, one_epoch, self._own)
+        sampler = _StepSampler(self.order, self.consumed, one_epoch, self.own)
         return iter(_dataloader(self.collate, sampler, self.num_workers, self.pin_memory, self.prefetch_factor))
 
-    def _own(self, micro_batches: list[np.ndarray]) -> list[np.ndarray]:
+    def own(self, micro_batches: list[np.ndarray]) -> list[np.ndarray]:
         """What this rank trains on, of the micro-batches of a whole step."""
         if self.ranks == 1:
             return micro_batches

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -39,6 +39,8 @@ class LostRankError(UserError):
 
 class Processes(Alone):
     """This process and its peers."""
+
+    together = True
 
     def __init__(self, world: World):
         self.world = world
@@ -120,6 +122,17 @@ class Processes(Alone):
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
         with self._together("adding gradients"):
             return self._sum_of(parameters).finish(loss)
+
+    @torch.no_grad()
+    def add_up(self, tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> None:
+        with self._together("adding gradients"):
+            for tensor in tensors:
+                if dtype in (None, tensor.dtype):
+                    dist.all_reduce(tensor)
+                else:
+                    summed = tensor.to(dtype)
+                    dist.all_reduce(summed)
+                    tensor.copy_(summed)
 
     def _sum_of(self, parameters: Sequence[nn.Parameter]) -> OverlappedSum:
         if self._sum is None or list(map(id, self._sum.parameters)) != list(map(id, parameters)):

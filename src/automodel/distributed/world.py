@@ -8,7 +8,7 @@ questions by talking. Whoever asks does not have to know which it is.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -71,6 +71,8 @@ class Alone:
     """One rank, which has nobody to ask."""
 
     world = World()
+    together = False
+    """Whether there is a group to talk to."""
 
     @property
     def rank(self) -> int:
@@ -123,6 +125,12 @@ class Alone:
     def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
         """Leaves in `.grad` the sum of all ranks' gradients, and returns the sum of their losses."""
         return loss
+
+    def add_up(self, tensors: Iterable[Tensor], dtype: Any = None) -> None:
+        """Each tensor becomes the sum of all ranks' tensors, in place and in this order. `dtype`: what is summed in;
+        none: the tensor's own. On a GPU nobody waits but the current stream."""
+        for _ in tensors:
+            pass
 
     def claims_failure(self) -> bool:
         """Whether this rank is the first to fail, and so the one that says why."""

@@ -62,7 +62,8 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     prepared, model, step = make_fitting_step(prepared)
     cfg, plan, ranks = prepared.cfg, prepared.plan, prepared.ranks
     if not prepared.layout.fsdp:  # whose ranks hold different parts
-        ranks.same_start([*model.parameters(), *model.buffers()])
+        masters = [step.optimizer.flat.weight] if isinstance(step, CapturedStep) else []
+        ranks.same_start([*model.parameters(), *model.buffers(), *masters])
     randomness.seed_rank(cfg.seed, ranks, prepared.layout.tp)
     if plan != planned:
         loader.stop()

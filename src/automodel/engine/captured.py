@@ -141,17 +141,22 @@ class CapturedStep:
         self.model, self.forward, self.loss, self.optimizer = model, forward, loss, optimizer
         self.schedule, self.peak_lr, self.seed, self.device = schedule, peak_lr, seed, device
         self.accumulates, self.side, self.compiled, self.late = accumulates, side, compiled, late
+        self.apart = accumulates  # whether the update is a graph of its own
+        self.seed_offset = 0  # of this rank
         self.rehearsed = False
         self.unsettled = 0
         self.loss_sum = torch.zeros((), device=device)
         self.last_loss = torch.zeros((), device=device)
+        self.statics: dict[tuple, StaticBatch] = {}
+        self.graphs: dict[tuple, torch.cuda.CUDAGraph | Uncaptured] = {}
+        self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+        self._open_streams()
+
+    def _open_streams(self) -> None:
         # Above the second stream: what the step waits for goes first where both want the same processor.
         self.stream = torch.cuda.Stream(priority=-1)
         self.way = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
-        self.statics: dict[tuple, StaticBatch] = {}
-        self.graphs: dict[tuple, torch.cuda.CUDAGraph | Uncaptured] = {}
-        self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         if self.unsettled == RING:
@@ -161,7 +166,7 @@ class CapturedStep:
         for micro_batch in batch.micro_batches:
             assert isinstance(micro_batch, PackedBatch)
             self._replay(micro_batch, count)
-        if self.accumulates:
+        if self.apart:
             self._update()
         lr = self.schedule.lr_at(index, self.peak_lr)
         norm = self.optimizer.grad_norm.squeeze(0)
@@ -210,7 +215,7 @@ class CapturedStep:
 
         def work() -> None:
             self._learn(static)
-            if not self.accumulates:
+            if not self.apart:
                 self._optimize()
 
         return self._record(work)
@@ -301,7 +306,7 @@ class CapturedStep:
 
     def state(self) -> tuple[Named, dict[str, Any]]:
         self.settle()
-        return record_of_flat(self.optimizer, self.model, int(self.seed)).to_disk()
+        return record_of_flat(self.optimizer, self.model, int(self.seed) - self.seed_offset).to_disk()
 
     @torch.no_grad()
     def load_weights(self, tensors: Named, origin: str) -> None:
@@ -319,7 +324,7 @@ class CapturedStep:
         if record.dropout_seed is None:  # from a plain step, which has none: at least no draw of a fresh start again
             self.seed += record.steps
         else:
-            self.seed.fill_(record.dropout_seed)
+            self.seed.fill_(record.dropout_seed + self.seed_offset)
 
     def skipped_steps(self) -> int:
         return int(self.optimizer.device_state.skipped)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -22,17 +23,21 @@ from automodel.optim.kinds import ADAMW
 from automodel.plan.plan import Decision
 
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
+MOST_DEALT = 10_000  # where documents have to be dealt to ranks first
 
 
-def largest_micro_batch(order: Order, steps: int) -> np.ndarray:
-    """Samples of the micro-batch with the most tokens among the next `steps` steps; the order is known beforehand."""
-    batches = (b for s in range(steps) for b in order.micro_batches(*order.locate(s)))
-    return max(batches, key=lambda chosen: int(order.lengths[chosen].sum()))
+def largest_micro_batch(order: Order, steps: int, own: Callable[[list], list] = list) -> np.ndarray:
+    """Samples of the micro-batch with the most tokens among the next `steps` steps; the order is known beforehand.
+    `own`: this rank's share of a step."""
+    batches = (b for s in range(steps) for b in own(order.micro_batches(*order.locate(s))))
+    one = np.zeros(1, dtype=np.int64)  # a rank without documents: there are fewer of them than ranks
+    return max(batches, key=lambda chosen: int(order.lengths[chosen].sum()), default=one)
 
 
 def fits(step: CapturedStep, loader: StepLoader, steps: int) -> bool:
     """Whether forward and backward of the largest micro-batch of the run go through."""
-    batch = loader.collate(largest_micro_batch(loader.order, min(steps, MOST_STEPS)).tolist())
+    most = MOST_STEPS if loader.ranks == 1 else MOST_DEALT
+    batch = loader.collate(largest_micro_batch(loader.order, min(steps, most), loader.own).tolist())
     assert isinstance(batch, PackedBatch)
     try:
         step.probe(batch)
@@ -43,7 +48,7 @@ def fits(step: CapturedStep, loader: StepLoader, steps: int) -> bool:
 
 def halved(prepared: Prepared) -> Prepared:
     """The same run with half the micro-batch and twice the accumulation."""
-    plan = prepared.plan
+    plan, ranks = prepared.plan, prepared.layout.data_ranks
     if plan.packed_sequence_size:
         raise UserError(
             f"A bin of {plan.packed_sequence_size:,} tokens does not fit into the memory of {prepared.hardware.name}. "
@@ -56,12 +61,13 @@ def halved(prepared: Prepared) -> Prepared:
             f"Lower dataset.max_length, {_more_room(prepared)}or a smaller model."
         )
     micro = plan.micro_batch_size // 2
-    while plan.global_batch_size % micro:
+    while plan.global_batch_size % (micro * ranks):
         micro -= 1
-    accumulation = plan.global_batch_size // micro
+    accumulation = plan.global_batch_size // (micro * ranks)
+    shared = f" × {ranks} ranks" if ranks > 1 else ""
     line = Decision(
         "batch",
-        f"{micro} × {accumulation} = {plan.global_batch_size}",
+        f"{micro} × {accumulation}{shared} = {plan.global_batch_size}",
         f"the largest batch of {plan.micro_batch_size} ran out of GPU memory; same examples a step, less at a time",
     )
     # Updates are put off only where a step is one batch.

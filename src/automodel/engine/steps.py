@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.step import TrainStep
+from automodel.engine.together import TogetherOnHost, TogetherStep, seed_offset_of, wire_dtype
 from automodel.engine.used_rows import UsedRows
 from automodel.kernels import ahead
 from automodel.kernels.flat_adamw import FlatAdamW
@@ -25,6 +27,7 @@ from automodel.kernels.late_update import LateUpdates, late_parameters
 from automodel.kernels.side_stream import SideStream
 from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.checkpointing import use_gradient_checkpointing
+from automodel.models.compiled_blocks import repeated_blocks
 from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
@@ -57,7 +60,8 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
         loader = make_step_loader(prepared)
         if prepared.plan.fp8:
             prepared = guarded(prepared, model, step, loader.collate(loader.order.micro_batches(0, 0)[0].tolist()))
-        if fits(step, loader, prepared.plan.total_steps):
+        # What does not fit on one rank is made smaller on all: they have to take the same steps.
+        if not prepared.ranks.highest(int(not fits(step, loader, prepared.plan.total_steps))):
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
         del model, step
@@ -118,6 +122,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     factors = [schedule.lr_at(step, peak) / peak for step in range(plan.total_steps)]
     accumulates = plan.grad_acc_steps > 1
     layers = layers_of(model) if plan.late_update and will_fuse(model) else []
+    together, host = prepared.ranks.together, plan.device == "cpu"
     optimizer = FlatAdamW(
         parameter_groups(model, cfg.optimizer, loraplus_ratio(prepared)),
         lr=peak,
@@ -131,11 +136,13 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         lazy=model.get_input_embeddings().weight if plan.lazy_embeddings and will_fuse(model) else None,
         late=late_parameters(layers),
         eight_bit=eight_bit_parameters(model) if plan.optimizer is not None and plan.optimizer.bits == 8 else (),
+        placed=together and not accumulates,
     )
-    seed = torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device)
+    own_seed = cfg.seed + seed_offset_of(prepared.ranks.rank)
+    seed = torch.full((1,), own_seed, dtype=torch.int64, device=plan.device)
     # What the second stream reads lives longer: the inner tensors of a layer, into the next one.
     tight = plan.offload and prepared.adapter is not None
-    side = None if accumulates or tight else SideStream()
+    side = None if accumulates or tight or host else SideStream()
     fused = fuse(model, seed, side, plan.max_length) if plan.fused_kernels else 0
     if plan.fp8 and (asked := asked_fp8(cfg)):
         use_fp8(model, asked[1].filter_fqns)
@@ -145,7 +152,12 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     )
     if plan.compile:
         compile_model(prepared, model)
-    return CapturedStep(
+    make: Any = CapturedStep
+    if together:
+        wire = wire_dtype(cfg.distributed.reduce_dtype)
+        shared = {"ranks": prepared.ranks, "wire": wire, "blocks": repeated_blocks(model)}
+        make = partial(TogetherOnHost if host else TogetherStep, **shared)
+    return make(
         model,
         forward,
         prepared.loss,

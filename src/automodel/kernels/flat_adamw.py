@@ -66,13 +66,18 @@ class FlatAdamW(torch.optim.Optimizer):
         lazy: torch.nn.Parameter | None = None,
         late: Sequence[Sequence[torch.nn.Parameter]] = (),
         eight_bit: Sequence[torch.nn.Parameter] = (),
+        placed: bool = False,
     ):
         """max_norm: clip the global norm, None for no clipping (and no norm). copy_dtype: the dtype the model computes
         in, while the weights here stay fp32. lr_factors: one factor per step. initial_loss_scale: dynamic loss scaling;
         multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing.
         lazy: an embedding table whose rows are updated when they are read (`lazy_rows.py`); `settle` before reading it
         any other way. late: parts of the parameters that `step` leaves alone until `update_late` (`late_update.py`).
-        eight_bit: parameters whose moments are kept in 8 bits (`adamw8.py`); those of all others are then fp32."""
+        eight_bit: parameters whose moments are kept in 8 bits (`adamw8.py`); those of all others are then fp32.
+        placed: every gradient is brought to a fixed place by `collect` and read from there, so that somebody may sum
+        whole buffers of them over ranks before `step`."""
+        if placed and (lazy is not None or flat_gradients):
+            raise ValueError("gradients have one place: placed excludes lazy and flat_gradients")
         if (lazy is not None or late) and flat_gradients:
             raise ValueError(
                 "updates can be put off only where a step is one batch: lazy or late exclude flat_gradients"
@@ -81,7 +86,8 @@ class FlatAdamW(torch.optim.Optimizer):
             raise ValueError("8-bit moments are updated in every step, all at once: eight_bit excludes lazy and late")
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **_TORCH_GROUP_DEFAULTS}
         super().__init__(params, defaults)
-        self.flat = FlatParameters(self.param_groups, copy_dtype, lazy, late, with_moments=not eight_bit)
+        self.flat = FlatParameters(self.param_groups, copy_dtype, lazy, late, with_moments=not eight_bit, placed=placed)
+        self._have_gradients: set[int] = set()
         self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
         self.device_state.eight = EightBitMoments(self.flat, eight_bit) if eight_bit else None
         self._add_lazy_rows()
@@ -142,6 +148,29 @@ class FlatAdamW(torch.optim.Optimizer):
                 elif gradient.data_ptr() != fixed.data_ptr():
                     fixed.copy_(gradient)
                 place.parameter.grad = fixed
+
+    def collect(self, places: Iterable[Place]) -> list[torch.Tensor]:
+        """Gradients of these parameters to their fixed places (`placed`). Returns those that were elsewhere: who copies
+        on a second stream has to keep them until it is done."""
+        elsewhere = []
+        for place in places:
+            gradient, fixed = place.parameter.grad, self.flat.fixed[id(place.parameter)]
+            if gradient is None:
+                fixed.zero_()
+                continue
+            self._have_gradients.add(id(place.parameter))
+            if gradient.data_ptr() != fixed.data_ptr():
+                fixed.copy_(gradient)
+                elsewhere.append(gradient)
+                place.parameter.grad = fixed
+        return elsewhere
+
+    def hand_out(self) -> None:
+        """`.grad` is what was collected, for `step` to read. A parameter that has never had a gradient has none, and is
+        left alone."""
+        for place in self.flat.places:
+            known = place.late or not self._have_gradients or id(place.parameter) in self._have_gradients
+            place.parameter.grad = self.flat.fixed[id(place.parameter)] if known else None
 
     @classmethod
     def flatten(

@@ -11,8 +11,9 @@ Which buffer the model computes with depends on the precision:
                               and so are its gradients' dtypes. A group with `"full_precision": True` keeps fp32.
     copy_dtype None           the parameters are views of `weight` itself, in their own dtype (fp32, or pure bf16)
 
-Gradients normally stay where autograd puts them. `attach_gradients` gives them fixed places instead, which gradient
-accumulation across captured graphs needs; it costs an addition per parameter and micro-batch.
+Gradients normally stay where autograd puts them. Two others want them at fixed places, side by side in long buffers
+(`fixed`): `attach_gradients` for sums over micro-batches, which several captured graphs add to; and `placed`, for
+gradients that are written once a step, in the parameters' own dtype, and then summed over ranks buffer by buffer.
 """
 
 from __future__ import annotations
@@ -82,8 +83,10 @@ class FlatParameters:
         lazy: torch.nn.Parameter | None = None,
         late: Sequence[Sequence[torch.nn.Parameter]] = (),
         with_moments: bool = True,
+        placed: bool = False,
     ):
-        """with_moments: false where somebody else keeps them (`adamw8.py`)."""
+        """with_moments: false where somebody else keeps them (`adamw8.py`). placed: every gradient has a fixed place,
+        not only those of `late` parameters."""
         late_ones = {id(p) for part in late for p in part}
         self.places = list(_places(groups, mixed=copy_dtype is not None, lazy=lazy, late=late_ones))
         if not self.places:
@@ -104,6 +107,11 @@ class FlatParameters:
         self._move_in()
         self.gradient_dtypes = {place.parameter.dtype for place in self.places}
         self.addresses = [place.parameter.data_ptr() for place in self.places]
+        self.fixed: dict[int, torch.Tensor] = {}
+        """Fixed places of gradients, by the identity of the parameter."""
+        self.fixed_buffers: list[torch.Tensor] = []
+        """What those are views of."""
+        self._fix_gradients([place for place in self.places if place.late or placed])
         self.late_parts = self._late_parts(late)
         self.blocks_at_once = self._blocks_of([p for p in self.places if not p.late]) if late else None
         """Blocks that are not put off; None where none is."""
@@ -112,27 +120,28 @@ class FlatParameters:
         ranges = [range(p.start // BLOCK, p.start // BLOCK + p.blocks) for p in places if not p.lazy]
         return torch.tensor([b for r in ranges for b in r], dtype=torch.int32, device=self.device)
 
-    def _late_parts(self, late: Sequence[Sequence[torch.nn.Parameter]]) -> list[LatePart]:
+    def _fix_gradients(self, places: Sequence[Place]) -> None:
         """Parameters that are neighbours have gradients that are neighbours, in the same order."""
 
         def size(dtype: torch.dtype) -> int:
-            return BLOCK * sum(p.blocks for p in self.places if p.late and p.parameter.dtype == dtype)
+            return BLOCK * sum(p.blocks for p in places if p.parameter.dtype == dtype)
 
         buffers = {d: torch.zeros(size(d), dtype=d, device=self.device) for d in self.gradient_dtypes}
         starts = dict.fromkeys(self.gradient_dtypes, 0)
-        gradients: dict[int, torch.Tensor] = {}
-        for place in self.places:
-            if place.late:
-                parameter, dtype = place.parameter, place.parameter.dtype
-                view = buffers[dtype][starts[dtype] : starts[dtype] + parameter.numel()].view(parameter.shape)
-                starts[dtype] += place.blocks * BLOCK
-                gradients[id(parameter)] = view
-                parameter.gradient_place = view  # ty: ignore[missing-attribute]
+        for place in places:
+            parameter, dtype = place.parameter, place.parameter.dtype
+            view = buffers[dtype][starts[dtype] : starts[dtype] + parameter.numel()].view(parameter.shape)
+            starts[dtype] += place.blocks * BLOCK
+            self.fixed[id(parameter)] = view
+            parameter.gradient_place = view  # ty: ignore[missing-attribute]
+        self.fixed_buffers = [buffer for buffer in buffers.values() if buffer.numel()]
+
+    def _late_parts(self, late: Sequence[Sequence[torch.nn.Parameter]]) -> list[LatePart]:
         by_identity = {id(place.parameter): place for place in self.places}
         parts = []
         for part in late:
             places = [by_identity[id(p)] for p in part]
-            parts.append(LatePart(places, [gradients[id(p)] for p in part], self._blocks_of(places)))
+            parts.append(LatePart(places, [self.fixed[id(p)] for p in part], self._blocks_of(places)))
         return parts
 
     def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
@@ -174,7 +183,9 @@ class FlatParameters:
         for place in self.places:
             place.parameter.grad_dtype = dtype
             place.parameter.grad = buffer[start : start + place.parameter.numel()].view(place.parameter.shape)
+            self.fixed[id(place.parameter)] = place.parameter.grad
             start += place.blocks * BLOCK
+        self.fixed_buffers = [buffer]
         return [buffer]
 
     @torch.no_grad()

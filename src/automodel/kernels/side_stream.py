@@ -46,6 +46,10 @@ class SideStream:
             done, _ = self.pieces.popleft()
             main.wait_event(done)
 
+    def keep(self, reads: Any) -> None:
+        """What this stream still reads, and was made on another."""
+        self.pieces.append((self.stream.record_event(), reads))
+
     def join(self) -> None:
         """The current stream waits for everything given so far."""
         if self.pieces:

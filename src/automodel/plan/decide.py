@@ -140,7 +140,7 @@ def _step(
     accumulation = batches.grad_acc_steps
     capture = decide_capture(
         cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None,
-        ranks=layout.size,
+        layout=layout,
     )  # fmt: skip
     fused = decide_fused(cfg, model, hardware, precision, capture, lines)
     mode = None if layout.fsdp else decide_compile(
@@ -156,8 +156,9 @@ def _step(
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
     wide = (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
     waiting = fitting.estimate.gradients / max(1.0, fitting.estimate.total)
+    waiting = 0.0 if layout.size > 1 else waiting  # gradients of several ranks have places of their own anyway
     late = decide_late_update(fused and wide and kept, accumulation, model.parameters, tokens, waiting, lines)
-    lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines)
+    lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines, layout.size)
     plain = kept and not compiled and not layout.fsdp
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
     return _Step(capture, fused, compiled, mode or "", offload, fp8, pooled, late, lazy, word_rows)

@@ -97,7 +97,7 @@ def decide_fitting(
         for (mode, offload), packing in product(_modes(cfg, hardware, smallest), packings(cfg)):
             captured = decide_capture(
                 cfg, path, hardware, [], kind=kind, checkpointing=mode, dropout=model.dropout is not None,
-                ranks=layout.size,
+                layout=layout,
             )  # fmt: skip
             setting = Setting(
                 precision=precision,

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
+from automodel.distributed.layout import ONE, Layout
 from automodel.optim.kinds import ADAMW_8BIT, CAPTURED, Kind
 from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
 CAPTURE_S = 0.05  # recording one shape: about 0.05 s for 6 layers, 0.09 s for 12, when each was rehearsed first
 MOST_WORDS = 0.9  # of a word table; where more rows are read, there is little to save on the others
+WORTH_SAYING = 0.005  # share of the arithmetic
 SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
 
 LATE_PARAMETERS, LATE_TOKENS, LATE_SHARE = 400_000_000, 4096, 0.08
@@ -72,7 +74,7 @@ def decide_capture(
     kind: Kind | None,
     checkpointing: str,
     dropout: bool,
-    ranks: int = 1,
+    layout: Layout = ONE,
 ) -> bool:
     """Whether the whole step becomes a CUDA graph; every obstacle is named. `kind`: the optimizer, if it has a name
     here. `dropout`: whether layers drop something at random."""
@@ -80,8 +82,8 @@ def decide_capture(
         return False
     if cfg.training_optimizations.capture is False:
         reason = "training_optimizations.capture is false"
-    elif ranks > 1:
-        reason = "several ranks sum gradients between backward and update, which is not recorded yet"
+    elif layout.fsdp:
+        reason = "ranks gather each other's weights block by block, which is not recorded yet"
     elif path != "packed":
         reason = "padded batches have a new shape every time"
     elif not _plain_adamw(cfg, kind):
@@ -91,6 +93,13 @@ def decide_capture(
     else:
         moments = " with 8-bit moments of our own" if kind == ADAMW_8BIT else ""
         reason = f"forward, backward, clip and AdamW{moments} are one CUDA-graph replay"
+        if layout.size > 1:
+            wide = cfg.distributed.reduce_dtype or "fp32"
+            reason = (
+                f"forward and backward are one CUDA-graph replay, clip and AdamW{moments} another; between them "
+                f"{layout.size} ranks sum flat gradients in {wide.removeprefix('torch.')}, the first while the last "
+                "are made"
+            )
         lines.append(Decision("step", "captured", reason))
         return True
     lines.append(Decision("step", "eager", reason))
@@ -144,6 +153,20 @@ def decide_pooled(
     return True
 
 
+def tell_what_is_read(
+    task: str, path: str, model: ModelFacts, learned: float, fused: bool, lines: list[Decision]
+) -> None:
+    """A language model reads the tokens before those it learns; its head, and a fused last block, compute no others."""
+    if task != "causal-lm" or path != "packed" or 1 - learned < WORTH_SAYING:
+        return
+    saved = f"{1 - learned:.0%} of the head's arithmetic"
+    if not fused:
+        lines.append(Decision("head", "learned tokens only", f"exact; saves {saved}"))
+        return
+    blocks = f"{(1 - learned) * model.pooled_saving:.1%} of the blocks' arithmetic"
+    lines.append(Decision("last block", "learned tokens only", f"exact, like the head; saves {blocks} and {saved}"))
+
+
 def decide_offload(
     cfg: RunConfig, checkpointing: str, needed: bool, lines: list[Decision], *, capture: bool, compiled: bool
 ) -> bool:
@@ -179,9 +202,10 @@ def decide_late_update(
     return True
 
 
-def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: list[Decision]) -> bool:
-    """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact."""
-    if not fused or accumulation > 1 or task not in ("text-classification", "token-classification"):
+def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: list[Decision], ranks: int = 1) -> bool:
+    """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact. Several
+    ranks read different rows and sum whole tables."""
+    if not fused or accumulation > 1 or ranks > 1 or task not in ("text-classification", "token-classification"):
         return False
     reason = "AdamW for the rows a batch reads; the others catch up, exactly, before they are read"
     lines.append(Decision("embeddings", "row by row", reason))

@@ -8,6 +8,7 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.order import StepOrder
+from automodel.distributed.layout import Layout
 from automodel.engine.fit import halved, largest_micro_batch
 from automodel.plan.plan import Decision, Plan
 
@@ -30,26 +31,28 @@ def test_the_largest_batch_is_the_largest_of_all_that_will_come():
 class Stub:
     plan: Plan
     hardware: SimpleNamespace
+    layout: Layout
 
 
-def prepared(micro, accumulation):
+def prepared(micro, accumulation, ranks=1):
     numbers = {f.name: 0 for f in dataclasses.fields(Plan)}
     plan = Plan(
         **numbers
         | {
             "micro_batch_size": micro,
             "grad_acc_steps": accumulation,
-            "global_batch_size": micro * accumulation,
+            "global_batch_size": micro * accumulation * ranks,
             "max_length": 512,
             "decisions": (Decision("batch", "", ""),),
         }
     )
-    return Stub(plan, SimpleNamespace(name="Small GPU"))
+    return Stub(plan, SimpleNamespace(name="Small GPU"), Layout(replicas=ranks))
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize(("micro", "accumulation"), [(8, 1), (6, 2), (5, 1), (32, 4)])
-def test_halving_keeps_the_examples_of_a_step(micro, accumulation):
-    plan = halved(prepared(micro, accumulation)).plan
+def test_halving_keeps_the_examples_of_a_step(micro, accumulation, ranks):
+    plan = halved(prepared(micro, accumulation, ranks)).plan
     assert plan.micro_batch_size * plan.grad_acc_steps == micro * accumulation
     assert plan.micro_batch_size <= micro // 2
     assert "ran out of GPU memory" in plan.decisions[0].reason

@@ -1,0 +1,153 @@
+"""The captured step of several ranks, without its graphs: flat gradients, sums piece by piece, one flat update. Two
+real processes (gloo, fp32) give the losses and the weights of the plain step of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import tiny_runs as tiny
+from automodel.distributed.processes import Processes
+from automodel.distributed.world import World
+from automodel.engine import gradient_pieces
+from automodel.engine.frozen_base import load_trainable
+from automodel.engine.prepare import prepare_run
+from automodel.engine.steps import make_captured_step, make_eager_step, make_step_loader
+from automodel.engine.together import TogetherOnHost
+from automodel.plan.check import load_run_config
+from many_runs import TOLERANCE
+
+STEPS = 10
+# 41 rows and 8 in a step: the sixth step has one, and one rank none.
+COMMON = (
+    f"step_scheduler: {{max_steps: {STEPS}, global_batch_size: 8}}\noptimizer: {{lr: 1e-3, weight_decay: 0.01}}\n"
+    "checkpoint: {enabled: false}\n"
+)
+WORDS = "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\n"
+CLASSES = "model: {bert}\ntask: text-classification\ndataset: {{path: {rows}}}\n"
+RUNS = {
+    "words": WORDS + "dataloader: {{batch_size: 4}}\n",
+    "words-accumulated": WORDS + "dataloader: {{batch_size: 1}}\n",
+    "words-stock": WORDS + "dataloader: {{batch_size: 4}}\n",
+    "classes": CLASSES + "dataloader: {{batch_size: 4}}\nloss_fn: {{class_weights: [1.0, 3.0]}}\n",
+    "classes-accumulated": CLASSES + "dataloader: {{batch_size: 2}}\n",
+    "adapter": WORDS + "dataloader: {{batch_size: 4}}\npeft: {{dim: 4}}\n",
+    "clipped": WORDS + "dataloader: {{batch_size: 4}}\ntraining_optimizations: {{gradient_clipping: 0.05}}\n",
+}
+
+
+def make_models(folder: Path) -> dict[str, Path]:
+    """Wide enough for fused blocks, whose weights fill blocks of the flat buffer."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    words, tokenizer = tiny.make_tokenizer(), tiny.make_tokenizer(decoder=True)
+    usual = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}
+    llama = t.LlamaConfig(
+        num_key_value_heads=2, intermediate_size=64, vocab_size=len(tokenizer), pad_token_id=0, eos_token_id=3,
+        bos_token_id=2, tie_word_embeddings=True, **usual,
+    )  # fmt: skip
+    bert = t.BertConfig(
+        intermediate_size=128, vocab_size=len(words), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **usual
+    )
+    for name, model, own in (
+        ("llama", t.LlamaForCausalLM(llama), tokenizer),
+        ("bert", t.BertForMaskedLM(bert), words),
+    ):
+        model.save_pretrained(folder / name)
+        own.save_pretrained(folder / name)
+    texts = [{"text": row["text"]} for row in tiny.reviews(41, seed=2)]
+    return {
+        "llama": folder / "llama",
+        "bert": folder / "bert",
+        "rows": tiny.write_jsonl(folder / "rows.jsonl", tiny.reviews(41)),
+        "texts": tiny.write_jsonl(folder / "texts.jsonl", texts),
+    }
+
+
+def train(name: str, folder: Path, ranks=None) -> tuple[list[list[float]], dict[str, torch.Tensor], Any]:
+    """One process by the plain step, several by the parts of the captured one."""
+    cfg = load_run_config([folder / f"{name}.yaml"])
+    prepared = prepare_run(cfg) if ranks is None else prepare_run(cfg, ranks=ranks)
+    flat = {"capture": True, "fused_kernels": not name.endswith("stock")} if ranks is not None else {}
+    plan = dataclasses.replace(prepared.plan, word_rows=0, pooled_last_block=False, **flat)
+    prepared = dataclasses.replace(prepared, plan=plan)
+    model = load_trainable(prepared)
+    step = (make_eager_step if ranks is None else make_captured_step)(prepared, model)
+    found = []
+    for index, batch in zip(range(STEPS), make_step_loader(prepared), strict=False):
+        result = step(index, batch)
+        found.append([float(result.loss), float(result.grad_norm), result.tokens])
+    return found, {name: tensor.clone() for name, tensor in step.weights().items()}, step
+
+
+def one_rank(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
+    gradient_pieces.PIECE_BYTES, gradient_pieces.SMALLEST_BYTES = 1 << 14, 1 << 12
+    ranks = Processes(World(rank, 2, rank, 2))
+    early = {}
+    for name in RUNS:
+        losses, weights, step = train(name, folder, ranks)
+        assert isinstance(step, TogetherOnHost)
+        swapped = sum("forward" in module.__dict__ for module in step.model.modules())
+        assert (swapped > 0) == (name != "words-stock")
+        early[name] = [len(step.pieces.early), step.pieces.came_early]
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(losses))
+        torch.save(weights, folder / f"{name}.{rank}.pt")
+        step.finish()
+    (folder / f"early.{rank}.json").write_text(json.dumps(early))
+    ranks.close()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("captured")
+    places = make_models(folder)
+    for name, text in RUNS.items():
+        (folder / f"{name}.yaml").write_text(text.format(**places) + COMMON)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
+        mp.start_processes(one_rank, (folder,), nprocs=2, start_method="fork")
+        for name in RUNS:
+            losses, weights, _ = train(name, folder)
+            (folder / f"{name}.json").write_text(json.dumps(losses))
+            torch.save(weights, folder / f"{name}.pt")
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_ranks_learn_what_one_process_learns(trained, name):
+    wanted = json.loads((trained / f"{name}.json").read_text())
+    weights = torch.load(trained / f"{name}.pt")
+    for rank in range(2):
+        got = json.loads((trained / f"{name}.{rank}.json").read_text())
+        for one, other in zip(wanted, got, strict=True):
+            assert one[:2] == pytest.approx(other[:2], abs=TOLERANCE, rel=TOLERANCE)
+            assert one[2] == other[2]
+        own = torch.load(trained / f"{name}.{rank}.pt")
+        assert own.keys() == weights.keys()
+        for key in weights:
+            torch.testing.assert_close(own[key], weights[key], atol=TOLERANCE, rtol=TOLERANCE)
+    assert abs(wanted[-1][0] - wanted[0][0]) > 100 * TOLERANCE  # something was learned
+
+
+def test_weights_of_the_ranks_are_equal_to_the_bit(trained):
+    for name in RUNS:
+        one, other = (torch.load(trained / f"{name}.{rank}.pt") for rank in range(2))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_pieces_are_complete_while_others_are_still_made(trained):
+    for rank in range(2):
+        for name, (pieces, came) in json.loads((trained / f"early.{rank}.json").read_text()).items():
+            # Below an adapter's first layer nothing is trained, so that nobody asks for the gradient of its input.
+            assert pieces >= 1, name
+            assert came == (pieces - 1 if name == "adapter" else pieces), name
