@@ -149,6 +149,7 @@ def _data_facts(train: PreparedData, validation: PreparedData | None, word_rows:
         labels=labels_in_words(train),
         lengths=train.store.lengths,
         word_rows=word_rows,
+        learned=train.stats.supervised_share,
         mixture=mixture,
     )
 

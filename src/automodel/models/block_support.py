@@ -37,7 +37,7 @@ def can_fuse_adapters(config: Any, adapter: Any) -> bool:
 def fused_in_words(config: Any) -> str:
     """What the fused blocks join."""
     if config.model_type in DECODERS:
-        return "residual + RMSNorm, SwiGLU, rotation in place, joined query/key/value; last block only where it is read"
+        return "residual + RMSNorm, SwiGLU, rotation in place, joined query/key/value"
     return "residual + dropout + norm, bias + GELU, joined query/key/value"
 
 

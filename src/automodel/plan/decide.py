@@ -37,6 +37,7 @@ from automodel.plan.speed import (
     decide_offload,
     decide_pooled,
     decide_word_rows,
+    tell_what_is_read,
 )
 
 DEFAULT_EPOCHS = 3
@@ -153,6 +154,7 @@ def _step(
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
     split = layout.tp > 1 or layout.cp > 1
     pooled = not split and decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
+    tell_what_is_read(task, path, model, data.learned, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
     wide = (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
     waiting = fitting.estimate.gradients / max(1.0, fitting.estimate.total)

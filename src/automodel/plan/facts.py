@@ -70,5 +70,7 @@ class DataFacts:
     """Tokens of each sample; needed to pack by size."""
     word_rows: int = 0
     """Rows of the word table that its tokens name; 0: not counted."""
+    learned: float = 1.0
+    """Share of the tokens that a language model learns."""
     mixture: Mixture | None = None
     """Where an epoch is not every sample once."""

@@ -89,3 +89,18 @@ def test_blocks_that_are_compiled_are_not_moved():
     plan = plan_for(24.0, compiled=True)
     assert plan.compile
     assert (plan.checkpointing, plan.offload) == ("full", False)
+
+
+@pytest.mark.parametrize(("learned", "value", "saved"), [
+    (0.1, "last block", "exact, like the head; saves 5.5% of the blocks' arithmetic and 90% of the head's arithmetic"),
+    (1.0, None, None),
+])  # fmt: skip
+def test_what_is_saved_where_nothing_is_learned(learned, value, saved):
+    llama = dataclasses.replace(LLAMA, can_pool_fused=True, pooled_saving=0.0615)
+    data = dataclasses.replace(DATA, learned=learned)
+    cfg = RunConfig(model=ModelConfig(pretrained_model_name_or_path="x"), dataset=DatasetConfig(path="x"))
+    plan = make_plan(cfg, "causal-lm", GPU, llama, data)
+    found = line(plan, "last block")
+    assert (found and found.reason) == saved
+    on_cpu = line(make_plan(cfg, "causal-lm", CPU, llama, data), "head")
+    assert (on_cpu and on_cpu.reason) == (value and "exact; saves 90% of the head's arithmetic")
