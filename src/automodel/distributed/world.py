@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from automodel.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from automodel.distributed.labelled import labelled_output
 from automodel.distributed.started_by import as_the_only_rank, in_torchruns_words
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from automodel.distributed.processes import Processes
 
 T = TypeVar("T")
 
@@ -153,7 +156,13 @@ def joined() -> Generator[Alone]:
         return
     from automodel.distributed.processes import Processes
 
-    ranks = Processes(world)
+    with labelled_output(world.rank):
+        ranks = Processes(world)
+        yield from _until_all_are_done(ranks)
+
+
+def _until_all_are_done(ranks: Processes) -> Generator[Alone]:
+    world = ranks.world
     try:
         yield ranks
         ranks.barrier()  # whoever left early would be taken for lost while the first rank still exports
