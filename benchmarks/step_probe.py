@@ -1,7 +1,8 @@
 """Where the time of a captured step goes: `python benchmarks/step_probe.py [distilbert-b8 …]` on a GPU.
 
 Random weights, lengths of the named workload. Prints ms per step (steady state), first-epoch time with captures, peak
-memory, and the kernels of one replay by total time.
+memory, and the kernels of one replay by total time. `--together` times the step that several ranks take, with a real
+NCCL group of this one rank; their word tables are summed and updated whole, so compare with `--plain-embeddings`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,13 +177,13 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         use_own_checkpoints(model, work.offload)
     at_once = options.plain_update or work.eight_bit or work.checkpointing != "none" or work.lora
     layers = [] if at_once else layers_of(model)
-    waits = work.task == CLASSIFY and not options.plain_embeddings
+    waits = work.task == CLASSIFY and not options.plain_embeddings and not options.together
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0,
         copy_dtype=None if work.pure and not work.lora else torch.bfloat16,
         lr_factors=torch.ones(10_000, dtype=torch.float64),
         lazy=model.get_input_embeddings().weight if waits else None, late=late_parameters(layers),
-        eight_bit=eight_bit_parameters(model) if work.eight_bit else (),
+        eight_bit=eight_bit_parameters(model) if work.eight_bit else (), placed=options.together,
     )  # fmt: skip
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = None if work.offload and work.lora else SideStream()  # it would keep the inner tensors of a layer longer
@@ -191,12 +193,29 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         if work.lora:
             let_go_of_bf16(model)
     forward = make_loss_forward(model, work.task, "packed", swapped=bool(fused))
-    step = CapturedStep(
+    step = (together(model, options.wire) if options.together else CapturedStep)(
         model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5, seed=seed, accumulates=False,
         device="cuda", side=side, late=LateUpdates(optimizer, layers, side.stream) if layers else None,
     )  # fmt: skip
     return step, model, fused
+
+
+def together(model: Any, wire: str) -> Any:
+    """The step that several ranks take, for the one that there is: a real NCCL group, all sums made, nobody else."""
+    import tempfile
+
+    import torch.distributed as dist
+
+    from automodel.distributed.processes import Processes
+    from automodel.distributed.world import World
+    from automodel.engine.together import TogetherStep, wire_dtype
+    from automodel.models.compiled_blocks import repeated_blocks
+
+    if not dist.is_initialized():
+        meet = Path(tempfile.mkdtemp()) / "meet"
+        dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{meet}", rank=0, world_size=1)
+    return partial(TogetherStep, ranks=Processes(World()), wire=wire_dtype(wire), blocks=repeated_blocks(model))
 
 
 def make_rows(work: Work, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
@@ -314,7 +333,7 @@ def measure(name: str, probe: Probe, options: argparse.Namespace) -> None:
         flush=True,
     )
     write_row(
-        options, name, "automodel",
+        options, name, "automodel-together" if options.together else "automodel",
         ms_per_step=round(float(np.median(times)), 3), ms_p20=round(float(np.percentile(times, 20)), 3),
         ms_p80=round(float(np.percentile(times, 80)), 3), tokens_per_s=round(tokens / float(np.median(times)) * 1e3),
         peak_gib=round(torch.cuda.max_memory_allocated() / gib, 3),
@@ -349,21 +368,22 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
-    parser.add_argument("--beside", action="store_true", help="B of gate and up beside their weights, in one product")
-    parser.add_argument("--below", action="store_true", help="A of down below its weight, in one product backwards")
+    parser.add_argument("--apart", action="store_true", help="adapters in passes of their own, not inside products")
     parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
     parser.add_argument("--commit", help="commit to note in the rows")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
+    parser.add_argument("--together", action="store_true", help="the step of several ranks (ddp), on this one")
+    parser.add_argument("--wire", choices=("fp32", "bf16"), default="fp32", help="what --together sums gradients in")
     parser.add_argument("--fp8-fast", action="store_true", help="fast accumulation in backward products of FP8, too")
     options = parser.parse_args()
     if options.fp8_fast:
         from automodel.kernels import fp8_linear
 
         fp8_linear.FAST_BACKWARD = True
-    if options.beside or options.below:
+    if options.apart:
         from automodel.models import adapted_product
 
-        adapted_product.BESIDE, adapted_product.BELOW = options.beside, options.below
+        adapted_product.BESIDE = adapted_product.BELOW = False
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe, options)

@@ -56,6 +56,15 @@ def talk() -> None:
         assert parameters[1].grad.tolist() == [0, 1, 2, 3]
         assert parameters[2].grad is None  # nobody had one
         assert (parameters[3].grad == sum(everyone)).all()
+        half = nn.Parameter(torch.zeros(2))
+        half.grad = torch.tensor([1.0, 2**-10])  # which bf16 has not beside 1
+        ranks.sum_gradients([half], torch.tensor(1.0), torch.bfloat16)
+        assert half.grad.tolist() == [size, size * 2**-10]
+        flat = torch.tensor([1.0 + 2**-10, 1.0])
+        ranks.add_up([flat[1:]], torch.bfloat16)
+        assert flat.tolist() == [1.0 + 2**-10, size]
+        ranks.add_up([flat[:1]])
+        assert flat[0] == size * (1.0 + 2**-10)
         overlap(ranks)
         share_a_vocabulary(rank)
         trade_heads(rank, size)

@@ -27,9 +27,14 @@ BUCKET_BYTES = 32 << 20
 class OverlappedSum:
     """Sums the gradients of these parameters over all ranks, once a step."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], told: Callable[[Callable[[], list[int]]], list[int]]):
-        """`told`: what the first rank says, on every rank."""
-        self.parameters, self._told = list(parameters), told
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        told: Callable[[Callable[[], list[int]]], list[int]],
+        dtype: torch.dtype | None = None,
+    ):
+        """`told`: what the first rank says, on every rank. `dtype`: what is summed in; none: the gradients' own."""
+        self.parameters, self._told, self.dtype = list(parameters), told, dtype
         self._buckets: list[list[int]] | None = None  # numbers of parameters; agreed on after the first step
         self._came: dict[int, None] = {}  # in this order
         self._armed, self._sent = False, 0
@@ -57,6 +62,7 @@ class OverlappedSum:
         for number, parameter in zip(bucket, members, strict=True):
             self._have[number] = parameter.grad is not None
         flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in members])
+        flat = flat if self.dtype is None else flat.to(self.dtype)
         for parameter in members:
             parameter.grad = None
         work = dist.all_reduce(flat, async_op=True)
@@ -95,7 +101,7 @@ class OverlappedSum:
             sizes = [self.parameters[number].numel() for number in bucket]
             for number, part in zip(bucket, flat.split(sizes), strict=True):
                 parameter = self.parameters[number]
-                parameter.grad = part.view(parameter.shape) if number in anywhere else None
+                parameter.grad = part.view(parameter.shape).to(parameter.dtype) if number in anywhere else None
         self._under_way, self._sent, self._came = [], 0, {}
 
     def _filled(self, order: Sequence[int]) -> list[list[int]]:

@@ -116,12 +116,14 @@ class Processes(Alone):
                 if whole.data_ptr() != tensor.data_ptr():
                     tensor.copy_(whole)
 
-    def last_micro_batch(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._sum_of(parameters).arm()
+    def last_micro_batch(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None = None) -> None:
+        self._sum_of(parameters, dtype).arm()
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
+    def sum_gradients(
+        self, parameters: Sequence[nn.Parameter], loss: Tensor, dtype: torch.dtype | None = None
+    ) -> Tensor:
         with self._together("adding gradients"):
-            return self._sum_of(parameters).finish(loss)
+            return self._sum_of(parameters, dtype).finish(loss)
 
     @torch.no_grad()
     def add_up(self, tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> None:
@@ -134,9 +136,10 @@ class Processes(Alone):
                     dist.all_reduce(summed)
                     tensor.copy_(summed)
 
-    def _sum_of(self, parameters: Sequence[nn.Parameter]) -> OverlappedSum:
+    def _sum_of(self, parameters: Sequence[nn.Parameter], dtype: torch.dtype | None) -> OverlappedSum:
         if self._sum is None or list(map(id, self._sum.parameters)) != list(map(id, parameters)):
-            self._sum = OverlappedSum(parameters, self.told)  # another run of the same process has other parameters
+            # Another run of the same process has other parameters.
+            self._sum = OverlappedSum(parameters, self.told, dtype)
         return self._sum
 
     @contextmanager

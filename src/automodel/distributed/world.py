@@ -117,7 +117,7 @@ class Alone:
     def same_start(self, tensors: Sequence[Tensor]) -> None:
         """Gives every rank the tensors of the first."""
 
-    def last_micro_batch(self, parameters: Sequence[nn.Parameter]) -> None:
+    def last_micro_batch(self, parameters: Sequence[nn.Parameter], dtype: Any = None) -> None:
         """The backward pass that follows is the step's last: gradients may leave as they come."""
 
     @contextmanager
@@ -125,8 +125,9 @@ class Alone:
         """What goes wrong between ranks inside the block, in words."""
         yield
 
-    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor) -> Tensor:
-        """Leaves in `.grad` the sum of all ranks' gradients, and returns the sum of their losses."""
+    def sum_gradients(self, parameters: Sequence[nn.Parameter], loss: Tensor, dtype: Any = None) -> Tensor:
+        """Leaves in `.grad` the sum of all ranks' gradients, and returns the sum of their losses. `dtype`: what
+        gradients are summed in; none: their own."""
         return loss
 
     def add_up(self, tensors: Iterable[Tensor], dtype: Any = None) -> None:

@@ -145,7 +145,9 @@ class TrainStep:
         device: str,
         rows: AllRows | None = None,
         ranks: Alone = ALONE,
+        wire: torch.dtype | None = None,
     ):
+        """`wire`: what ranks sum gradients in; none: the gradients' own dtype."""
         self.model, self.forward, self.loss = model, forward, loss
         self.optimizer, self.schedule = optimizer, schedule
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -154,7 +156,7 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
         self.skipped = 0
         self.rows = rows or AllRows()
-        self.ranks = ranks
+        self.ranks, self.wire = ranks, wire
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.schedule.lr_at(index, self.peak_lr)
@@ -165,7 +167,7 @@ class TrainStep:
         with self.ranks.in_step():
             losses = self._micro_steps(batch, count)
         own = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)  # a rank without documents
-        loss = self.ranks.sum_gradients(self.parameters, own)
+        loss = self.ranks.sum_gradients(self.parameters, own, self.wire)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_norm if self.max_norm else float("inf"))
         scale = self.scaler.get_scale()
@@ -180,7 +182,7 @@ class TrainStep:
         losses = []
         for number, micro_batch in enumerate(batch.micro_batches, start=1):
             if number == len(batch.micro_batches):
-                self.ranks.last_micro_batch(self.parameters)
+                self.ranks.last_micro_batch(self.parameters, self.wire)
             losses.append(self._micro_step(micro_batch, count))
         return losses
 

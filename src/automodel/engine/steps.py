@@ -111,6 +111,7 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
         device=plan.device,
         rows=rows,
         ranks=prepared.ranks,
+        wire=wire_dtype(cfg.distributed.reduce_dtype),
     )
 
 

@@ -313,11 +313,6 @@ def _not_yet(cfg: RunConfig, world_devices: int) -> Iterator[Problem]:
             yield Problem(f"{path}.recipe_name", later)
     ranks = max(world_devices, ranks_wanted(layout))
     sharded = ranks > 1 and (layout.shards or max(layout.tp_size, layout.cp_size, layout.dp_replicate_size or 1) > 1)
-    if ranks > 1 and layout.reduce_dtype and not sharded:
-        yield Problem(
-            "distributed.reduce_dtype",
-            "comes in a later release for ddp, which sums gradients in their own dtype. Remove it, or use fsdp2.",
-        )
     if layout.tp_size > 1 and cfg.peft is not None and (cfg.peft.use_dora or cfg.peft.dropout):
         key = "use_dora" if cfg.peft.use_dora else "dropout"
         yield Problem(f"peft.{key}", "comes in a later release for cut matrices (tp_size). Remove one of the two.")

@@ -25,7 +25,7 @@ from automodel.plan.check import load_run_config, not_yet
         ("distributed: {dp_size: 4, strategy: fsdp2}\ncompile: {enabled: true}", ["compile"]),
         ("distributed: {dp_size: 1, strategy: fsdp2}", []),
         ("distributed: {dp_size: 4, _target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager}", []),
-        ("distributed: {dp_size: 4, reduce_dtype: float32}", ["distributed.reduce_dtype"]),
+        ("distributed: {dp_size: 4, reduce_dtype: float32}", []),
         ("distributed: {cp_size: 2, tp_size: 2, dp_replicate_size: 2, sequence_parallel: true}", []),
         ("packed_sequence: {packed_sequence_size: 4096}", []),
         ("benchmark: {repeat: 3}", []),
