@@ -92,13 +92,14 @@ def test_embeddings_and_head_may_be_trained_in_full_beside_the_adapters():
     assert_same(plain, *fused_of(plain, "causal-lm"), "causal-lm")
 
 
-@pytest.mark.parametrize("section", [{}, {"exclude_modules": ("up_proj",)}])
-def test_b_of_gate_and_up_may_lie_beside_their_weights(monkeypatch, section):
-    monkeypatch.setattr(adapted_product, "BESIDE", True)
-    monkeypatch.setattr(adapted_product, "BELOW", True)  # and A of down below
+@pytest.mark.parametrize("section", [{}, {"exclude_modules": ("up_proj", "v_proj")}])
+@pytest.mark.parametrize("inside", [True, False])
+def test_adapters_may_be_inside_the_products_or_apart(monkeypatch, section, inside):
+    monkeypatch.setattr(adapted_product, "BESIDE", inside)  # B of query, key, value, gate and up
+    monkeypatch.setattr(adapted_product, "BELOW", inside)  # A of down
     plain = adapted("qwen3", "causal-lm", dim=8, **section)
     ours, forward = fused_of(plain, "causal-lm")
-    assert len(ours.model.layers[0].forward.held) == 4
+    assert len(ours.model.layers[0].forward.held) == (6 if inside else 0)
     assert_same(plain, ours, forward, "causal-lm")
 
 

@@ -155,10 +155,11 @@ def load_libraries(device: Any) -> Thread | None:
 
         with suppress(RuntimeError):  # it decides nothing
             x = torch.ones((64, 64), dtype=torch.bfloat16, device=device)
-            weight = torch.ones((64, 64), dtype=torch.bfloat16, device=device, requires_grad=True)
-            torch.nn.functional.linear(x, weight, x[0]).backward(x)
+            y = torch.nn.functional.linear(x, x, x[0])
+            torch.mm(y, x)
+            torch.mm(y.t(), x)
 
-    thread = Thread(target=prepare, daemon=True)
+    thread = Thread(target=prepare)  # no daemon: one that is inside of CUDA when Python ends takes the process with it
     thread.start()
     _loading.append(thread)
     return thread

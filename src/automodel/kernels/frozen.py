@@ -21,6 +21,7 @@ from torch import Tensor
 
 from automodel.kernels.fp8 import E4M3, E5M2, product, quantise
 from automodel.kernels.packed import Packed
+from automodel.kernels.with_room import with_room
 
 
 class Frozen(Protocol):
@@ -73,7 +74,11 @@ class Beside(Held):
         y = [x  s h  0] [W  B  0]ᵀ          B: the layers' own, one below the other, zero outside of their columns
 
     instead of a pass over y that reads and writes it. x and s h have to lie side by side for that, which is a copy of
-    x: less than the pass where y is six times as wide."""
+    x: less than the pass where y is wider.
+
+    It is also one rounding instead of two. Added to a y that is rounded already, the small numbers that adapters begin
+    with are lost in bf16: at a learning rate of 2e-5 the loss of Qwen3-8B went from 12.287 to 12.216 in the first step
+    that way, which is PEFT's, and to 12.156 this way, from the same gradients."""
 
     def __init__(self, weights: Sequence[Tensor], rank: int):
         """`weights` (one below the other) become views of the new memory."""
@@ -98,11 +103,9 @@ class Beside(Held):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(y with what the adapters add, x as it lies beside s h, s h). `places`: columns of y, ranks and B of each."""
         rank = a_RI.shape[0]
-        both_TK = x_TI.new_empty((x_TI.shape[0], self.joined.shape[1]))
+        both_TK = with_room(x_TI, self.inputs + rank, self.joined.shape[1])
         read_TI, h_TR = both_TK[:, : self.inputs], both_TK[:, self.inputs : self.inputs + rank]
-        read_TI.copy_(x_TI)
-        h_TR.addmm_(x_TI, a_RI.t(), beta=0, alpha=scale)
-        both_TK[:, self.inputs + rank :].zero_()
+        h_TR.addmm_(read_TI, a_RI.t(), beta=0, alpha=scale)
         for columns, ranks, b_OR in places:
             self.joined[columns, self.inputs + ranks.start : self.inputs + ranks.stop].copy_(b_OR)
         return F.linear(both_TK, self.joined, bias), read_TI, h_TR
@@ -126,10 +129,8 @@ class Below(Held):
     def back_both(self, dy_TO: Tensor, b_OR: Tensor, a_RI: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """(dx with the adapter's part, u)."""
         end = self.outputs + a_RI.shape[0]
-        both_TK = dy_TO.new_empty((dy_TO.shape[0], self.joined.shape[0]))
-        both_TK[:, : self.outputs].copy_(dy_TO)
+        both_TK = with_room(dy_TO, end, self.joined.shape[0])
         u_TR = both_TK[:, self.outputs : end].addmm_(dy_TO, b_OR, beta=0, alpha=scale)
-        both_TK[:, end:].zero_()
         self.joined[self.outputs : end].copy_(a_RI)
         return both_TK @ self.joined, u_TR
 

@@ -309,11 +309,11 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     parts = [decoder_parts(layer, model.config) for layer in backbone.layers]
     held: dict[int, Frozen] = {}
     for p in parts:
-        join_frozen(p.qkv)
-        if (beside := put_beside(p.gate_up)) is not None:
-            held[id(p.gate_up[0])] = beside
-        else:
-            join_frozen(p.gate_up)
+        for linears in (p.qkv, p.gate_up):
+            if (beside := put_beside(linears)) is not None:
+                held[id(linears[0])] = beside
+            else:
+                join_frozen(linears)
         if (below := put_below(p.down)) is not None:
             held[id(p.down)] = below
     both = [linears for p in parts for linears in (p.qkv, p.gate_up)]

@@ -177,7 +177,8 @@ def attention_cases():
     kinds |= types("*i64", "SEED POSITIONS") | types("fp32", "scale kept_scale")
     kinds |= types("i32", "n_tokens n_positions n_queries blocks site threshold") | constant(TABLE=None)
     for dim in (32, 64):
-        sizes = constant(H=12, K=12, D=dim, BLOCK_D=dim, CAUSAL=False, WINDOW=-1, ROWS=attention.DELTA_ROWS, BLOCK=KEYS)
+        sizes = constant(H=12, K=12, D=dim, BLOCK_D=dim, CAUSAL=False, WINDOW=-1, CAP=0.0, BLOCK=KEYS)
+        sizes |= constant(ROWS=attention.DELTA_ROWS)
         pairs = (
             (kernels.attention_forward_kernel, attention.FORWARD[dim]),
             (kernels.attention_backward_kernel, attention.BACKWARD[dim]),
@@ -190,6 +191,15 @@ def attention_cases():
         yield f"attention_delta_kernel D={dim}", kernels.attention_delta_kernel, kinds | sizes, 4
         for kernel in (pooled.pooled_forward_kernel, pooled.pooled_backward_kernel):
             yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes, WARPS
+    for dim in (128, 256):  # Gemma 2
+        sizes = constant(H=8, K=4, D=dim, BLOCK_D=dim, CAUSAL=True, WINDOW=4095, CAP=50.0, SEED=None, WORDS=None)
+        pairs = (
+            (kernels.attention_forward_kernel, attention.FORWARD[dim]),
+            (kernels.attention_backward_kernel, attention.BACKWARD[dim]),
+        )
+        for kernel, tiles in pairs:
+            blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys)
+            yield f"{kernel.__name__}, capped, D={dim}", kernel, kinds | sizes | blocks, tiles.warps
 
 
 def column_sum_cases():
@@ -217,6 +227,15 @@ def decoder_cases():
         sizes = constant(WIDTH=3072, BLOCK=shape.block, ROWS=shape.rows, ACTIVATION=activation, AGAIN=True)
         for kernel in (swiglu_triton.swiglu_forward_kernel, swiglu_triton.swiglu_backward_kernel):
             yield f"{kernel.__name__} F=3072 {activation}", kernel, kinds | sizes, shape.warps
+
+
+def room_cases():
+    from automodel.kernels import with_room
+    from automodel.kernels.with_room_triton import with_room_kernel
+
+    kinds = types("*bf16", "X WIDE") | types("i32", "n_rows x_stride")
+    sizes = constant(D=4096, ZEROS_FROM=4128, WIDTH=4160, ROWS=with_room.ROWS, BLOCK=with_room.BLOCK)
+    yield "with_room_kernel", with_room_kernel, kinds | sizes, with_room.WARPS
 
 
 def heads_cases():
@@ -305,6 +324,7 @@ def every_case():
     yield from loss_cases()
     yield from decoder_cases()
     yield from heads_cases()
+    yield from room_cases()
     yield from add_norm_cases()
     yield from gelu_cases()
     yield from column_sum_cases()
