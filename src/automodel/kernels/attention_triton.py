@@ -52,6 +52,12 @@ def sees(row, key, length, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def saturation(x, CAP: tl.constexpr):
+    """tanh(x / CAP) as 1 - 2 / (exp(2u) + 1), which neither overflows nor needs a library."""
+    return 1.0 - 2.0 / (tl.exp2(x * (2.0 / CAP * LOG2_E)) + 1.0)
+
+
+@triton.jit
 def keys_of(first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
     """The range of keys that the queries first … first + BLOCK_M see, from a tile's border."""
     low = 0
@@ -81,7 +87,7 @@ def queries_of(first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUS
 def attention_forward_kernel(
     QKV, OUT, LSE, WORDS, CU, SEED, n_tokens, scale, site, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_M
     head = tl.program_id(1)
@@ -110,6 +116,8 @@ def attention_forward_kernel(
             at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
             k = tl.load(stream + at, mask=(keys < length)[:, None] & (dims < D)[None, :], other=0.0)
             scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+            if CAP > 0.0:
+                scores = (CAP * LOG2_E) * saturation(scores * (1.0 / LOG2_E), CAP)
             scores = tl.where(sees(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), scores, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores, 1))
             # A row whose window lies wholly in later tiles has seen nothing yet: 0 instead of -inf - -inf.
@@ -193,7 +201,7 @@ def gradients_of_keys(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
     begin, length, first, head, n_tokens, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key head, from all queries that see them."""
     WIDTH: tl.constexpr = (H + 2 * K) * D
@@ -218,7 +226,11 @@ def gradients_of_keys(
                 QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, query_head, n_tokens, WIDTH, H, D, BLOCK_D
             )
             # Everything with the keys down and the queries across.
-            p = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * LOG2_E) - lse[None, :])
+            scores = tl.dot(k, tl.trans(q)) * (scale * LOG2_E)
+            if CAP > 0.0:
+                bent = saturation(scores * (1.0 / LOG2_E), CAP)
+                scores = (CAP * LOG2_E) * bent
+            p = tl.exp2(scores - lse[None, :])
             if MASKED:
                 p = tl.where(sees(rows[None, :], keys[:, None], length, CAUSAL, WINDOW), p, 0.0)
             dp = tl.dot(v, tl.trans(dout))
@@ -229,6 +241,8 @@ def gradients_of_keys(
             else:
                 dv = tl.dot(p.to(dout.dtype), dout, dv)
             ds = p * (dp - delta[None, :])
+            if CAP > 0.0:
+                ds = ds * (1.0 - bent * bent)
             dk = tl.dot(ds.to(q.dtype), q, dk)
     tl.store(gradient + at + K * D, dv.to(DQKV.dtype.element_ty), mask=inside)
     if TABLE is not None:
@@ -245,7 +259,7 @@ def gradient_of_queries(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
     begin, length, first, head, n_tokens, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq of a tile of queries, from all keys they see."""
     WIDTH: tl.constexpr = (H + 2 * K) * D
@@ -267,7 +281,11 @@ def gradient_of_queries(
         at = keys[:, None] * WIDTH + (H + key_head) * D + dims[None, :]
         k = tl.load(stream + at, mask=inside, other=0.0)
         v = tl.load(stream + at + K * D, mask=inside, other=0.0)
-        p = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * LOG2_E) - lse[:, None])
+        scores = tl.dot(q, tl.trans(k)) * (scale * LOG2_E)
+        if CAP > 0.0:
+            bent = saturation(scores * (1.0 / LOG2_E), CAP)
+            scores = (CAP * LOG2_E) * bent
+        p = tl.exp2(scores - lse[:, None])
         if MASKED:
             p = tl.where(sees(rows[:, None], keys[None, :], length, CAUSAL, WINDOW), p, 0.0)
         dp = tl.dot(dout, tl.trans(v))
@@ -275,6 +293,8 @@ def gradient_of_queries(
             keep = kept(words[:, None] + key_words(begin + keys)[None, :], threshold)
             dp = tl.where(keep, dp * kept_scale, 0.0)
         ds = p * (dp - delta[:, None])
+        if CAP > 0.0:
+            ds = ds * (1.0 - bent * bent)
         dq = tl.dot(ds.to(k.dtype), k, dq)
     if TABLE is not None:
         place = (begin + rows).to(tl.int64)
@@ -289,7 +309,7 @@ def attention_backward_kernel(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, POSITIONS, TABLE,
     n_tokens, n_positions, blocks, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
     but the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
@@ -306,7 +326,7 @@ def attention_backward_kernel(
             gradients_of_keys(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
                 begin, length, first, head, n_tokens, scale, threshold, kept_scale,
-                H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
+                H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N,
             )  # fmt: skip
     else:
         first = (part - blocks) * BLOCK_M
@@ -314,7 +334,7 @@ def attention_backward_kernel(
             gradient_of_queries(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
                 begin, length, first, head, n_tokens, scale, threshold, kept_scale,
-                H, K, D, BLOCK_D, CAUSAL, WINDOW, BLOCK_M, BLOCK_N,
+                H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N,
             )  # fmt: skip
 
 

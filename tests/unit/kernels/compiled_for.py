@@ -120,7 +120,7 @@ def adamw_cases():
     kinds = types("*fp32", "WEIGHT EXP_AVG EXP_AVG_SQ PARTIAL TABLE NORM") | types("*bf16", "COPY")
     kinds |= types("*i64", "GRADIENTS STEP SKIPPED") | types("*i32", "BLOCKS CHOSEN")
     kinds |= types("*fp64", "HYPER POWERS LR_FACTORS")
-    kinds |= types("i32", "n_blocks n_partials n_groups n_factors") | types("fp32", "max_norm")
+    kinds |= types("i32", "n_blocks n_chosen n_partials n_groups n_factors") | types("fp32", "max_norm")
     sizes = constant(BLOCK=BLOCK, PER_PROGRAM=adamw.NORM_BLOCKS_PER_PROGRAM)
     for name, narrow, wide in (("fp32", None, True), ("bf16", tl.bfloat16, False), ("mixed", tl.bfloat16, True)):
         flags = constant(NARROW=narrow, WIDE=wide, ZERO=True)
@@ -191,15 +191,14 @@ def attention_cases():
         yield f"attention_delta_kernel D={dim}", kernels.attention_delta_kernel, kinds | sizes, 4
         for kernel in (pooled.pooled_forward_kernel, pooled.pooled_backward_kernel):
             yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes, WARPS
-    for dim in (128, 256):  # Gemma 2
-        sizes = constant(H=8, K=4, D=dim, BLOCK_D=dim, CAUSAL=True, WINDOW=4095, CAP=50.0, SEED=None, WORDS=None)
-        pairs = (
-            (kernels.attention_forward_kernel, attention.FORWARD[dim]),
-            (kernels.attention_backward_kernel, attention.BACKWARD[dim]),
-        )
-        for kernel, tiles in pairs:
-            blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys)
-            yield f"{kernel.__name__}, capped, D={dim}", kernel, kinds | sizes | blocks, tiles.warps
+    sizes = constant(H=8, K=4, D=256, BLOCK_D=256, CAUSAL=True, WINDOW=4095, CAP=50.0, SEED=None, WORDS=None)  # Gemma 2
+    pairs = (
+        (kernels.attention_forward_kernel, attention.FORWARD[256]),
+        (kernels.attention_backward_kernel, attention.BACKWARD[256]),
+    )
+    for kernel, tiles in pairs:
+        blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys)
+        yield f"{kernel.__name__}, capped", kernel, kinds | sizes | blocks, tiles.warps
 
 
 def column_sum_cases():

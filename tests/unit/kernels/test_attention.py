@@ -14,6 +14,7 @@ from automodel.kernels.attention import (
 )
 from automodel.kernels.pooled_attention import pooled_attention, pooled_attention_reference
 from automodel.kernels.rope import rope_reference, rope_table
+from automodel.models.capped_attention import capped_attention_reference
 from automodel.models.packed_attention import packed_attention_reference
 
 CASES = {
@@ -23,6 +24,8 @@ CASES = {
     "window": Attention(2, 2, 32, 0.2, window=7),
     "causal window, dropout": Attention(2, 1, 32, 0.2, causal=True, window=70, dropout=0.1),
     "wide heads": Attention(1, 1, 64, 0.125),
+    "capped": Attention(4, 2, 32, 0.2, causal=True, window=40, softcap=0.7),
+    "capped, the widest heads": Attention(1, 1, 256, 0.1, causal=True, softcap=1.5),
 }
 
 
@@ -56,7 +59,10 @@ def test_the_definition_is_sdpa_within_each_document(case):
     heads = qkv.unflatten(1, (-1, how.head_dim)).split([how.heads, how.key_heads, how.key_heads], dim=1)
     window = None if how.window < 0 else how.window + 1
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in heads)
-    theirs = packed_attention_reference(q, k, v, boundaries.tolist(), how.causal, window, how.scale, 0.0)
+    if how.softcap:
+        theirs = capped_attention_reference(q, k, v, boundaries.tolist(), window, how)
+    else:
+        theirs = packed_attention_reference(q, k, v, boundaries.tolist(), how.causal, window, how.scale, 0.0)
     ours = attention_reference(qkv, boundaries, how)
     torch.testing.assert_close(ours, theirs[0].flatten(1), rtol=1e-5, atol=1e-5)
 
