@@ -33,6 +33,8 @@ def launch_or_fewer(ranks: int, fewer: int, arguments: Sequence[str], after_a_lo
             return code
         why = note.read_text(encoding="utf-8")
     sys.stdout.flush()
+    for number in (signal.SIGINT, signal.SIGTERM):  # what is ignored stays so in the command that follows
+        signal.signal(number, signal.SIG_DFL)
     again = [sys.executable, "-m", "automodel", *arguments, "--nproc-per-node", str(fewer)]
     return os.execve(sys.executable, again, {**before, BECAUSE: why})
 
@@ -91,7 +93,16 @@ def _run_once(ranks: int, arguments: Sequence[str]) -> tuple[int, int]:
         return rank, failure.exitcode or EXIT_FAILED
     except SignalException:
         return 0, EXIT_INTERRUPTED  # the ranks were told, and saved
+    finally:
+        _hear_no_more()
     return 0, EXIT_OK
+
+
+def _hear_no_more() -> None:
+    """The ranks have ended, and this process ends with their exit code: a second signal, which was for them, comes too
+    late to change it. The next start of ranks listens again."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _pass_on(number: int, frame: object) -> None:

@@ -145,7 +145,8 @@ class Processes(Alone):
     @contextmanager
     def in_step(self) -> Generator[None]:
         try:
-            yield
+            with self._watch.call("training a step"):
+                yield
         except RuntimeError as error:
             if not _speaks_of_ranks(error):
                 raise

@@ -1,8 +1,10 @@
 """A hung collective, reported with the rank and the call.
 
 Ranks meet in calls that wait for all of them. When one stays away, the others wait, and nothing says for whom. So every
-rank counts its calls, and a thread of its own tells the group's store every few seconds which one it is in. A rank that
-waits longer than `patience` looks up where the others are, and says who is missing and what that one does instead.
+rank counts its calls, and a thread of its own tells the group's store every few seconds which one it is in, and at what
+line of code. A rank that waits longer than `patience` looks up where the others are, and says who is missing and what
+that one does instead. Inside a step torch makes calls of its own (a layer's weights are gathered, gradients leave), so
+a step counts as one call: where all ranks are in the same one for so long, each one's line says which of them hangs.
 
 Waiting can be right: the first rank tokenises, evaluates or exports alone, and its thread says so. A rank whose thread
 says nothing any more (stopped, its machine gone) is not coming back: then the job ends, so that whoever started it can
@@ -51,6 +53,8 @@ class Position:
     """When that began, by this rank's own clock."""
     beat: int = 0
     """How often it has told others."""
+    where: str = ""
+    """The line of code it is at."""
 
 
 def _leave() -> NoReturn:
@@ -69,7 +73,8 @@ class Watch:
         self.leave: Callable[[], Any] = _leave
         self._seen: dict[int, tuple[int, float]] = {}
         self._ended = threading.Event()
-        self._said = -1
+        self._said, self._said_of_all = -1, False
+        self._watched = threading.get_ident()
         with suppress(AttributeError, RuntimeError):
             store.set_timeout(timedelta(seconds=max(1.0, self.patience)))
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
@@ -77,14 +82,15 @@ class Watch:
 
     @contextmanager
     def call(self, doing: str) -> Generator[None]:
-        """A call that waits for other ranks."""
+        """A call that waits for other ranks; it may be made of such calls."""
+        around = self.here.doing
         self.here.call += 1
         self.here.since = time.monotonic()
         self.here.doing = doing
         try:
             yield
         finally:
-            self.here.doing, self.here.since = "", time.monotonic()
+            self.here.doing, self.here.since = around, time.monotonic()
 
     def end(self) -> None:
         self._ended.set()
@@ -105,13 +111,14 @@ class Watch:
 
     def _tell(self) -> None:
         self.here.beat += 1
-        text = json.dumps({"call": self.here.call, "doing": self.here.doing, "beat": self.here.beat})
-        self.store.set(f"watch/{self.rank}", text)
+        self.here.where = line_of(self._watched)
+        told = {name: getattr(self.here, name) for name in ("call", "doing", "beat", "where")}
+        self.store.set(f"watch/{self.rank}", json.dumps(told))
 
     def _look_around(self, waited: float) -> None:
         """Says who is missing, once for each call and by the first rank that waits; ends where it is in vain. Between
         two calls this rank may be waiting as well, in one that torch makes (a layer that is gathered)."""
-        late, silent = [], []
+        late, silent, beside = [], [], []
         for rank in range(self.size):
             other = self._position_of(rank)
             if rank == self.rank:
@@ -120,6 +127,8 @@ class Watch:
                 silent.append(rank)
             if other is None or other.call < self.here.call:
                 late.append(f"rank {rank} " + _in_words(other))
+            elif other.call == self.here.call and other.doing:
+                beside.append(f"rank {rank} is at {other.where}")
         call = self.here.call
         if silent:
             who = ", ".join(f"rank {rank}" for rank in silent)
@@ -128,8 +137,15 @@ class Watch:
             self._said = call
             if self.store.add(f"watch/said/{call}", 1) == 1:
                 self.say(
-                    f"warning: rank {self.rank} has waited {waited:.0f} s in call {call} ({self.here.doing}). "
-                    f"Not there yet: {'; '.join(late)}."
+                    f"warning: rank {self.rank} has waited {waited:.0f} s in call {call} ({self.here.doing}), at "
+                    f"{self.here.where}. Not there yet: {'; '.join(late)}."
+                )
+        elif len(beside) == self.size - 1 and self.here.doing and not self._said_of_all:
+            self._said_of_all = True
+            if self.store.add("watch/said/all", 1) == 1:
+                self.say(
+                    f"warning: no rank has left call {call} ({self.here.doing}) for {waited:.0f} s: one of them hangs, "
+                    f"or it takes so long. Rank {self.rank} is at {self.here.where}; {'; '.join(beside)}."
                 )
 
     def _give_up(self, why: str) -> None:
@@ -154,9 +170,21 @@ class Watch:
         return now - self._seen[rank][1]
 
 
+def line_of(thread: int) -> str:
+    """Where a thread is: the function, and the line of somebody's own code that led there, if torch is in it."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return "its end"
+    name, own = frame.f_code.co_name, frame
+    while own.f_back is not None and "site-packages" in own.f_code.co_filename:
+        own = own.f_back
+    place = f"{'/'.join(own.f_code.co_filename.split('/')[-2:])}:{own.f_lineno}"
+    return f"{name} ({place})" if own is frame else f"{name}, called from {own.f_code.co_name} ({place})"
+
+
 def _in_words(position: Position | None) -> str:
     if position is None:
         return "has not said anything yet"
     if position.doing:
-        return f"is still in call {position.call} ({position.doing})"
-    return f"has done {position.call} calls and works on its own"
+        return f"is still in call {position.call} ({position.doing}), at {position.where}"
+    return f"has done {position.call} calls and works on its own, at {position.where}"

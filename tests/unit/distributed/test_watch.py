@@ -48,8 +48,23 @@ def test_who_is_missing_is_said_once_with_the_call(ranks):
             time.sleep(0.5)
     assert len(ranks.said) == 1
     assert "rank 0 has waited" in ranks.said[0]
-    assert "in call 2 (adding gradients)" in ranks.said[0]
-    assert "Not there yet: rank 1 has done 1 calls and works on its own" in ranks.said[0]
+    assert "in call 2 (adding gradients), at wait_until (distributed/test_watch.py:" in ranks.said[0]
+    assert "Not there yet: rank 1 has done 1 calls and works on its own, at " in ranks.said[0]
+    assert not ranks.left.is_set()
+
+
+def test_a_step_that_no_rank_leaves_is_said_with_the_lines_they_are_at(ranks):
+    """As where one rank gathers a layer that another never comes to: both are in the same step."""
+    first, second = ranks.watches
+    with first.call("training a step"), second.call("training a step"):
+        with first.call("adding counts"), second.call("adding counts"):
+            pass
+        assert first.here.doing == "training a step"
+        wait_until(lambda: ranks.said)
+        time.sleep(0.5)
+    assert len(ranks.said) == 1
+    assert "no rank has left call 2 (training a step) for" in ranks.said[0]
+    assert ranks.said[0].count("wait_until (distributed/test_watch.py:") == 2
     assert not ranks.left.is_set()
 
 
