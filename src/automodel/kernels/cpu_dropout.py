@@ -63,38 +63,3 @@ class _Dropout(torch.autograd.Function):
 
 def cpu_dropout(x: Tensor, p: float) -> Tensor:
     return _Dropout.apply(x, p) if p > 0.0 else x
-
-
-class _Attention(torch.autograd.Function):
-    """Documents of one length: (documents · heads, length, D) each. Scores are kept, as torch's own way keeps them."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, p: float) -> Tensor:
-        scores = torch.bmm(q * scale, k.transpose(1, 2))
-        if hidden is not None:
-            scores.masked_fill_(hidden, float("-inf"))
-        weights = torch.softmax(scores, -1)
-        kept = draw_kept(weights.shape, p)
-        ctx.save_for_backward(q, k, v, weights, kept)
-        ctx.scale, ctx.p = scale, p
-        return torch.bmm(torch.mul(weights, kept, out=scores), v).mul_(kept_scale(p))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor):
-        q, k, v, weights, kept = ctx.saved_tensors
-        dout = dout * kept_scale(ctx.p)
-        used = weights * kept
-        dv = torch.bmm(used.transpose(1, 2), dout)
-        dweights = torch.bmm(dout, v.transpose(1, 2)).mul_(kept)
-        dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
-        dq = torch.bmm(dscores, k).mul_(ctx.scale)
-        dk = torch.bmm(dscores.transpose(1, 2), q).mul_(ctx.scale)
-        return dq, dk, dv, None, None, None
-
-
-def attention_with_dropout(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, scale: float, p: float) -> Tensor:
-    """softmax(scale · q kᵀ), dropped with probability p, times v, for (documents, heads, length, D) in fp32. `hidden`:
-    (length, length), true where a query may not look."""
-    heads = (x.flatten(0, 1) for x in (q, k, v))
-    return _Attention.apply(*heads, hidden, scale, p).unflatten(0, q.shape[:2])

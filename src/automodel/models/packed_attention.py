@@ -7,13 +7,15 @@ document boundaries, which travel under transformers' own names for them (`cu_se
     out_t = sum over s of softmax_s(scale * q_t . k_s) v_s,   s in the document of t, s <= t if causal,
                                                               |t - s| < window where the layer has a window
 
-- `packed_attention_reference` is the definition: torch's SDPA, document by document. It is the CPU path and the truth
-  of the tests. Adjacent documents of equal length share one call; tensors are split once and joined once, because the
-  backward of a slice writes a full-size gradient for every document while the backward of a split is one concatenation.
-  Where weights are dropped, SDPA would compute in steps and spend most of its time on random numbers: there the same
-  steps are taken with cheaper ones (`kernels/cpu_dropout.py`).
+- `packed_attention_reference` is the definition: torch's SDPA, document by document. It is the truth of the tests, and
+  runs where nothing else does. Adjacent documents of equal length share one call; tensors are split once and joined
+  once, because the backward of a slice writes a full-size gradient for every document while the backward of a split is
+  one concatenation.
+- On the CPU in fp32, where every token of a document is seen or weights are dropped, all documents of a layer are one
+  operation (`kernels/cpu_attention.py`).
 - On CUDA, variable-length flash attention (half precision) or memory-efficient attention (fp32) takes the boundaries as
   a device tensor: no host sync, the same shapes every step.
+- Scores that saturate (Gemma 2) are another operation (`capped_attention.py`).
 - Under torch.compile it is one opaque operation with the same kernels inside (`attention_op.py`).
 
 The name is registered only in the attention interface. transformers builds no mask for an attention it has no mask
@@ -34,7 +36,8 @@ from torch import Tensor, nn
 
 from automodel.distributed.context_parallel import all_heads_of_some_tokens, all_tokens_of_some_heads
 from automodel.kernels.attention import Attention, varlen_flash
-from automodel.kernels.cpu_dropout import attention_with_dropout
+from automodel.kernels.cpu_attention import Documents, document_attention
+from automodel.models.capped_attention import capped_attention
 from automodel.models.gathered_attention import Gathers, gathered_attention
 
 PACKED_ATTENTION = "automodel_packed"
@@ -44,7 +47,7 @@ _FLASH_MAX_HEAD_DIM = 256
 _CAUSAL_FROM_TOP_LEFT = 1  # `custom_mask_type` of the memory-efficient kernel
 
 # Arguments that change the result of attention and that this function does not know: refused when they carry a value.
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "sinks", "head_mask")
+_UNSUPPORTED = ("s_aux", "position_bias", "sinks", "head_mask")
 
 
 def register_packed_attention() -> str:
@@ -68,6 +71,7 @@ def packed_attention(
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: q (1, H, T, D), k and v (1, K, T, D) in, (1, T, H, D) out."""
@@ -87,9 +91,14 @@ def packed_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     group = kwargs.get("context_group")
     if isinstance(group, Gathers):
+        assert softcap is None  # `distributed/layout.py` refuses it
         return gathered_attention(query, key, value, group, causal, sliding_window, scale, dropout), None
     if group is not None:
         query, key, value = (all_tokens_of_some_heads(x, group) for x in (query, key, value))
+    if softcap is not None:
+        how = Attention(query.shape[1], key.shape[1], query.shape[3], scale, causal, dropout=dropout, softcap=softcap)
+        out = capped_attention(query, key, value, cu_seq_lens_q, max_length_q, sliding_window, how)
+        return (out if group is None else all_heads_of_some_tokens(out, group)), None
     if torch.compiler.is_compiling():
         from automodel.models.attention_op import attend
 
@@ -101,7 +110,9 @@ def packed_attention(
         )
     else:
         boundaries = cu_seq_lens_q.tolist()
-        out = packed_attention_reference(query, key, value, boundaries, causal, sliding_window, scale, dropout)
+        how = boundaries, causal, sliding_window, scale, dropout
+        own = _has_own_operation(query, key, max_length_q, causal, sliding_window, dropout)
+        out = (_packed_attention_cpu if own else packed_attention_reference)(query, key, value, *how)
     if group is not None:
         out = all_heads_of_some_tokens(out, group)
     return out, None
@@ -119,7 +130,6 @@ def packed_attention_reference(
 ) -> Tensor:
     """The definition, in torch: SDPA within each document. `boundaries` are cumulative lengths starting at 0."""
     grouped = query.shape[1] != key.shape[1]
-    drops_here = dropout > 0.0 and not grouped and query.device.type == "cpu" and query.dtype == torch.float32
     runs = _runs_of_equal_length(boundaries)
     q_THD, k_THD, v_THD = (x[0].transpose(0, 1).split([n * length for n, length in runs]) for x in (query, key, value))
     outputs = []
@@ -128,24 +138,47 @@ def packed_attention_reference(
         mask = None
         if window is not None and window < length:
             mask = _window_mask(length, window, causal, query.device)
-        if drops_here:
-            if causal and mask is None:
-                mask = _window_mask(length, length, True, query.device)
-            hidden = None if mask is None else ~mask
-            out = attention_with_dropout(q, k, v, hidden, scale, dropout)
-        else:
-            out = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask,
-                dropout_p=dropout,
-                is_causal=causal and mask is None,
-                scale=scale,
-                enable_gqa=grouped,
-            )
+        out = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            dropout_p=dropout,
+            is_causal=causal and mask is None,
+            scale=scale,
+            enable_gqa=grouped,
+        )
         outputs.append(out.transpose(1, 2).flatten(0, 1))
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).unsqueeze(0)
+
+
+def _has_own_operation(
+    query: Tensor, key: Tensor, longest: int, causal: bool, window: int | None, dropout: float
+) -> bool:
+    """Whether the CPU has one operation for all documents. SDPA is faster where it can leave out half of the scores,
+    but not where it draws random numbers."""
+    sees_all = not causal and (window is None or window >= longest)
+    return query.dtype == torch.float32 and query.shape[1] == key.shape[1] and (sees_all or dropout > 0.0)
+
+
+def _packed_attention_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    boundaries: list[int],
+    causal: bool,
+    window: int | None,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    def seen(length: int) -> Tensor | None:
+        reach = length if window is None else min(window, length)
+        return _window_mask(length, reach, causal, query.device) if causal or reach < length else None
+
+    lengths = [end - start for start, end in pairwise(boundaries)]
+    restricted = causal or (window is not None and window < max(lengths))
+    documents = Documents(lengths, lengths, scale, dropout, seen if restricted else None)
+    return document_attention(*(x[0].transpose(0, 1) for x in (query, key, value)), documents).unsqueeze(0)
 
 
 def varlen_kernel(query: Tensor, window: int | None, longest: int) -> Literal["flash", "efficient"] | None:

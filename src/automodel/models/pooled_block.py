@@ -15,10 +15,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from automodel.kernels.cpu_attention import Documents, document_attention
 from automodel.models.fused_encoder import ENCODERS, Parts
 
 
@@ -41,7 +41,7 @@ class PooledBlock:
         pooled_positions: Tensor,
         **kwargs: Any,
     ) -> Tensor:
-        p, x_TN = self.parts, hidden_states[0]
+        p, x_TN = self.parts, hidden_states.squeeze(0)  # the backward of an index would write a zeroed copy
         rows_RN = x_TN.index_select(0, pooled_positions)
         attended_RN = self._attend(p.query(rows_RN), p.key(x_TN), p.value(x_TN), cu_seq_lens_q.tolist())
         h_RN = p.attention_norm(rows_RN + self._dropout(p.out(attended_RN), p.out_dropout))
@@ -52,19 +52,12 @@ class PooledBlock:
         return F.dropout(x, p, self.layer.training)
 
     def _attend(self, q_RN: Tensor, k_TN: Tensor, v_TN: Tensor, boundaries: list[int]) -> Tensor:
-        """One query a document: row r attends to document r; rows of unused slots are read by nobody. Tensors are split
-        once: the backward of a slice would write a full-size gradient for every document."""
-        heads = self.parts.heads
-        dropout = self.parts.attention_dropout if self.layer.training else 0.0
-        lengths = [end - start for start, end in pairwise(boundaries)]
-        documents = zip(q_RN.split(1), k_TN.split(lengths), v_TN.split(lengths))  # as many as there are queries
-        outputs = []
-        for q, k, v in documents:
-            if k.shape[0] > 0:
-                q, k, v = (t.unflatten(1, (heads, -1)).transpose(0, 1).unsqueeze(0) for t in (q, k, v))
-                q = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=self.parts.scaling)
-            outputs.append(q.reshape(1, -1))
-        return torch.cat(outputs)
+        """One query a document: row r attends to document r. Documents past the last row have none."""
+        p, lengths = self.parts, [end - start for start, end in pairwise(boundaries)]
+        rows = [1] * len(q_RN) + [0] * (len(lengths) - len(q_RN))
+        documents = Documents(rows, lengths, p.scaling, p.attention_dropout if self.layer.training else 0.0)
+        q, k, v = (x.unflatten(1, (p.heads, -1)) for x in (q_RN, k_TN, v_TN))
+        return document_attention(q, k, v, documents).flatten(1)
 
 
 def pool_last_block(model: Any) -> bool:

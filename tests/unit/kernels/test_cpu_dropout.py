@@ -1,15 +1,13 @@
-"""Dropout from cheap bits: its rate and independence, its gradients, and attention against torch's own steps."""
+"""Dropout from cheap bits: its rate and independence, and its gradients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from automodel.kernels.cpu_dropout import (
     LEVELS,
-    attention_with_dropout,
     cpu_dropout,
     draw_kept,
     kept_scale,
@@ -57,28 +55,6 @@ def test_the_gradient_passes_where_the_value_passed(dtype):
     assert cpu_dropout(x, 0.0) is x
     with pytest.raises(ValueError, match=r"\[0, 1\)"):
         cpu_dropout(x, 1.5)
-
-
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("masked", [False, True])
-def test_attention_is_that_of_the_same_mask_in_steps(p, masked):
-    torch.manual_seed(3)
-    q, k, v = (torch.randn(3, 2, 17, 8, requires_grad=True) for _ in range(3))
-    hidden = torch.ones(17, 17).triu(1).bool() if masked else None
-    dout = torch.randn(3, 2, 17, 8)
-    state = torch.get_rng_state()
-    out = attention_with_dropout(q, k, v, hidden, 0.4, p)
-    ours = torch.autograd.grad(out, (q, k, v), dout)
-    torch.set_rng_state(state)
-    factors = draw_kept((6, 17, 17), p).view(3, 2, 17, 17) * kept_scale(p)
-    scores = q @ k.transpose(2, 3) * 0.4
-    weights = (scores if hidden is None else scores.masked_fill(hidden, float("-inf"))).softmax(-1)
-    expected = (weights * factors) @ v
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(ours, torch.autograd.grad(expected, (q, k, v), dout), rtol=1e-4, atol=1e-5)
-    if p == 0.0:
-        plain = F.scaled_dot_product_attention(q, k, v, is_causal=masked, scale=0.4)
-        torch.testing.assert_close(out, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_modules_are_swapped_for_training_alone():
