@@ -170,7 +170,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         device=plan.device,
         side=side,
         compiled=plan.compile,
-        late=LateUpdates(optimizer, layers, side.stream) if layers and side is not None else None,
+        late=LateUpdates(optimizer, layers, side.stream, not together) if layers and side is not None else None,
     )
 
 
@@ -186,8 +186,8 @@ def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> Pa
             bucket_reads=plan.packed_sequence_size // 16 if plan.bucket_tokens > 1 else 0,
             max_seqlen=plan.max_length,
             micro_batch_size=batch_size,
-            sort_tokens=plan.capture,
-            longest_first=plan.capture,
+            sort_tokens=plan.capture or plan.fused_kernels,
+            longest_first=plan.capture or plan.fused_kernels,
         )
     return PaddedCollator(
         data.store,

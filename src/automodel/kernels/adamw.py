@@ -10,7 +10,8 @@ The semantics of `torch.nn.utils.clip_grad_norm_` followed by `torch.optim.AdamW
 gradients lies in device memory: learning rate (with an optional table of factors, one per step), β's, the step count,
 the clip coefficient. A captured CUDA graph therefore advances by itself on replay, and nothing waits for the host.
 
-1. `square_sums`: one partial sum of g² per program, fp32.
+1. `square_sums`: one partial sum of g² per program, fp32. Gradients at fixed places that are complete before the end of
+   the backward pass may be summed up then, beside it (`late_update.py`).
 2. `prepare`: one program adds them up in fp64, and turns hyper-parameters and step count into eight numbers per group.
    1 − β₂ᵗ is formed in fp64 from a running product: in fp32 the first step's 0.001 would be wrong in the fifth digit.
 3. `update`: one pass over p, m, v and g.
@@ -27,13 +28,14 @@ torch. A dynamic loss scale (fp16) lives in the same place: halved after a non-f
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from automodel.kernels.adamw8 import EightBitMoments, launch_update
-from automodel.kernels.dispatch import power_of_two_above, runs_triton
+from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
 from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart
 from automodel.kernels.lazy_rows import RING, LazyRows
 
@@ -48,6 +50,7 @@ NORM_EPS = 1e-6
 GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 UPDATE_WARPS = 8
 NORM_BLOCKS_PER_PROGRAM, NORM_WARPS = 4, 8
+NORM_PROGRAMS_PER_PROCESSOR = 4
 
 
 @dataclass
@@ -66,8 +69,9 @@ class AdamWState:
     """(groups, 8) fp32, columns `SETTINGS`: this step's numbers."""
     norm: torch.Tensor
     """(1,) fp32: norm of the last step's gradients, before clipping."""
-    partial: torch.Tensor
-    """Scratch for the squared sums, fp32."""
+    partial: list[torch.Tensor]
+    """Squared sums, fp32, one for each program: of the blocks that are updated at once, then of each late part. All of
+    them are views of one tensor."""
     lr_factors: torch.Tensor | None = None
     """(steps,) fp64: the group's learning rate is multiplied by element `step + skipped`, the last one ever after. A
     schedule goes on in a step that is skipped, as it does for whoever counts batches."""
@@ -92,8 +96,22 @@ class AdamWState:
             skipped=new(1, dtype=torch.int64),
             settings=new(groups, len(SETTINGS), dtype=torch.float32).fill_(NO_STEP),
             norm=new(1, dtype=torch.float32),
-            partial=new(-(-flat.n_blocks // NORM_BLOCKS_PER_PROGRAM), dtype=torch.float32),
+            partial=_partial_sums(flat),
         )
+
+
+def _partial_sums(flat: FlatParameters) -> list[torch.Tensor]:
+    """Sections begin on whole 16 bytes, as Triton's kernels are made for; what no program writes stays zero."""
+    most = NORM_PROGRAMS_PER_PROCESSOR * processors(flat.device)
+    counts = [flat.n_blocks if flat.blocks_at_once is None else len(flat.blocks_at_once)]
+    counts += [len(part.blocks) for part in flat.late_parts]
+    programs = [min(most, -(-count // NORM_BLOCKS_PER_PROGRAM)) for count in counts]
+    whole = torch.zeros(sum(-(-n // 4) * 4 for n in programs), dtype=torch.float32, device=flat.device)
+    sections, first = [], 0
+    for n in programs:
+        sections.append(whole[first : first + n])
+        first += -(-n // 4) * 4
+    return sections
 
 
 def prepare_reference(
@@ -192,15 +210,17 @@ def _launch(
     skip_nonfinite: bool,
     zero_gradients: bool,
     chosen: torch.Tensor | None,
+    summed: Collection[int],
 ) -> None:
-    from automodel.kernels.adamw_triton import prepare_kernel, square_sums_kernel
+    from automodel.kernels.adamw_triton import prepare_kernel
 
-    partial = None if max_norm is None else state.partial
-    if partial is not None:
-        square_sums_kernel[(len(partial),)](
-            addresses, flat.blocks, partial, flat.n_blocks,
-            PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **_gradient_kinds(flat),
-        )  # fmt: skip
+    partial = None
+    if max_norm is not None:
+        first = state.partial[0]
+        partial = first if first._base is None else first._base
+        for section in range(len(state.partial)):
+            if section - 1 not in summed:
+                sum_squares(flat, state, addresses, section)
     groups, lazy = len(state.hyper), state.lazy
     rows = None if lazy is None or partial is None else lazy.square_sums()
     prepare_kernel[(1,)](
@@ -217,6 +237,19 @@ def _launch(
         launch_update(flat, state, addresses, zero_gradients, _gradient_kinds(flat))
     if lazy is not None:
         lazy.update()
+
+
+def sum_squares(flat: FlatParameters, state: AdamWState, addresses: torch.Tensor, section: int) -> None:
+    """Squared sums of one section (`AdamWState.partial`)."""
+    from automodel.kernels.adamw_triton import square_sums_kernel
+
+    chosen = flat.blocks_at_once if section == 0 else flat.late_parts[section - 1].blocks
+    count, partial = flat.n_blocks if chosen is None else len(chosen), state.partial[section]
+    if count:
+        square_sums_kernel[(len(partial),)](
+            addresses, flat.blocks, chosen, partial, flat.n_blocks, count,
+            PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **_gradient_kinds(flat),
+        )  # fmt: skip
 
 
 def _gradient_kinds(flat: FlatParameters) -> dict[str, Any]:
@@ -270,12 +303,14 @@ def adamw_step(
     skip_nonfinite: bool = False,
     zero_gradients: bool = False,
     chosen: torch.Tensor | None = None,
+    summed: Collection[int] = (),
 ) -> None:
     """One step for all parameters. `gradients` in the order of `flat.places`, None where there is none (left alone);
     `addresses` their data pointers, int64 on the device, 16-byte aligned, 0 for None. `chosen`: blocks to update now;
-    the others get theirs from `late_update`, with the settings that this step leaves."""
+    the others get theirs from `late_update`, with the settings that this step leaves. `summed`: late parts whose
+    squares are summed up already (`sum_squares`)."""
     if runs_triton(flat.weight):
-        _launch(flat, state, addresses, max_norm, skip_nonfinite, zero_gradients, chosen)
+        _launch(flat, state, addresses, max_norm, skip_nonfinite, zero_gradients, chosen, summed)
     else:
         adamw_reference(
             flat, state, gradients, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_gradients=zero_gradients

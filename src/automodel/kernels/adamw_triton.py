@@ -35,35 +35,41 @@ def whole_vectors(real, DTYPE: tl.constexpr):
     return (real + PER_LOAD - 1) // PER_LOAD * PER_LOAD
 
 
-@triton.jit(do_not_specialize=["n_blocks"])
+@triton.jit(do_not_specialize=["n_blocks", "n_chosen"])
 def square_sums_kernel(
-    GRADIENTS, BLOCKS, PARTIAL, n_blocks,
+    GRADIENTS, BLOCKS, CHOSEN, PARTIAL, n_blocks, n_chosen,
     BLOCK: tl.constexpr, PER_PROGRAM: tl.constexpr, NARROW: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """NARROW is the 16-bit dtype some gradients have, or None; WIDE whether some are fp32."""
+    """A few programs walk over all blocks, so that few sums are left to add up. CHOSEN: the blocks, None for all;
+    NARROW is the 16-bit dtype some gradients have, or None; WIDE whether some are fp32."""
     program = tl.program_id(0)
-    blocks = program * PER_PROGRAM + tl.arange(0, PER_PROGRAM)
-    exists = blocks < n_blocks
-    parameter = tl.load(BLOCKS + blocks, mask=exists, other=0)
-    offset = tl.load(BLOCKS + n_blocks + blocks, mask=exists, other=0)
-    real = tl.load(BLOCKS + 2 * n_blocks + blocks, mask=exists, other=0)
-    wide = tl.load(BLOCKS + 4 * n_blocks + blocks, mask=exists, other=0)
-    address = tl.load(GRADIENTS + parameter, mask=exists, other=0)
-    real = tl.where(address != 0, real, 0)
     lanes = tl.arange(0, BLOCK)[None, :]
-    at = tl.multiple_of(offset, 16)[:, None] + lanes
-    g = tl.zeros((PER_PROGRAM, BLOCK), tl.float32)
-    if NARROW is not None:
-        here = tl.where(wide == 0, real, 0)
-        pointers = gradient_pointer(address, NARROW)[:, None] + at
-        loaded = tl.load(pointers, mask=lanes < whole_vectors(here, NARROW)[:, None], other=0.0)
-        g += tl.where(lanes < here[:, None], loaded.to(tl.float32), 0.0)
-    if WIDE:
-        here = tl.where(wide != 0, real, 0)
-        pointers = gradient_pointer(address, tl.float32)[:, None] + at
-        loaded = tl.load(pointers, mask=lanes < whole_vectors(here, tl.float32)[:, None], other=0.0)
-        g += tl.where(lanes < here[:, None], loaded, 0.0)
-    tl.store(PARTIAL + program, tl.sum(tl.sum(g * g, axis=1), axis=0))
+    total = tl.zeros((PER_PROGRAM, BLOCK), tl.float32)
+    for first in range(program * PER_PROGRAM, n_chosen, tl.num_programs(0) * PER_PROGRAM):
+        blocks = first + tl.arange(0, PER_PROGRAM)
+        exists = blocks < n_chosen
+        if CHOSEN is not None:
+            blocks = tl.load(CHOSEN + blocks, mask=exists, other=0)
+        parameter = tl.load(BLOCKS + blocks, mask=exists, other=0)
+        offset = tl.load(BLOCKS + n_blocks + blocks, mask=exists, other=0)
+        real = tl.load(BLOCKS + 2 * n_blocks + blocks, mask=exists, other=0)
+        wide = tl.load(BLOCKS + 4 * n_blocks + blocks, mask=exists, other=0)
+        address = tl.load(GRADIENTS + parameter, mask=exists, other=0)
+        real = tl.where(address != 0, real, 0)
+        at = tl.multiple_of(offset, 16)[:, None] + lanes
+        if NARROW is not None:
+            here = tl.where(wide == 0, real, 0)
+            pointers = gradient_pointer(address, NARROW)[:, None] + at
+            loaded = tl.load(pointers, mask=lanes < whole_vectors(here, NARROW)[:, None], other=0.0)
+            g = tl.where(lanes < here[:, None], loaded.to(tl.float32), 0.0)
+            total += g * g
+        if WIDE:
+            here = tl.where(wide != 0, real, 0)
+            pointers = gradient_pointer(address, tl.float32)[:, None] + at
+            loaded = tl.load(pointers, mask=lanes < whole_vectors(here, tl.float32)[:, None], other=0.0)
+            g = tl.where(lanes < here[:, None], loaded, 0.0)
+            total += g * g
+    tl.store(PARTIAL + program, tl.sum(tl.sum(total, axis=1), axis=0))
 
 
 @triton.jit(do_not_specialize=["n_partials", "n_row_partials", "n_groups", "n_factors"])

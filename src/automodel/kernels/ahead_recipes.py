@@ -47,6 +47,7 @@ EXEMPT: dict[str, str] = {
     "quantise_kernel": "as `amax_kernel`",
     "expand_kernel": "only under quantised bases, first used while their weights are packed: before any step",
     "expand_rows_kernel": "as `expand_kernel`, for 8 bits",
+    "with_room_kernel": "only beside adapters, and compiled in a moment: it copies",
 }
 """Kernels without a recipe, and why."""
 
