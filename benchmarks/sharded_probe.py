@@ -1,5 +1,6 @@
 """What FSDP2 costs at one rank: the same steps by the plain eager step and by the sharded one, which at one rank has
-nothing to share out but gathers, copies and reduces all the same.
+nothing to share out but gathers, copies and reduces all the same; the latter with stock blocks and with fused ones,
+which are what several ranks run where the family has them.
 
     python benchmarks/sharded_probe.py llama1b-4k [--steps 12] [--set section.key=value]
 
@@ -17,11 +18,12 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import workloads  # puts src/ on the path
 
 
-def measure(name: str, folder: Path, steps: int, settings: list[str], sharded: bool) -> dict[str, object]:
+def measure(name: str, folder: Path, steps: int, settings: list[str], kind: str) -> dict[str, object]:
     """Losses, milliseconds and peak memory of a few steps."""
     import torch
 
@@ -33,8 +35,8 @@ def measure(name: str, folder: Path, steps: int, settings: list[str], sharded: b
     known = workloads.WORKLOADS[name].settings if name in workloads.WORKLOADS else ()
     eager = ["training_optimizations.capture=false", "training_optimizations.use_compile=false"]
     prepared = prepare_run(load_run_config([workloads.make(name, folder, steps)], [*known, *eager, *settings]))
-    plan = dataclasses.replace(prepared.plan, word_rows=0)
-    prepared = dataclasses.replace(prepared, plan=plan, layout=Layout(fsdp=True) if sharded else Layout())
+    plan = dataclasses.replace(prepared.plan, word_rows=0, fused_kernels=kind == "fused")
+    prepared = dataclasses.replace(prepared, plan=plan, layout=Layout() if kind == "plain" else Layout(fsdp=True))
     _, step = make_step(prepared)
     cuda = plan.device == "cuda"
     losses, times = [], []
@@ -61,21 +63,28 @@ def main() -> None:
     os.environ.setdefault("MASTER_PORT", "29511")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, rank=0, world_size=1)
-    found = {}
-    for sharded in (False, True, False, True):  # in turns: the second round has warm kernels
+    found: dict[str, dict[str, object]] = {}
+    for kind in ("plain", "sharded", "fused") * 2:  # in turns: the second round has warm kernels
         with tempfile.TemporaryDirectory() as folder:
-            found[sharded] = measure(options.workload, Path(folder), options.steps, options.settings, sharded)
+            found[kind] = measure(options.workload, Path(folder), options.steps, options.settings, kind)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     dist.destroy_process_group()
-    plain, parts = found[False], found[True]
-    differences = [abs(a - b) for a, b in zip(plain["losses"], parts["losses"], strict=True)]
-    print(json.dumps({
-        "workload": options.workload, "plain_ms": plain["ms"], "sharded_ms": parts["ms"],
-        "ratio": parts["ms"] / plain["ms"], "plain_gib": plain["peak_gib"], "sharded_gib": parts["peak_gib"],
-        "largest_loss_difference": max(differences), "losses": parts["losses"],
-    }, indent=2))  # fmt: skip
+    print(json.dumps({"workload": options.workload, **compared(found)}, indent=2))
+
+
+def compared(found: dict[str, dict[str, Any]]) -> dict[str, object]:
+    plain = found["plain"]
+    report: dict[str, object] = {"plain_ms": plain["ms"], "plain_gib": plain["peak_gib"], "losses": plain["losses"]}
+    for kind in ("sharded", "fused"):
+        own = found[kind]
+        differences = [abs(a - b) for a, b in zip(plain["losses"], own["losses"], strict=True)]
+        report |= {
+            f"{kind}_ms": own["ms"], f"{kind}_ratio": own["ms"] / plain["ms"], f"{kind}_gib": own["peak_gib"],
+            f"{kind}_largest_loss_difference": max(differences),
+        }  # fmt: skip
+    return report
 
 
 if __name__ == "__main__":

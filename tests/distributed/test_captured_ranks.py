@@ -1,5 +1,6 @@
-"""The captured step of several ranks, without its graphs: flat gradients, sums piece by piece, one flat update. Two
-real processes (gloo, fp32) give the losses and the weights of the plain step of one process."""
+"""The steps of several ranks on a GPU, on two real processes without one (gloo, fp32): the captured step without its
+graphs (flat gradients, sums piece by piece, one flat update), and the sharded step with fused blocks. Both give the
+losses and the weights of the plain step of one process."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ import torch.multiprocessing as mp
 
 import tiny_runs as tiny
 from automodel.distributed.processes import Processes
+from automodel.distributed.shards import whole_of
 from automodel.distributed.world import World
 from automodel.engine import gradient_pieces
-from automodel.engine.frozen_base import load_trainable
 from automodel.engine.prepare import prepare_run
-from automodel.engine.steps import make_captured_step, make_eager_step, make_step_loader
+from automodel.engine.sharded import ShardedStep
+from automodel.engine.step import labels_of
+from automodel.engine.steps import make_step, make_step_loader
 from automodel.engine.together import TogetherOnHost
 from automodel.plan.check import load_run_config
 from many_runs import TOLERANCE
@@ -32,6 +35,8 @@ COMMON = (
 )
 WORDS = "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\n"
 CLASSES = "model: {bert}\ntask: text-classification\ndataset: {{path: {rows}}}\n"
+TOPICS = "model: {qwen}\ntask: text-classification\ndataset: {{path: {rows}}}\n"
+SHARDS = "distributed: {{strategy: fsdp2}}\n"
 RUNS = {
     "words": WORDS + "dataloader: {{batch_size: 4}}\n",
     "words-accumulated": WORDS + "dataloader: {{batch_size: 1}}\n",
@@ -39,6 +44,12 @@ RUNS = {
     "classes": CLASSES + "dataloader: {{batch_size: 4}}\nloss_fn: {{class_weights: [1.0, 3.0]}}\n",
     "classes-accumulated": CLASSES + "dataloader: {{batch_size: 2}}\n",
     "adapter": WORDS + "dataloader: {{batch_size: 4}}\npeft: {{dim: 4}}\n",
+    "words-shards": WORDS + "dataloader: {{batch_size: 4}}\n" + SHARDS,
+    "words-shards-accumulated": WORDS + "dataloader: {{batch_size: 1}}\n" + SHARDS,
+    "words-shards-again": WORDS
+    + "dataloader: {{batch_size: 2}}\ntraining_optimizations: {{gradient_checkpointing: full}}\n"
+    + SHARDS,
+    "topics-shards": TOPICS + "dataloader: {{batch_size: 4}}\n" + SHARDS,
     "clipped": WORDS + "dataloader: {{batch_size: 4}}\ntraining_optimizations: {{gradient_clipping: 0.05}}\n",
 }
 
@@ -57,8 +68,13 @@ def make_models(folder: Path) -> dict[str, Path]:
     bert = t.BertConfig(
         intermediate_size=128, vocab_size=len(words), hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **usual
     )
+    qwen = t.Qwen3Config(
+        num_key_value_heads=2, head_dim=16, intermediate_size=64, vocab_size=len(tokenizer), pad_token_id=0,
+        eos_token_id=3, bos_token_id=2, tie_word_embeddings=False, **usual,
+    )  # fmt: skip
     for name, model, own in (
         ("llama", t.LlamaForCausalLM(llama), tokenizer),
+        ("qwen", t.Qwen3ForCausalLM(qwen), tokenizer),
         ("bert", t.BertForMaskedLM(bert), words),
     ):
         model.save_pretrained(folder / name)
@@ -67,6 +83,7 @@ def make_models(folder: Path) -> dict[str, Path]:
     return {
         "llama": folder / "llama",
         "bert": folder / "bert",
+        "qwen": folder / "qwen",
         "rows": tiny.write_jsonl(folder / "rows.jsonl", tiny.reviews(41)),
         "texts": tiny.write_jsonl(folder / "texts.jsonl", texts),
     }
@@ -76,16 +93,20 @@ def train(name: str, folder: Path, ranks=None) -> tuple[list[list[float]], dict[
     """One process by the plain step, several by the parts of the captured one."""
     cfg = load_run_config([folder / f"{name}.yaml"])
     prepared = prepare_run(cfg) if ranks is None else prepare_run(cfg, ranks=ranks)
-    flat = {"capture": True, "fused_kernels": not name.endswith("stock")} if ranks is not None else {}
-    plan = dataclasses.replace(prepared.plan, word_rows=0, pooled_last_block=False, **flat)
+    as_on_a_gpu = {} if ranks is None else {"fused_kernels": name != "words-stock", "capture": "shards" not in name}
+    plan = dataclasses.replace(prepared.plan, word_rows=0, pooled_last_block=False, **as_on_a_gpu)
     prepared = dataclasses.replace(prepared, plan=plan)
-    model = load_trainable(prepared)
-    step = (make_eager_step if ranks is None else make_captured_step)(prepared, model)
+    _, step = make_step(prepared)
     found = []
-    for index, batch in zip(range(STEPS), make_step_loader(prepared), strict=False):
+    loader = make_step_loader(prepared)
+    for index, batch in zip(range(STEPS), loader, strict=False):
         result = step(index, batch)
         found.append([float(result.loss), float(result.grad_norm), result.tokens])
-    return found, {name: tensor.clone() for name, tensor in step.weights().items()}, step
+    step.model.eval()
+    with torch.no_grad(), step.compute():
+        batch = loader.collate([0])
+        found.append([float(step.loss.scaled_sum(step.forward(batch), labels_of(batch), torch.ones(()))), 0, 0])
+    return found, {name: whole_of(tensor).clone() for name, tensor in step.weights().items()}, step
 
 
 def one_rank(rank: int, folder: Path) -> None:
@@ -95,10 +116,11 @@ def one_rank(rank: int, folder: Path) -> None:
     early = {}
     for name in RUNS:
         losses, weights, step = train(name, folder, ranks)
-        assert isinstance(step, TogetherOnHost)
+        assert isinstance(step, ShardedStep if "shards" in name else TogetherOnHost)
         swapped = sum("forward" in module.__dict__ for module in step.model.modules())
         assert (swapped > 0) == (name != "words-stock")
-        early[name] = [len(step.pieces.early), step.pieces.came_early]
+        if isinstance(step, TogetherOnHost):
+            early[name] = [len(step.pieces.early), step.pieces.came_early]
         (folder / f"{name}.{rank}.json").write_text(json.dumps(losses))
         torch.save(weights, folder / f"{name}.{rank}.pt")
         step.finish()
@@ -136,7 +158,7 @@ def test_two_ranks_learn_what_one_process_learns(trained, name):
         assert own.keys() == weights.keys()
         for key in weights:
             torch.testing.assert_close(own[key], weights[key], atol=TOLERANCE, rtol=TOLERANCE)
-    assert abs(wanted[-1][0] - wanted[0][0]) > 100 * TOLERANCE  # something was learned
+    assert abs(wanted[STEPS - 1][0] - wanted[0][0]) > 100 * TOLERANCE  # something was learned
 
 
 def test_weights_of_the_ranks_are_equal_to_the_bit(trained):

@@ -24,6 +24,7 @@ from automodel.metrics.compute import better, metric_names
 from automodel.models.adapted import adapter_for_run
 from automodel.models.block_support import can_fuse, can_fuse_adapters, can_pool, fused_in_words, pooled_saving
 from automodel.models.checkpointing import layer_dropout
+from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import PackingSupport, packing_support
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
@@ -121,6 +122,7 @@ def model_facts(
         packing_reason=packing.reason,
         can_fuse=can_fuse(hf_config) and (adapter is None or can_fuse_adapters(hf_config, adapter)),
         fused_in_words=fused_in_words(hf_config),
+        decoder=hf_config.model_type in DECODERS,
         can_pool=can_pool(hf_config, fused=False),
         can_pool_fused=can_pool(hf_config, fused=True),
         pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,

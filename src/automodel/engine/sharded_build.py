@@ -1,4 +1,4 @@
-"""Assembling a sharded run: grid → model → adapter → checkpointing → loss → shards → weights → optimizer.
+"""Assembling a sharded run: grid → model → adapter → checkpointing → loss → shards → weights → blocks → optimizer.
 
 The plain order (build.py), with two differences: the optimizer comes after the shards, whose parts it updates; and
 where the weights lie in safetensors under the model's own names, the model is made without memory, sharded, and only
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -28,17 +29,17 @@ from automodel.engine.frozen_base import loraplus_ratio
 from automodel.engine.prepare import Prepared
 from automodel.engine.sharded import Loaded, ShardedStep, Whole
 from automodel.engine.step import autocast
+from automodel.engine.together import wire_dtype
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.compiled_blocks import repeated_blocks
 from automodel.models.context_parallel import cut_tokens
 from automodel.models.forward import make_loss_forward
+from automodel.models.fuse import fuse_shards
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.streamed import open_weights
 from automodel.optim.build import build_optimizer
 from automodel.optim.schedule import Schedule
-
-DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp32": torch.float32, "float32": torch.float32}
 
 
 def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[Any, ShardedStep]:
@@ -66,13 +67,16 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
         use_gradient_checkpointing(model, plan.checkpointing)
     whole = make_whole(prepared, model, grid)
     half = torch.bfloat16 if plan.precision == "bf16" else None
-    reduce = DTYPES.get(str(cfg.distributed.reduce_dtype).removeprefix("torch."))
+    reduce = wire_dtype(cfg.distributed.reduce_dtype)
     offload = cfg.distributed.cpu_offload and plan.device == "cuda"
     shard(whole, repeated_blocks(model), grid, compute=half, reduce=reduce, offload=offload)
     if weights is not None:
         device = "cpu" if offload else plan.device
         whole.to_empty(device=device)
         weights.fill(model, fill, plan.device)
+    if plan.fused_kernels:  # after the weights: tables of angles are made from what the model holds
+        fused = fuse_shards(model, torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device), plan.max_length)
+        assert fused, "the plan promised fused blocks"
     step = make_step_over(prepared, whole, blank)
     grown = psutil.Process().memory_info().rss - before
     step.loaded = Loaded(weights is not None, time.perf_counter() - started, grown, held_elements(model.parameters()))
@@ -81,15 +85,17 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
 
 def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:
     plan = prepared.plan
-    pooled = plan.pooled_last_block and pool_last_block(model)
+    swapped = plan.fused_kernels or (plan.pooled_last_block and pool_last_block(model))
     words_cut = grid.layout.tp > 1  # the loss then must make the logits
-    forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss or words_cut)
+    forward = make_loss_forward(model, prepared.task, plan.path, swapped=swapped, fused=plan.fused_loss or words_cut)
     cut = None
     if grid.layout.cp > 1:
         gathers = not can_trade_heads(model.config, grid.layout)
         whose = {"part": grid.cp_rank, "parts": grid.layout.cp, "group": grid.context, "gathers": gathers}
         cut = partial(cut_tokens, config=model.config, task=prepared.task, **whose)
-    return Whole(model, forward, prepared.loss, lambda: autocast(plan.precision, plan.device), cut)
+    # Fused blocks compute in the dtype that weights are gathered in, and so does what stands around them.
+    compute = nullcontext if plan.fused_kernels else partial(autocast, plan.precision, plan.device)
+    return Whole(model, forward, prepared.loss, compute, cut)
 
 
 def make_step_over(prepared: Prepared, whole: Whole, blank: Callable[[], Batch]) -> ShardedStep:

@@ -13,6 +13,9 @@ place: `around` comes from `add_norm`, which hands it to nobody else). No separa
 
 Weight gradients may go to a `SideStream`: on small batches their GEMMs fill a third of the GPU.
 
+Weights that do not lie next to each other (those of a sharded model, gathered one by one) make the same outputs side by
+side in as many products as there are layers: `apart_linear`.
+
 Shapes: T rows, I inputs, O outputs of all layers together.
 """
 
@@ -113,6 +116,46 @@ def joined_linear(
     neighbours in memory; gradients go to `weights` and `biases`, by way of `side` where there is one. `bias_O`: the
     biases side by side, where somebody has them so (`JoinedBiases`)."""
     return _JoinedLinear.apply(side, x_TI, weight_OI, bias_O, len(weights), *weights, *biases)
+
+
+class _ApartLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TI: Tensor, n_layers: int, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+        weights, biases = parameters[:n_layers], parameters[n_layers:]
+        ctx.save_for_backward(x_TI, *weights)
+        ctx.has_biases = bool(biases)
+        ctx.set_materialize_grads(False)
+        y_TO = x_TI.new_empty((x_TI.shape[0], sum(w.shape[0] for w in weights)))
+        for out, weight, bias in zip(_outputs(y_TO, weights), weights, biases or [None] * n_layers):
+            if bias is None:
+                torch.mm(x_TI, weight.t(), out=out)
+            else:
+                torch.addmm(bias, x_TI, weight.t(), out=out)
+        return y_TO, x_TI.view_as(x_TI)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy_TO: Tensor, around_TI: Tensor | None):
+        x_TI, *weights = ctx.saved_tensors
+        parts = _outputs(dy_TO, weights)
+        gradients = [dy.t() @ x_TI for dy in parts]
+        if ctx.has_biases:
+            gradients += rows_sum(dy_TO).split([w.shape[0] for w in weights])
+        dx_TI = around_TI if ctx.needs_input_grad[0] else None
+        for dy, weight in zip(parts, weights):
+            if ctx.needs_input_grad[0]:
+                dx_TI = dy @ weight if dx_TI is None else dx_TI.addmm_(dy, weight)
+        return dx_TI, None, *gradients
+
+
+def _outputs(joined_TO: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Each layer's columns."""
+    return joined_TO.split([w.shape[0] for w in weights], dim=1)
+
+
+def apart_linear(x_TI: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+    """`joined_linear` for weights that lie anywhere."""
+    return _ApartLinear.apply(x_TI, len(weights), *weights, *biases)
 
 
 class JoinedBiases:

@@ -28,10 +28,15 @@ WIDEST_HEAD = 256  # of flash attention
 class Norm(NamedTuple):
     """An RMSNorm and the way its family computes it (`kernels/rms_norm.py`)."""
 
-    weight: nn.Parameter
+    module: Any
+    """Its weight is looked up when it is needed: that of a sharded model is another tensor while it is gathered."""
     eps: float
     offset: float
     round_first: bool
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.module.weight
 
     def __call__(self, x: Tensor, residual: Tensor | None, side: SideStream | None) -> tuple[Tensor, Tensor]:
         style = {"eps": self.eps, "offset": self.offset, "round_first": self.round_first}
@@ -87,7 +92,7 @@ class Decoder:
 
     def norm(self, module: Any) -> Norm:
         eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
-        return Norm(module.weight, eps, self.offset, self.round_first)
+        return Norm(module, eps, self.offset, self.round_first)
 
 
 def _no_window(attention: Any, config: Any) -> None:

@@ -45,6 +45,12 @@ def will_fuse(model: Any) -> bool:
     return fusable_decoder(model) if model.config.model_type in DECODERS else is_fusable(model)
 
 
+def fuse_shards(model: Any, seed: Tensor, longest: int) -> int:
+    """As `fuse`, for a decoder whose weights are gathered layer by layer (FSDP2): the same blocks, but what one product
+    would make is made by each layer's own, since their weights lie anywhere."""
+    return fuse_decoder(model, seed, None, longest, apart=True)
+
+
 def fuse(model: Any, seed: Tensor, side: SideStream | None = None, longest: int = 512) -> int:
     """Swaps embeddings and layers and returns how many layers. Weights that one product reads (query, key and value;
     gate and up) must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass. `seed`:

@@ -35,7 +35,7 @@ from automodel.kernels.embedding import word_embedding
 from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
 from automodel.kernels.frozen import Frozen
 from automodel.kernels.lazy_rows import lazy_rows_of
-from automodel.kernels.linear import joined_linear, joined_view
+from automodel.kernels.linear import apart_linear, joined_linear, joined_view
 from automodel.kernels.recompute import computing_again
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
@@ -126,6 +126,8 @@ class FusedDecoderBlock:
     """Frozen matrices that are held in another form than their weights, by the identity of the first layer."""
     fp8_held: dict[int, Frozen] = field(default_factory=dict)
     """Those among them, and others, that are used in FP8 instead."""
+    apart: bool = False
+    """Whether weights of one product may lie anywhere, as those of a sharded model do."""
 
     def __call__(
         self,
@@ -175,6 +177,8 @@ class FusedDecoderBlock:
             return adapted_product(x, linears, self._forms().get(id(linears[0])), self.side)
         weights = _weights(linears)
         joined = joined_view(weights)
+        if joined is None and self.apart:
+            return apart_linear(x, weights, [m.bias for m in linears if m.bias is not None])
         assert joined is not None, "the weights of one product were moved apart after the model was fused"
         biases = [m.bias for m in linears if m.bias is not None]
         make = fp8_joined_linear if id(linears[0]) in self.fp8 else joined_linear
@@ -300,9 +304,9 @@ class FusedFinalNorm:
         return self.norm(hidden_states.branch_TN, hidden_states.residual_TN, self.side)[0].unsqueeze(0)
 
 
-def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int) -> int:
+def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int, apart: bool = False) -> int:
     """Swaps embedding, blocks and final norm; returns the number of blocks. Weights of one product must be neighbours
-    in memory by now. `longest` bounds the documents."""
+    in memory by now, unless they may be `apart`. `longest` bounds the documents."""
     backbone = model.model
     if not fusable_decoder(model):
         return 0
@@ -317,7 +321,7 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
         if (below := put_below(p.down)) is not None:
             held[id(p.down)] = below
     both = [linears for p in parts for linears in (p.qkv, p.gate_up)]
-    if not all(id(linears[0]) in held or lie_together(linears) for linears in both):
+    if not apart and not all(id(linears[0]) in held or lie_together(linears) for linears in both):
         return 0
     kinds = {p.layer_type for p in parts if p.turns}
     angles = {kind: Angles(backbone.rotary_emb, kind) for kind in kinds}
@@ -328,6 +332,8 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     last = len(parts) - 1
     for index, (layer, p) in enumerate(zip(backbone.layers, parts)):
         turning = angles[p.layer_type] if p.turns else None
-        layer.forward = FusedDecoderBlock(layer, p, turning, seed, index, pools=index == last, side=side, held=held)
+        layer.forward = FusedDecoderBlock(
+            layer, p, turning, seed, index, pools=index == last, side=side, held=held, apart=apart
+        )
     backbone.norm.forward = FusedFinalNorm(DECODERS[model.config.model_type].norm(backbone.norm), side)
     return len(parts)

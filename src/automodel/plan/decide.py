@@ -143,7 +143,7 @@ def _step(
         cfg, path, hardware, lines, kind=kind, checkpointing=checkpointing, dropout=model.dropout is not None,
         layout=layout,
     )  # fmt: skip
-    fused = decide_fused(cfg, model, hardware, precision, capture, lines)
+    fused = decide_fused(cfg, model, hardware, precision, capture, lines, path=path, layout=layout)
     mode = None if layout.fsdp else decide_compile(
         cfg, hardware, compiling, steps=batches.total_steps, accumulation=accumulation, tokens=tokens,
         precision=precision, capture=capture, fused=fused, lines=lines,
@@ -156,7 +156,7 @@ def _step(
     pooled = not split and decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
     tell_what_is_read(task, path, model, data.learned, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
-    wide = (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
+    wide = capture and (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
     waiting = fitting.estimate.gradients / max(1.0, fitting.estimate.total)
     waiting = 0.0 if layout.size > 1 else waiting  # gradients of several ranks have places of their own anyway
     late = decide_late_update(fused and wide and kept, accumulation, model.parameters, tokens, waiting, lines)

@@ -26,6 +26,8 @@ class ModelFacts:
     """Whether there are fused blocks for it."""
     fused_in_words: str = ""
     """What those join."""
+    decoder: bool = False
+    """Whether those are a decoder's, which can do without flat parameters."""
     can_pool: bool = False
     """Whether its last block can run for the pooled token alone, as plain modules."""
     can_pool_fused: bool = False

@@ -102,7 +102,7 @@ def decide_fitting(
             setting = Setting(
                 precision=precision,
                 captured=captured,
-                fused=decide_fused(cfg, model, hardware, precision, captured, []),
+                fused=decide_fused(cfg, model, hardware, precision, captured, [], path=path, layout=layout),
                 kind=kind,
                 checkpointing=mode,
                 tokens=-(-load.tokens // layout.cp),

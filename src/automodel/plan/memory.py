@@ -292,7 +292,7 @@ def _compute_size(setting: Setting) -> int:
 
 
 def _autocast(setting: Setting) -> bool:
-    return setting.precision in ("bf16", "fp16") and not setting.captured
+    return setting.precision in ("bf16", "fp16") and not setting.captured and not setting.fused
 
 
 def _norm_bytes(s: ModelShape, setting: Setting) -> float:

@@ -114,10 +114,23 @@ def _plain_adamw(cfg: RunConfig, kind: Kind | None) -> bool:
 
 
 def decide_fused(
-    cfg: RunConfig, model: ModelFacts, hardware: Hardware, precision: str, capture: bool, lines: list[Decision]
+    cfg: RunConfig,
+    model: ModelFacts,
+    hardware: Hardware,
+    precision: str,
+    capture: bool,
+    lines: list[Decision],
+    *,
+    path: str = "packed",
+    layout: Layout = ONE,
 ) -> bool:
-    """Fused blocks need flat parameters and half precision; `use_liger_kernel: false` asks for none."""
-    if not capture:
+    """Fused blocks need flat parameters and half precision; `use_liger_kernel: false` asks for none. Blocks of decoders
+    can do without flat parameters, so that sharded models have them too."""
+    sharded = layout.fsdp and hardware.device == "cuda" and path == "packed"
+    if not capture and not sharded:
+        return False
+    if sharded and (reason := _why_no_fused_shards(model, layout)):
+        lines.append(Decision("kernels", "stock", reason))
         return False
     if cfg.model.use_liger_kernel is False:
         lines.append(Decision("kernels", "stock", "model.use_liger_kernel is false"))
@@ -135,9 +148,26 @@ def decide_fused(
     if asked_compile(cfg):
         lines.append(Decision("kernels", "stock", "compile was asked for: stock blocks are compiled instead of fused"))
         return False
+    if sharded:
+        what = model.fused_in_words.replace("joined query/key/value", "products layer by layer, weights being gathered")
+        lines.append(Decision("kernels", "fused", what))
+        return True
     beside = "; adapters: one read of x for a joined product, added in place" if cfg.peft is not None else ""
     lines.append(Decision("kernels", "fused", model.fused_in_words + beside))
     return True
+
+
+def _why_no_fused_shards(model: ModelFacts, layout: Layout) -> str:
+    """What keeps a sharded model from fused blocks; nothing: they are possible."""
+    if layout.tp > 1 or layout.cp > 1:
+        return "fused blocks compute whole matrices and whole documents, which tp_size and cp_size cut"
+    if model.trained:
+        return "fused blocks join frozen weights in memory, and shards of them are gathered one by one"
+    if model.dropout is not None:
+        return f"{model.dropout}: fused dropout is drawn from a counter that only captured steps advance"
+    if model.can_fuse and not model.decoder:
+        return "fused blocks of encoders need flat parameters; strategy: ddp has them"
+    return ""
 
 
 def decide_pooled(

@@ -65,7 +65,8 @@ def test_one_gpu_or_none_changes_nothing(config, gpus):
         ),
         ("step_scheduler: {global_batch_size: 8, local_batch_size: 8}", 1, "dataloader.batch_size: 1, or 1 rank"),
         ("provider: huggingface", 1, "compares with stock Trainer, on one GPU"),
-        ("distributed: {reduce_dtype: bf16}", 1, "distributed.reduce_dtype: comes in a later release for ddp"),
+        ("distributed: {strategy: fsdp2}\nfp8: {}", 1, "fp8: FP8 products of a sharded model come in a later release"),
+        ("distributed: {reduce_dtype: bf16}", 8, "all 8 visible GPUs"),
     ],
 )
 def test_all_visible_gpus_or_as_many_as_can_share_the_work(config, text, count, why):
