@@ -55,6 +55,17 @@ KINDS = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma2-capped": (  # no fused blocks; scores saturate in a kernel of our own
+        "gemma2",
+        {
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 32,
+            "attn_logit_softcapping": 0.5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "granite-scaled": ("granite", {"logits_scaling": 2.0}),  # no fused blocks
 }
 
@@ -103,7 +114,7 @@ def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream() if accumulation == 1 else None
     swapped = precision is not None and will_fuse(model) and bool(fuse(model, seed, side, 256))
-    assert swapped == (precision is not None and model.config.model_type != "granite")
+    assert swapped == (precision is not None and model.config.model_type not in ("granite", "gemma2"))
     return CapturedStep(
         model, make_loss_forward(model, WRITE, "packed", swapped=swapped, fused=fused_loss),
         make_loss(LossConfig(**loss), WRITE, None, None), optimizer, schedule, peak_lr=LR,

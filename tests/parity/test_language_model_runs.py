@@ -15,9 +15,9 @@ from hf_trainer import trainer_losses
 
 STEPS = 30
 PACKED = (
-    "llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "olmo2", "smollm3", "gpt2", "gpt_neox",
+    "llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "olmo2", "smollm3", "gpt2", "gpt_neox",
 )  # fmt: skip
-PADDED = ("gemma2", "falcon")
+PADDED = ("falcon",)
 
 
 @pytest.fixture

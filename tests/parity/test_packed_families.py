@@ -28,7 +28,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 ENCODERS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra", "modernbert", "albert")
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "gpt_neox")
-MORE_DECODERS = ("gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
+MORE_DECODERS = ("gemma2", "gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
 WINDOWED = {"sliding_window": 6}
 QWEN_WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
 
@@ -40,6 +40,7 @@ CASES = [
     ("mistral", "text-classification", WINDOWED),
     ("mistral", "causal-lm", WINDOWED),
     ("qwen2", "causal-lm", QWEN_WINDOWED),
+    ("gemma2", "causal-lm", {"attn_logit_softcapping": 50.0}),
     ("modernbert", "text-classification", {"classifier_pooling": "mean"}),
     ("llama", "text-classification", {"pad_token_id": 2}),  # documents end with the pad token
     ("gpt2", "text-classification", {"pad_token_id": 2}),
@@ -176,3 +177,11 @@ def test_token_types_of_text_pairs_reach_the_model(kind):
     assert_same_logits_and_gradients(ours, stock, forward, task, documents(3, pairs=True))
     plain = forward(packed(documents(3), task, "first"))
     assert not torch.allclose(plain, forward(packed(documents(3, pairs=True), task, "first")), atol=1e-4)
+
+
+def test_the_caps_are_felt():
+    """A tiny model's scores are small: a cap that never bites would prove nothing."""
+    _, capped = tiny_models.tiny("gemma2", "causal-lm")
+    _, free = tiny_models.tiny("gemma2", "causal-lm", attn_logit_softcapping=50.0)
+    logits = [stock_logits(model, "causal-lm", documents(0)) for model in (capped, free)]
+    assert (logits[0] - logits[1]).abs().max() > 100 * TOLERANCE["atol"]

@@ -165,6 +165,11 @@ def check_model(cfg: DistributedConfig, layout: Layout, config: Any, packed: boo
                 f"distributed.cp_size is {layout.cp}, but {kind} takes padded batches here, whose attention cannot be "
                 "exchanged over heads. The nearest possible: cp_size: 1."
             )
+        if getattr(config, "attn_logit_softcapping", None) is not None and not can_trade_heads(config, layout):
+            raise UserError(
+                f"distributed.cp_size is {layout.cp}, but {kind} caps its attention scores, which is done only where "
+                "ranks can share its heads equally. The nearest possible: cp_size: 1."
+            )
         if getattr(config, "classifier_pooling", "cls") == "mean":
             raise UserError(
                 f"distributed.cp_size is {layout.cp}, but this {kind} pools the mean of a document, which lies on "

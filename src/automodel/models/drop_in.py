@@ -178,7 +178,8 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
         raise Rectangular("the config has another pad token than the one by which the model counts positions")
     if model.__dict__.get("_is_replica") or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise Rectangular("the model is spread over devices")
-    if config._attn_implementation not in _ATTENTIONS:
+    chosen_for_it = config.model_type == "gemma2" and config._attn_implementation == "eager"  # SDPA has no cap
+    if config._attn_implementation not in _ATTENTIONS and not chosen_for_it:
         raise Rectangular(f"attention is {config._attn_implementation}")
     if hasattr(model, "_loss_function") and given.get("labels") is not None:
         raise Rectangular("the model has a loss function of its own")

@@ -127,6 +127,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": _DECODER,
     "qwen3": _DECODER,
     "gemma": _DECODER,
+    "gemma2": _DECODER,
     "gemma3_text": _DECODER,
     "glm4": _DECODER,
     "granite": _DECODER,
@@ -147,7 +148,6 @@ _WHY_PADDED = {
     "bloom": "adds ALiBi biases to attention",
     "falcon": "has attention code of its own, which takes no document boundaries",
     "mpt": "adds ALiBi biases to attention",
-    "gemma2": "caps its attention scores",
     "gpt_oss": "has attention sinks",
     "mamba": "carries a state from token to token",
     "mamba2": "carries a state from token to token",
@@ -190,7 +190,7 @@ def _obstacle(config: PreTrainedConfig, task: str) -> str | None:
         return "has its causal mask turned off (`is_causal: false`)"
     if getattr(config, "use_bidirectional_attention", False):
         return "has its causal mask turned off (`use_bidirectional_attention`)"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
+    if kind != "gemma2" and getattr(config, "attn_logit_softcapping", None) is not None:
         return "caps its attention scores (`attn_logit_softcapping`)"
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
         return f"has `position_embedding_type: {config.position_embedding_type}`"

@@ -83,6 +83,8 @@ class ModelShape:
     scores_kept: bool = False
     dropout: bool = False
     attention_dropout: bool = False
+    capped: bool = False
+    """Whether attention's scores saturate: on the CPU that is computed in steps."""
 
 
 def _first(config: Any, *names: str) -> Any:
@@ -127,6 +129,7 @@ def shape_of(config: Any) -> ModelShape | None:
         scores_kept=kind in SCORES_KEPT,
         dropout=bool(_first(config, *DROPOUT)),
         attention_dropout=bool(_first(config, "attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")),
+        capped=getattr(config, "attn_logit_softcapping", None) is not None,
     )
 
 
@@ -281,6 +284,8 @@ def layer_bytes(shape: ModelShape, setting: Setting) -> float:
     if s.dropout:  # masks: torch's own kernel on a GPU writes a byte for each element
         kept += 2 * s.width * (1 if setting.device == "cuda" else size)
     if s.attention_dropout and setting.device == "cpu":  # computed in steps there: scores, mask, product
+        kept += 12 * s.heads * setting.attended
+    elif s.capped and setting.device == "cpu":
         kept += 12 * s.heads * setting.attended
     elif s.scores_kept:
         kept += 2 * size * s.heads * setting.attended

@@ -107,7 +107,6 @@ def test_autocast_decides_the_dtype_of_all_three():
     ("keywords", "error", "message"),
     [
         ({}, RuntimeError, r"called without document boundaries.*stock_attention"),
-        ({"softcap": 30.0}, NotImplementedError, "'softcap'"),
         ({"s_aux": torch.zeros(4)}, NotImplementedError, "'s_aux'"),
         ({"position_bias": torch.zeros(1)}, NotImplementedError, "'position_bias'"),
     ],

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from automodel.data.batch import PackedBatch
+from automodel.kernels.attention import Attention
+from automodel.models.capped_attention import capped_attention, capped_attention_reference
 from automodel.models.forward import make_forward
 from automodel.models.packed_attention import packed_attention, packed_attention_reference
 
@@ -55,6 +57,30 @@ def test_cuda_equals_the_reference(dtype, causal, window, kv_heads, head_dim, lo
     torch.testing.assert_close(mine.double(), theirs, **TOLERANCE[dtype])
     for a, b in zip(torch.autograd.grad(mine, inputs, upstream), torch.autograd.grad(theirs, exact, upstream.double())):
         torch.testing.assert_close(a.double(), b, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("window", [None, 16])
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(4, 64), (2, 128), (2, 256)])
+def test_capped_scores_equal_their_definition(window, kv_heads, head_dim):
+    how = Attention(4, kv_heads, head_dim, 0.2, causal=True, softcap=1.5)
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    tensors = [
+        torch.randn(1, heads, TOKENS, head_dim, generator=generator, device="cuda", dtype=torch.bfloat16)
+        for heads in (4, kv_heads, kv_heads)
+    ]
+    upstream = torch.randn(1, TOKENS, 4, head_dim, generator=generator, device="cuda", dtype=torch.bfloat16)
+    inputs = [x.detach().requires_grad_() for x in tensors]
+    boundaries = torch.tensor(BOUNDARIES, dtype=torch.int32, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")  # the boundaries stay on the device
+    try:
+        mine = capped_attention(*inputs, boundaries, 120, window, how)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    exact = [x.detach().double().requires_grad_() for x in tensors]
+    theirs = capped_attention_reference(*exact, BOUNDARIES, window, how)
+    torch.testing.assert_close(mine.double(), theirs, **TOLERANCE[torch.bfloat16])
+    for a, b in zip(torch.autograd.grad(mine, inputs, upstream), torch.autograd.grad(theirs, exact, upstream.double())):
+        torch.testing.assert_close(a.double(), b, **TOLERANCE[torch.bfloat16])
 
 
 def stream() -> PackedBatch:
