@@ -85,6 +85,30 @@ def test_on_error_continue_trains_on(folder, monkeypatch):
     assert (folder / "out" / "model.safetensors").exists()
 
 
+def test_a_disk_that_is_full_at_the_end_costs_no_step(folder, monkeypatch):
+    """Of safetensors' own errors, those that speak of the disk."""
+    from safetensors import SafetensorError
+
+    from automodel.engine import run as engine
+
+    errors = [
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        OSError(28, "No space left on device"),
+    ]
+    for error in errors:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "save_hf_folder", lambda *_, error=error: (_ for _ in ()).throw(error))
+            with pytest.raises(
+                UserError, match="the model could not be written to .*: No space left on dev"
+            ) as stopped:
+                finetune(folder, resume=error is not errors[0])
+        assert stopped.value.exit_code == 1
+        assert "The checkpoint of step 8 is kept: make room, and --resume continues after it" in str(stopped.value)
+    _, said = finetune(folder, resume=True)
+    assert "only the export is missing" in said
+    assert (folder / "out" / "model.safetensors").exists()
+
+
 def test_a_disk_that_is_too_full_is_found_before_step_1(folder, monkeypatch):
     from automodel.engine import room
 

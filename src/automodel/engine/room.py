@@ -1,4 +1,5 @@
 """Room on the disk, found out before step 1: a run that cannot write its first checkpoint should not train to it.
+What a disk does not take at the end, when others have filled it meanwhile, is said in words (`written_at_the_end`).
 
 One checkpoint and the model at the end must fit, or the run is refused. The next checkpoint is written before an old
 one is removed, so `keep_last` of them, the best and one more lie there at times; where that many do not fit, the run
@@ -8,9 +9,14 @@ says so and starts.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from automodel.checkpoint.store import CheckpointStore, SaveFailedError, in_words
 from automodel.config.errors import UserError
 from automodel.engine.step import Named
 from automodel.plan.config import RunConfig
@@ -64,3 +70,21 @@ def _bytes(tensors: Named) -> int:
 
 def _in_words(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+@contextmanager
+def written_at_the_end(what: str, folder: Path, checkpoints: CheckpointStore | None) -> Generator[None]:
+    """What the disk does not take inside the block, as an error for people: training is over, and not in vain."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, SafetensorError) and "I/O error" not in str(error):
+            raise
+        kept = checkpoints.complete() if checkpoints else []
+        then = (
+            f"The checkpoint of step {kept[-1].step} is kept: make room, and --resume continues after it."
+            if kept
+            else "There is no checkpoint to continue from."
+        )
+        why = str(error).rpartition("I/O error: ")[2] if isinstance(error, SafetensorError) else in_words(error)
+        raise SaveFailedError(f"{what} could not be written to {folder}: {why}. {then}") from error

@@ -25,6 +25,7 @@ from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared
+from automodel.engine.room import written_at_the_end
 from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
 from automodel.metrics.progress import Progress
@@ -179,13 +180,15 @@ def _finish(run: Run, outcome: Outcome) -> Finished:
     folder, prepared = run.folder, run.prepared
     summary = _summary(run, outcome)
     if _exports(run, outcome):
-        summary |= _export(run, outcome)  # while the last checkpoint is still being written
+        with written_at_the_end("the model", folder.root, run.checkpoints):
+            summary |= _export(run, outcome)  # while the last checkpoint is still being written
     if run.checkpoints:
         run.checkpoints.wait()
     summary["wall_s"] = time.perf_counter() - run.started
-    folder.write_json("summary.json", summary)
-    run.trackers.finish(summary)
-    report = write_report(folder.run)
+    with written_at_the_end("the report", folder.run, run.checkpoints):
+        folder.write_json("summary.json", summary)
+        run.trackers.finish(summary)
+        report = write_report(folder.run)
     if outcome.status == "interrupted":
         kept = (
             "The state is saved; continue with --resume."
