@@ -62,13 +62,14 @@ class Evaluations:
             if int(rows.store.lengths.max()) > fast.plan.max_length:
                 raise NotStored("a row is longer than all of the training data")
             size = trainer.args.eval_batch_size
+            rows.evaluated_at_once = size * batches_at_once(fast, rows, size)
             rows.collator = PackedCollator(
                 rows.store,
                 task=fast.task,
                 pool=packing_support(fast.model.config, fast.task).pooling or "first",
                 bucket_tokens=fast.plan.bucket_tokens,
                 max_seqlen=fast.plan.max_length,
-                micro_batch_size=size * batches_at_once(fast, rows, size),
+                micro_batch_size=rows.most_documents(rows.evaluated_at_once),
                 sort_tokens=fast.plan.capture,
             )
             rows.counts_first = fast.rows.counts_first
@@ -95,15 +96,16 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
     assert rows.collator is not None
     fast.model.eval()
     try:
-        for start in range(0, count, rows.collator.micro_batch_size):
-            batch = rows.collate(list(range(start, min(start + rows.collator.micro_batch_size, count)))).batch
+        for start in range(0, count, rows.evaluated_at_once):
+            chosen = list(range(start, min(start + rows.evaluated_at_once, count)))
+            batch = rows.collate(chosen).batch
             documents, divisor = batch.num_documents, batch.num_labels
             batch = batch.to(fast.plan.device, non_blocking=True)
             with fast.step.compute():
                 outputs = fast.step.forward(batch)
             scored = fast.loss.scores(outputs, labels_of(batch))
             losses.append(scored.loss / divisor)
-            weights.append(documents)
+            weights.append(len(chosen))
             if not loss_only:
                 made = outputs.logits() if isinstance(outputs, Unprojected) else outputs
                 logits += _as_asked(trainer, made[:documents].float(), batch.labels_R[:documents])

@@ -29,6 +29,7 @@ from automodel.engine.steps import make_captured_step
 from automodel.kernels import ahead
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import TaskLoss, make_loss
+from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.config import ModelConfig
 from automodel.models.families import packing_support
 from automodel.models.forward import make_loss_forward, stock_attention, use_stock_attention
@@ -90,6 +91,7 @@ class FastPath:
         forward = make_loss_forward(
             self.model, self.task, self.plan.path, swapped=pooled, fused=self.plan.fused_loss
         )  # fmt: skip
+        use_cheap_dropout(self.model)
         self.step = TrainStep(
             self.model,
             forward,
@@ -125,6 +127,8 @@ class FastPath:
         if self.sums_batch_means and len(batches) > 1:
             share: Any = 1 / len(batches)  # a count that is no whole number
             batches = [dataclasses.replace(b, num_labels=b.num_labels * share) for b in batches]
+        if not any(b.num_labels for b in batches):  # no gradient; a division by zero would make it no number
+            batches[0] = dataclasses.replace(batches[0], num_labels=1)
         return StepBatch(tuple(batches), epoch, 0, steps_in_epoch)
 
     @contextmanager
@@ -202,10 +206,11 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
     cfg = run_config(args, task, steps, model.dtype)
     hardware = hardware_of(args.device)
     lengths = rows.store.lengths
+    of_rows = lengths if rows.firsts is None else rows.widths
     facts = model_facts(cfg, task, model.config, packing_support(model.config, task), model, None, None)
     data = DataFacts(
-        rows=len(rows), tokens=int(lengths.sum()), longest=int(lengths.max()), max_length=int(lengths.max()),
-        has_validation=trainer.eval_dataset is not None, lengths=lengths,
+        rows=len(rows), tokens=int(lengths.sum()), longest=int(of_rows.max()), max_length=int(lengths.max()),
+        has_validation=trainer.eval_dataset is not None, lengths=of_rows,
     )  # fmt: skip
     try:
         plan = make_plan(cfg, task, hardware, facts, data)
@@ -226,7 +231,7 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
         pool=packing_support(model.config, task).pooling or "first",
         bucket_tokens=plan.bucket_tokens,
         max_seqlen=plan.max_length,
-        micro_batch_size=plan.micro_batch_size,
+        micro_batch_size=rows.most_documents(plan.micro_batch_size),
         sort_tokens=plan.capture,
         longest_first=plan.capture,
     )

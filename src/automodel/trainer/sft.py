@@ -11,7 +11,7 @@ What TRL's arguments ask for and is not here is refused by name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,15 +19,14 @@ import transformers
 
 from automodel.config.errors import UserError
 from automodel.trainer.arguments import TrainingArguments
-from automodel.trainer.sft_rows import FlatCollator, RowFormat, packed_rows, prepared
+from automodel.trainer.sft_packing import STRATEGIES, FlatCollator, packed_rows
+from automodel.trainer.sft_rows import RowFormat, prepared
 from automodel.trainer.trainer import Trainer
 
 REFUSED = {
-    "dataset_kwargs": "prepare the dataset yourself, or give formatting_func",
     "chat_template_path": "set tokenizer.chat_template",
     "activation_offloading": "use `automodel finetune` with training_optimizations.activation_offload",
-    "eos_token": "set tokenizer.eos_token",
-    "pad_token": "set tokenizer.pad_token",
+    "router_aux_loss_coef": "set model.config.router_aux_loss_coef",
 }
 
 
@@ -46,10 +45,23 @@ class SFTConfig(TrainingArguments):
     packing: bool = False
     """Fill rows of `max_length` tokens with several documents, which never see each other."""
     packing_strategy: str = "bfd"
+    """`bfd`, `bfd_split` or `wrapped` (`sft_packing.py`)."""
     eval_packing: bool | None = None
+    """None: as `packing`."""
+    shuffle_dataset: bool = False
+    """Shuffle once, when rows are made; with packing before it, too."""
+    dataset_kwargs: dict | None = None
+    """`{"skip_prepare_dataset": True}`: the dataset is used as it is."""
+    truncation_mode: str = "keep_start"
+    eos_token: str | None = None
+    """Ends texts instead of the tokenizer's own."""
+    pad_token: str | None = None
+    trust_remote_code: bool = False
+    """Models and tokenizers, given by name, may bring code of their own."""
     padding_free: bool = False
     """Accepted: there is no padding in any case."""
-    pad_to_multiple_of: int | None = None
+    pad_to_multiple_of: int | str | None = None
+    """Accepted: a number, or TRL's `auto`, which on these devices means none."""
     completion_only_loss: bool | None = None
     """Learn completions alone; None: where rows have `prompt` and `completion`."""
     assistant_only_loss: bool = False
@@ -66,13 +78,31 @@ class SFTConfig(TrainingArguments):
             setattr(self, name, given.pop(name, getattr(SFTConfig, name)))
         if self.loss_type != "nll":
             raise UserError(f"SFTConfig(loss_type={self.loss_type!r}): only 'nll', the ordinary loss, is here.")
-        if self.packing_strategy != "bfd":
-            raise UserError(f"SFTConfig(packing_strategy={self.packing_strategy!r}): only 'bfd' keeps documents whole.")
+        if self.packing_strategy not in STRATEGIES:
+            raise UserError(
+                f"SFTConfig(packing_strategy={self.packing_strategy!r}): give one of {', '.join(STRATEGIES)}."
+            )
+        if self.truncation_mode != "keep_start":
+            raise UserError(f"SFTConfig(truncation_mode={self.truncation_mode!r}): only 'keep_start' is here.")
+        self._check_preparation()
         given.setdefault("learning_rate", 2e-5)
         given.setdefault("logging_steps", 10)
         can = torch.cuda.is_available() and torch.cuda.is_bf16_supported() and not given.get("use_cpu")
         given.setdefault("bf16", can and not given.get("fp16", False))
         super().__init__(output_dir, *args, **given)
+
+    def _check_preparation(self) -> None:
+        unknown = set(self.dataset_kwargs or {}) - {"skip_prepare_dataset"}
+        if unknown:
+            raise UserError(
+                f"SFTConfig(dataset_kwargs=…): {sorted(unknown)[0]} is unknown; skip_prepare_dataset is the one."
+            )
+        if self.packing and self.max_length is None:
+            raise UserError("SFTConfig(packing=True) needs max_length: the size of the rows that are filled.")
+        if self.eval_packing and not self.packing:
+            raise UserError("SFTConfig(eval_packing=True) without packing=True: one collator serves both datasets.")
+        if self.pad_to_multiple_of == "auto":
+            self.pad_to_multiple_of = None
 
 
 class SFTTrainer(Trainer):
@@ -89,15 +119,20 @@ class SFTTrainer(Trainer):
         *,
         peft_config: Any = None,
         formatting_func: Any = None,
+        quantization_config: Any = None,
         tokenizer: Any = None,
         **given: Any,
     ):
         args = as_sft_config(args, model)
-        words = self._words(processing_class or tokenizer, model)
-        if isinstance(model, str):
-            model = transformers.AutoModelForCausalLM.from_pretrained(model, **(args.model_init_kwargs or {}))
+        transformers.set_seed(args.seed)  # new adapters are drawn here
+        words = _words(processing_class or tokenizer, model, args)
+        model = _loaded(model, args, quantization_config)
         if peft_config is not None:
             model = _adapted(model, peft_config)
+        if args.completion_only_loss and formatting_func is not None:
+            raise UserError(
+                "SFTTrainer: formatting_func makes one text of a row, so completion_only_loss has no meaning."
+            )
         form = RowFormat(
             words,
             args.dataset_text_field,
@@ -109,30 +144,51 @@ class SFTTrainer(Trainer):
         packs = args.packing
         train_dataset = _rows(train_dataset, form, args, packs, "training")
         evaluation_packs = packs if args.eval_packing is None else args.eval_packing
-        if evaluation_packs != packs:
-            raise UserError("SFTConfig(eval_packing=…) must be what packing is: one collator serves both datasets.")
         if isinstance(eval_dataset, dict):
-            eval_dataset = {name: _rows(part, form, args, packs, name) for name, part in eval_dataset.items()}
+            eval_dataset = {n: _rows(part, form, args, evaluation_packs, n) for n, part in eval_dataset.items()}
         else:
-            eval_dataset = _rows(eval_dataset, form, args, packs, "evaluation")
-        if packs:
+            eval_dataset = _rows(eval_dataset, form, args, evaluation_packs, "evaluation")
+        flat = packs and args.packing_strategy != "wrapped"
+        if flat:
             args.remove_unused_columns = False  # `seq_lengths` is for the collator
         if data_collator is None:
-            data_collator = FlatCollator() if packs else transformers.DataCollatorForSeq2Seq(
-                words, pad_to_multiple_of=args.pad_to_multiple_of
-            )  # fmt: skip
+            multiple: Any = args.pad_to_multiple_of
+            padded = transformers.DataCollatorForSeq2Seq(words, pad_to_multiple_of=multiple)
+            data_collator = FlatCollator() if flat else padded
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=words, **given
         )  # fmt: skip
 
-    @staticmethod
-    def _words(given: Any, model: Any) -> Any:
-        """The tokenizer; one without a pad token pads with its end of text."""
-        name = model if isinstance(model, str) else model.config._name_or_path
-        words: Any = given if given is not None else transformers.AutoTokenizer.from_pretrained(name)
-        if words.pad_token is None:
-            words.pad_token = words.eos_token
-        return words
+
+def _words(given: Any, model: Any, args: SFTConfig) -> Any:
+    """The tokenizer; one without a pad token pads with its end of text."""
+    name = model if isinstance(model, str) else model.config._name_or_path
+    library: Any = transformers.AutoTokenizer
+    words = given if given is not None else library.from_pretrained(name, trust_remote_code=args.trust_remote_code)
+    for key in ("eos_token", "pad_token"):
+        token = getattr(args, key)
+        if token is not None and token not in words.get_vocab():
+            raise UserError(f"SFTConfig({key}={token!r}): the tokenizer has no such token.")
+        if token is not None:
+            setattr(words, key, token)
+    if words.pad_token is None:
+        words.pad_token = words.eos_token
+    return words
+
+
+def _loaded(model: Any, args: SFTConfig, quantization: Any) -> Any:
+    """The model, read where it is given by its name."""
+    if not isinstance(model, str):
+        if quantization is not None or args.model_init_kwargs:
+            raise UserError(
+                "SFTTrainer: quantization_config and model_init_kwargs are for a model that is given by its name."
+            )
+        return model
+    options = dict(args.model_init_kwargs or {})
+    options.setdefault("trust_remote_code", args.trust_remote_code)
+    if quantization is not None:
+        options["quantization_config"] = quantization
+    return transformers.AutoModelForCausalLM.from_pretrained(model, **options)
 
 
 def as_sft_config(args: Any, model: Any) -> SFTConfig:
@@ -148,14 +204,15 @@ def as_sft_config(args: Any, model: Any) -> SFTConfig:
 
 
 def _rows(dataset: Any, form: RowFormat, args: SFTConfig, packs: bool, what: str) -> Any:
-    if dataset is None:
-        return None
+    if dataset is None or (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
+        return dataset
+    if packs and args.packing_strategy != "bfd":
+        form = replace(form, max_length=None)  # nothing is cut off: it goes on in another row
     rows = prepared(dataset, form, args.dataset_num_proc, what)
-    if not packs:
-        return rows
-    if args.max_length is None:
-        raise UserError("SFTConfig(packing=True) needs max_length: the size of the rows that are filled.")
-    return packed_rows(rows, args.max_length)
+    if packs:
+        rows = rows.shuffle(seed=args.seed) if args.shuffle_dataset else rows
+        rows = packed_rows(rows, args.max_length or 0, args.packing_strategy)
+    return rows.shuffle(seed=args.seed) if args.shuffle_dataset else rows
 
 
 def _adapted(model: Any, config: Any) -> Any:

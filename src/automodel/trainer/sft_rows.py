@@ -7,18 +7,19 @@
                                                      `completion_only_loss=False`
     {"input_ids": …[, "labels" | "completion_mask" | "assistant_masks"]}    tokenised already
 
-Packing fills rows of `max_length` tokens with whole documents, longest first into the fullest row they fit
-(`packing_strategy="bfd"`), and remembers where each begins: they never see each other.
+Rows of which nothing is learned (a prompt that fills `max_length` by itself) are left out, and counted.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
+from automodel.data.chat import ROLES
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RowFormat:
         elif "prompt" in row and "completion" in row:
             ids, learned = self._completion(row)
         elif "messages" in row or "conversations" in row:
-            ids, learned = self._chat(row.get("messages") or row.get("conversations"))
+            ids, learned = self._chat(row.get("messages") or row.get("conversations"), _of_the_template(row))
         elif self.text_field in row:
             self._answers_are_marked()
             ids = self._ended(self._ids(row[self.text_field]))
@@ -80,8 +81,8 @@ class RowFormat:
             learned = [a and bool(b) for a, b in zip(learned, row["assistant_masks"])]
         return ids, learned
 
-    def _chat(self, messages: Any) -> tuple[list[int], list[bool]]:
-        made = self._templated(messages)
+    def _chat(self, messages: Any, options: dict[str, Any]) -> tuple[list[int], list[bool]]:
+        made = self._templated(messages, **options)
         ids = list(made["input_ids"])
         if not self.assistant_only:
             return ids, [True] * len(ids)
@@ -97,14 +98,19 @@ class RowFormat:
         if not getattr(self.tokenizer, "chat_template", None):
             raise UserError("SFTTrainer: rows are conversations, but the tokenizer has no chat_template. Set one.")
         return self.tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=self.assistant_only, **options
+            [_turn(message) for message in messages],
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=self.assistant_only,
+            **options,
         )
 
     def _completion(self, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
         prompt, completion = row["prompt"], row["completion"]
         if isinstance(prompt, list):
-            begin = list(self._templated(prompt, add_generation_prompt=True)["input_ids"])
-            ids = list(self._templated([*prompt, *completion])["input_ids"])
+            options = _of_the_template(row)
+            begin = list(self._templated(prompt, add_generation_prompt=True, **options)["input_ids"])
+            ids = list(self._templated([*prompt, *completion], **options)["input_ids"])
         else:
             self._answers_are_marked()
             begin, ids = self._ids(prompt), self._ended(self._ids(prompt + completion))
@@ -118,6 +124,19 @@ class RowFormat:
         return ids, [place >= len(begin) for place in range(len(ids))]
 
 
+def _turn(message: dict[str, Any]) -> dict[str, Any]:
+    """A message by its usual names; `from` and `value` are ShareGPT's."""
+    if "from" not in message or "value" not in message:
+        return message
+    return {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
+
+
+def _of_the_template(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says to the chat template: the tools of the conversation, and keywords of its own."""
+    tools = {"tools": row["tools"]} if row.get("tools") else {}
+    return {**tools, **(row.get("chat_template_kwargs") or {})}
+
+
 def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) -> Any:
     """The dataset with tokens and labels and nothing else."""
     if not hasattr(dataset, "map") or not hasattr(dataset, "column_names"):
@@ -125,46 +144,27 @@ def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) ->
     streams = not hasattr(dataset, "__len__")
     columns = dataset.column_names or list(next(iter(dataset)))
     options: dict[str, Any] = {} if streams else {"num_proc": processes, "desc": f"Tokenising the {what} dataset"}
-    return dataset.map(form, remove_columns=[c for c in columns if c not in ("input_ids", "labels")], **options)
+    made = dataset.map(form, remove_columns=[c for c in columns if c not in ("input_ids", "labels")], **options)
+    return _with_something_to_learn(made, what, streams)
 
 
-def packed_rows(dataset: Any, size: int) -> Any:
-    """Rows of up to `size` tokens: whole documents, longest first, each into the fullest row that has room."""
-    import datasets
+def _with_something_to_learn(rows: Any, what: str, streams: bool) -> Any:
+    """Without rows that have no label; a row that teaches nothing would only dilute a batch."""
 
-    if not hasattr(dataset, "__len__"):
-        raise UserError("SFTTrainer: packing=True needs a dataset with a length; a stream has none.")
-    lengths = [len(ids) for ids in dataset["input_ids"]]
-    room: dict[int, list[list[int]]] = {}
-    rows: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        fits = min((free for free, open_rows in room.items() if open_rows and free >= lengths[index]), default=None)
-        row = room[fits].pop() if fits is not None else []
-        if fits is None:
-            rows.append(row)
-        row.append(index)
-        room.setdefault((size if fits is None else fits) - lengths[index], []).append(row)
-    ids, labels = list(dataset["input_ids"]), list(dataset["labels"])
-    return datasets.Dataset.from_dict({
-        "input_ids": [[token for i in row for token in ids[i]] for row in rows],
-        "labels": [[label for i in row for label in labels[i]] for row in rows],
-        "seq_lengths": [[lengths[i] for i in row] for row in rows],
-    })  # fmt: skip
+    def teaches(labels: list[int]) -> bool:
+        return any(label != IGNORE for label in labels)
 
-
-class FlatCollator:
-    """One line of all documents of a batch, with positions that start anew in each, and no padding."""
-
-    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        import torch
-
-        ids, labels, positions = [], [], []
-        for row in rows:
-            ids += row["input_ids"]
-            begin = 0
-            for length in row["seq_lengths"]:
-                labels += [IGNORE, *row["labels"][begin + 1 : begin + length]]  # nothing predicts a first token
-                positions += range(length)
-                begin += length
-        made = {"input_ids": ids, "labels": labels, "position_ids": positions}
-        return {name: torch.tensor([values], dtype=torch.int64) for name, values in made.items()}
+    if streams:
+        return rows.filter(teaches, input_columns="labels")
+    kept = [index for index, labels in enumerate(rows["labels"]) if teaches(labels)]
+    dropped = len(rows) - len(kept)
+    if not kept and dropped:
+        raise UserError(
+            f"SFTTrainer: nothing is learned from any of the {dropped:,} rows of the {what} dataset. Longer rows "
+            "(max_length) may reach the completions, or completion_only_loss=False learns prompts as well."
+        )
+    if dropped:
+        print(
+            f"automodel: {dropped:,} rows of the {what} dataset have nothing to learn and are left out", file=sys.stderr
+        )
+    return rows.select(kept) if dropped else rows

@@ -22,6 +22,7 @@ from automodel.data.batch import IGNORE, PackedBatch
 from automodel.data.collate import PackedCollator
 from automodel.data.store import TokenStore
 from automodel.models.families import family_of
+from automodel.trainer.sft_packing import FlatCollator
 
 UNDERSTOOD = ("input_ids", "attention_mask", "token_type_ids", "labels", "label", "label_ids")
 LABELS = ("labels", "label", "label_ids")
@@ -47,6 +48,8 @@ class Padding:
     """Every batch is this wide."""
     multiple: int = 1
     """Widths are rounded up to a multiple."""
+    flat: bool = False
+    """Rows hold several documents (`seq_lengths`), and a batch is one line of them all."""
 
     def width_of(self, lengths: np.ndarray) -> int:
         width = max(self.width or 0, int(lengths.max()))
@@ -66,9 +69,12 @@ class Held:
 class StoredRows:
     """A dataset whose rows are their own numbers; `collate` makes batches of them."""
 
-    def __init__(self, store: TokenStore, widths: np.ndarray, padding: Padding):
+    def __init__(self, store: TokenStore, widths: np.ndarray, padding: Padding, documents: np.ndarray | None = None):
         self.store, self.widths, self.padding = store, widths, padding
+        self.firsts = None if documents is None else np.concatenate([[0], np.cumsum(documents)])
+        """Where rows hold several documents: the number of each row's first one, and of all."""
         self.collator: PackedCollator | None = None
+        self.evaluated_at_once = 1
         self.origin: Any = None
         """The dataset that the rows were read from, which samplers may ask for lengths."""
         self.counts_first = False
@@ -76,7 +82,11 @@ class StoredRows:
         what Trainer does for classes that are not called `…ForCausalLM` (GPT-2)."""
 
     def __len__(self) -> int:
-        return len(self.store)
+        return len(self.widths)
+
+    def most_documents(self, rows: int) -> int:
+        """How many documents so many rows can have."""
+        return rows if self.firsts is None else int(np.sort(np.diff(self.firsts))[-rows:].sum())
 
     def __getitem__(self, index: int) -> int:
         return index
@@ -86,6 +96,9 @@ class StoredRows:
 
     def collate(self, indices: list[int]) -> Held:
         assert self.collator is not None
+        if self.firsts is not None:
+            documents = [d for row in indices for d in range(self.firsts[row], self.firsts[row + 1])]
+            return Held(self.collator(documents), 1, int(self.widths[indices].sum()))
         batch = self.collator(indices)
         if self.counts_first:
             assert self.store.token_labels is not None
@@ -103,6 +116,8 @@ def known_padding(collator: Any, tokenizer: Any) -> Padding:
         type(collator) is transformers.DefaultDataCollator and collator.return_tensors == "pt"
     ):
         return Padding(to_longest=False)
+    if type(collator) is FlatCollator:
+        return Padding(flat=True)
     plain = (
         transformers.DataCollatorWithPadding,
         transformers.DataCollatorForTokenClassification,
@@ -140,7 +155,7 @@ def store_rows(
     padding = known_padding(collator, tokenizer)
     parts: list[_Part] = []
     tokens = 0
-    for columns in _chunks(dataset):
+    for columns in _chunks(dataset, padding.flat):
         parts.append(_Part(columns, task, padding))
         tokens += len(parts[-1].input_ids)
         if tokens > most_tokens:
@@ -149,6 +164,7 @@ def store_rows(
         raise NotStored("the dataset is empty")
     lengths = np.concatenate([part.lengths for part in parts])
     widths = np.concatenate([part.widths for part in parts])
+    documents = np.concatenate([part.documents for part in parts]) if padding.flat else None
     if not padding.to_longest and len(set(widths.tolist())) > 1:
         raise NotStored("rows differ in length, and the collator does not pad")
     arrays: dict[str, np.ndarray] = {
@@ -161,7 +177,7 @@ def store_rows(
         if pieces[0] is not None:
             arrays[name] = np.concatenate(pieces)
     _check_meaning(arrays, lengths, task, config)
-    return StoredRows(TokenStore(arrays, {}), widths, padding)
+    return StoredRows(TokenStore(arrays, {}), widths, padding, documents)
 
 
 def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: str, config: Any) -> None:
@@ -173,6 +189,15 @@ def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: str
     longest, positions = int(lengths.max()), getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and longest > positions:
         raise NotStored(f"a row has {longest} tokens, and the model {positions} positions")
+    _check_range(ids, int(getattr(config, "vocab_size", 0) or 0), "token", arrays["offsets"])
+    if "token_labels" in arrays:
+        learned = arrays["token_labels"]
+        classes = config.num_labels if task == "token-classification" else int(config.vocab_size)
+        _check_range(np.where(learned == IGNORE, 0, learned), classes, "label", arrays["offsets"])
+    elif "labels" in arrays and arrays["labels"].dtype.kind == "i" and config.num_labels > 1:
+        if bool((arrays["labels"] == IGNORE).any()):
+            raise NotStored(f"some rows have the label {IGNORE}, which counts nowhere")
+        _check_range(arrays["labels"], config.num_labels, "label")
     if task == "text-classification":
         if family.pooling == "last" and config.pad_token_id is None:
             raise NotStored("the config has no pad token, by which a classifier finds the end of a row")
@@ -182,7 +207,16 @@ def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: str
         raise NotStored("rows have no labels")
 
 
-def _chunks(dataset: Any) -> Iterator[dict[str, Any]]:
+def _check_range(values: np.ndarray, count: int, what: str, offsets: np.ndarray | None = None) -> None:
+    """On a GPU a number that is out of range would read somebody else's memory; Trainer's own steps say it in torch's
+    words, and this line before them says where."""
+    wrong = np.flatnonzero((values < 0) | (values >= count)) if count else np.empty(0, dtype=np.int64)
+    if len(wrong):
+        place = int(wrong[0]) if offsets is None else int(np.searchsorted(offsets, wrong[0], side="right")) - 1
+        raise NotStored(f"row {place} has the {what} {int(values[wrong[0]])}, and the model knows 0 to {count - 1}")
+
+
+def _chunks(dataset: Any, flat: bool = False) -> Iterator[dict[str, Any]]:
     """Columns of a few thousand rows at a time."""
     import datasets
 
@@ -190,14 +224,14 @@ def _chunks(dataset: Any) -> Iterator[dict[str, Any]]:
         if dataset.format["type"] == "custom":
             raise NotStored("the dataset has a transform of its own")
         names = list(dataset.format["columns"] or dataset.column_names)
-        _check_columns(names)
+        _check_columns(names, flat)
         plain = dataset.with_format("arrow", columns=names)
         for start in range(0, len(dataset), ROWS_AT_ONCE):
             table = plain[start : start + ROWS_AT_ONCE]
             yield {name: table.column(name) for name in names}
     elif type(dataset) is list and dataset and all(type(row) is dict for row in dataset):
         names = list(dataset[0])
-        _check_columns(names)
+        _check_columns(names, flat)
         if any(list(row) != names for row in dataset):
             raise NotStored("rows have different keys")
         for start in range(0, len(dataset), ROWS_AT_ONCE):
@@ -207,8 +241,8 @@ def _chunks(dataset: Any) -> Iterator[dict[str, Any]]:
         raise NotStored(f"{type(dataset).__name__} may compute its rows anew each time")
 
 
-def _check_columns(names: list[str]) -> None:
-    unknown = [name for name in names if name not in UNDERSTOOD]
+def _check_columns(names: list[str], flat: bool) -> None:
+    unknown = [name for name in names if name not in UNDERSTOOD and not (flat and name == "seq_lengths")]
     if unknown:
         raise NotStored(f"the column {unknown[0]} goes to the model as well")
     if "input_ids" not in names:
@@ -239,6 +273,20 @@ class _Part:
                 raise NotStored("a collator of language models feeds a classifier")
         else:
             self._learn_tokens(ids, column, padding)
+        self.documents = np.ones(len(self.widths), dtype=np.int64)
+        if padding.flat:
+            self._split(columns.get("seq_lengths"))
+
+    def _split(self, column: Any) -> None:
+        """Documents instead of rows; nothing predicts the first token of one."""
+        if self.keep is not None or self.token_labels is None:
+            raise NotStored("flat rows have padding, or no labels of tokens")
+        if column is not None:
+            self.lengths, self.documents = _flat(column, "seq_lengths")
+            starts = np.concatenate([[0], np.cumsum(self.documents)[:-1]])
+            if not np.array_equal(np.add.reduceat(self.lengths, starts), self.widths):
+                raise NotStored("seq_lengths are not the lengths of the rows")
+        self.token_labels[np.cumsum(self.lengths) - self.lengths] = IGNORE
 
     def _learn_tokens(self, ids: np.ndarray, column: Any, padding: Padding) -> None:
         if padding.from_ids:

@@ -255,7 +255,10 @@ class Trainer(transformers.Trainer):
         """One optimizer step and everything that Trainer counts with it."""
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         self._last_result = fast.step(self.state.global_step, fast.step_batch(held, epoch, steps_in_epoch))
-        fast.losses.append(self._last_result.loss)
+        has_labels = any(h.batch.num_labels for h in held)
+        fast.losses.append(
+            self._last_result.loss if has_labels else self._last_result.loss * math.nan
+        )  # a mean of none
         self._last_lr = self.lr_scheduler.get_last_lr()[0]
         self.lr_scheduler.step()
         self.current_flos += float(self._flos_per_token * sum(h.rows * h.width for h in held))

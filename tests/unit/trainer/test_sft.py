@@ -9,7 +9,8 @@ from datasets import Dataset
 
 from automodel import SFTConfig, SFTTrainer, TrainingArguments
 from automodel.config.errors import UserError
-from automodel.trainer.sft_rows import FlatCollator, RowFormat, packed_rows
+from automodel.trainer.sft_packing import FlatCollator, packed_rows
+from automodel.trainer.sft_rows import RowFormat, prepared
 from tiny_models import tiny
 from tiny_runs import make_tokenizer, reviews
 
@@ -67,6 +68,47 @@ def test_packing_keeps_documents_whole_and_apart():
     assert bool((batch["labels"][0][starts] == -100).all())
 
 
+def test_packing_strategies():
+    long, short = list(range(5, 25)), [30, 31, 32]
+    rows = Dataset.from_list([{"input_ids": ids, "labels": ids} for ids in (long, short)])
+    assert packed_rows(rows, 8)["seq_lengths"] == [[8], [3]]
+    assert packed_rows(rows, 8, "bfd_split")["seq_lengths"] == [[8], [8], [4, 3]]
+    wrapped = packed_rows(rows, 8, "wrapped")
+    assert [token for ids in wrapped["input_ids"] for token in ids] == long + short
+    assert [len(ids) for ids in wrapped["input_ids"]] == [8, 8, 7]
+    assert "seq_lengths" not in wrapped.column_names
+
+
+def test_rows_of_which_nothing_is_learned_are_left_out_and_counted(capsys):
+    rows = Dataset.from_list([
+        {"prompt": "what is good ? ", "completion": "the film"},
+        {"prompt": "what is the very quite good film ? ", "completion": "a plot"},
+    ])  # fmt: skip
+    made = prepared(rows, form(max_length=6), None, "training")
+    assert len(made) == 1
+    assert "1 rows of the training dataset have nothing to learn" in capsys.readouterr().err
+    with pytest.raises(UserError, match="nothing is learned from any of the 2 rows"):
+        prepared(rows, form(max_length=2), None, "training")
+
+
+def test_shared_conversations_by_their_older_names_and_what_rows_say_to_the_template():
+    older = [{"from": "human", "value": "what is good ?"}, {"from": "gpt", "value": "the film ."}]
+    assert form()({"conversations": older}) == form()({"messages": ANSWER})
+    seen = []
+
+    class Words:
+        chat_template, eos_token_id = "x", 3
+
+        def apply_chat_template(self, messages, **options):
+            seen.append(options)
+            return {"input_ids": [5]}
+
+    talk = RowFormat(Words(), "text", 8, None, False)
+    talk({"messages": ANSWER, "tools": [{"name": "add"}], "chat_template_kwargs": {"thinks": False}})
+    assert seen[0]["tools"] == [{"name": "add"}]
+    assert seen[0]["thinks"] is False
+
+
 def data(count=24, seed=0):
     return Dataset.from_list([{"text": row["text"]} for row in reviews(count, seed)])
 
@@ -107,7 +149,7 @@ def test_packed_rows_have_the_loss_of_their_documents(tmp_path):
             total += float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
             count += ids.shape[1] - 1
     assert losses(trainer) == pytest.approx([total / count], abs=1e-4)
-    assert trainer.acceleration.path == "stock"
+    assert trainer.acceleration.path == "packed"
 
 
 def test_arguments_of_trl():
@@ -115,5 +157,33 @@ def test_arguments_of_trl():
     assert (config.max_length, config.learning_rate, config.bf16, config.packing) == (77, 2e-5, False, False)
     with pytest.raises(UserError, match="chat_template_path"):
         SFTConfig("out", chat_template_path="x", use_cpu=True)
-    with pytest.raises(UserError, match="loss_type='dft'"):
-        SFTConfig("out", loss_type="dft", use_cpu=True)
+    wrong = {
+        "loss_type='dft'": {"loss_type": "dft"},
+        "packing_strategy='ffd'": {"packing_strategy": "ffd"},
+        "truncation_mode='keep_end'": {"truncation_mode": "keep_end"},
+        "needs max_length": {"packing": True, "max_length": None},
+        "eval_packing=True": {"eval_packing": True},
+        "prepare is unknown": {"dataset_kwargs": {"prepare": False}},
+    }
+    for said, given in wrong.items():
+        with pytest.raises(UserError, match=said):
+            SFTConfig("out", use_cpu=True, **given)
+
+
+def test_rows_that_are_ready_tokens_that_are_named_and_what_is_refused(tmp_path):
+    model = tiny("llama", "causal-lm", pad_token_id=0)[1]
+    ready = Dataset.from_list([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}] * 4)
+    config = SFTConfig(
+        str(tmp_path), dataset_kwargs={"skip_prepare_dataset": True}, eos_token="good", pad_token="[PAD]", **SETTINGS
+    )
+    words = make_tokenizer(decoder=True)
+    trainer = SFTTrainer(model, config, train_dataset=ready, processing_class=words)
+    assert trainer.train_dataset is ready
+    assert words.eos_token == "good"
+    with pytest.raises(UserError, match=r"eos_token='<no>'.*no such token"):
+        SFTTrainer(model, SFTConfig(str(tmp_path), eos_token="<no>", use_cpu=True), processing_class=words)
+    with pytest.raises(UserError, match="given by its name"):
+        SFTTrainer(model, config, train_dataset=ready, processing_class=words, quantization_config=object())
+    config = SFTConfig(str(tmp_path), completion_only_loss=True, use_cpu=True)
+    with pytest.raises(UserError, match="formatting_func makes one text"):
+        SFTTrainer(model, config, train_dataset=data(), processing_class=words, formatting_func=str)
