@@ -1,4 +1,5 @@
-"""The last block for the pooled token only: logits and gradients equal stock transformers on each document alone."""
+"""The last block for the pooled token only, and layers that are one operation on the CPU: logits and gradients equal
+stock transformers on each document alone."""
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import make_loss
-from automodel.models.forward import make_forward
+from automodel.models.cpu_block import use_cpu_blocks
+from automodel.models.forward import make_forward, stock_attention
 from automodel.models.pooled_block import pool_last_block
 from tiny_models import tiny
 
@@ -32,8 +34,9 @@ def gradients(model):
 
 
 @pytest.mark.parametrize("bucket_tokens", [1, 32], ids=["no tail", "dummy tail and unused slots"])
+@pytest.mark.parametrize("whole_layers", [False, True], ids=["stock layers", "whole layers"])
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "electra"])
-def test_logits_and_gradients_equal_stock(kind, bucket_tokens):
+def test_logits_and_gradients_equal_stock(kind, whole_layers, bucket_tokens):
     store, batch = batch_of(bucket_tokens)
     _, stock = tiny(kind, TASK)
     _, ours = tiny(kind, TASK)
@@ -48,6 +51,8 @@ def test_logits_and_gradients_equal_stock(kind, bucket_tokens):
     loss.sum(expected, labels).backward()
 
     assert pool_last_block(ours)
+    if whole_layers:
+        assert use_cpu_blocks(ours) == ours.config.num_hidden_layers - 1
     logits = make_forward(ours, TASK, "packed", swapped=True)(batch)
     torch.testing.assert_close(logits[: len(store)], expected, rtol=1e-5, atol=1e-5)
     loss.sum(logits, batch.labels_R).backward()
@@ -55,8 +60,34 @@ def test_logits_and_gradients_equal_stock(kind, bucket_tokens):
     assert mine.keys() == theirs.keys()
     for name, gradient in theirs.items():
         torch.testing.assert_close(mine[name], gradient, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+    ids = torch.as_tensor(store.input_ids[store.offsets[3] : store.offsets[4]].astype("int64"))[None]
+    with stock_attention(ours):
+        torch.testing.assert_close(ours(input_ids=ids).logits[0], expected[3], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(make_forward(ours, TASK, "packed", swapped=True)(batch), logits)
 
 
 def test_a_family_without_the_swap_is_left_alone():
     _, model = tiny("modernbert", TASK)
     assert not pool_last_block(model)
+    assert not use_cpu_blocks(model)
+
+
+def test_taggers_have_whole_layers_throughout():
+    _, batch = batch_of(1)
+    _, model = tiny("bert", "token-classification")
+    forward = make_forward(model, "token-classification", "packed")
+    expected = forward(batch)
+    assert use_cpu_blocks(model) == model.config.num_hidden_layers
+    torch.testing.assert_close(forward(batch), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_whole_layers_drop_while_they_learn():
+    _, batch = batch_of(1)
+    _, model = tiny("bert", TASK, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
+    forward = make_forward(model, TASK, "packed")
+    model.eval()
+    expected = forward(batch)
+    assert use_cpu_blocks(model)
+    torch.testing.assert_close(forward(batch), expected, rtol=1e-5, atol=1e-5)
+    model.train()
+    assert not torch.allclose(forward(batch), forward(batch))

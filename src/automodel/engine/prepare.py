@@ -22,7 +22,14 @@ from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_names
 from automodel.models.adapted import adapter_for_run
-from automodel.models.block_support import can_fuse, can_fuse_adapters, can_pool, fused_in_words, pooled_saving
+from automodel.models.block_support import (
+    can_fuse,
+    can_fuse_adapters,
+    can_pool,
+    fused_in_words,
+    pooled_saving,
+    whole_layers,
+)
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import PackingSupport, packing_support
@@ -125,6 +132,7 @@ def model_facts(
         decoder=hf_config.model_type in DECODERS,
         can_pool=can_pool(hf_config, fused=False),
         can_pool_fused=can_pool(hf_config, fused=True),
+        whole_layers=whole_layers(hf_config),
         pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
         head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
         shape=shape_of(hf_config),

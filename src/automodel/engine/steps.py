@@ -28,6 +28,7 @@ from automodel.kernels.side_stream import SideStream
 from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.compiled_blocks import repeated_blocks
+from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
@@ -91,6 +92,8 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
         compile_model(prepared, model)
     elif plan.device == "cpu":
         use_cheap_dropout(model)
+    if plan.whole_layers:
+        use_cpu_blocks(model)
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)

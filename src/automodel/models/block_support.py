@@ -1,8 +1,8 @@
 """What the swapped blocks can do for a model, told from its config alone: the plan needs it before a weight is loaded.
 
 The swaps themselves look at the modules once more (`fused_encoder.py`, `fused_modernbert.py`, `fused_decoder.py`,
-`pooled_block.py`). A test holds the two to each other: a plan that promises what the model then does not get is worse
-than no plan.
+`pooled_block.py`, `cpu_block.py`). A test holds the two to each other: a plan that promises what the model then does
+not get is worse than no plan.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ def can_pool(config: Any, fused: bool) -> bool:
         return False
     # A window around the first token does not reach every token, and a mean reads them all.
     return config.layer_types[-1] == "full_attention" and config.classifier_pooling == "cls"
+
+
+def whole_layers(config: Any) -> bool:
+    """Whether a layer of it is one operation on the CPU (`cpu_block.py`)."""
+    return config.model_type in ENCODERS and _activation(config) == "gelu"
 
 
 def pooled_saving(config: Any) -> float:

@@ -36,6 +36,7 @@ from automodel.plan.speed import (
     decide_lazy_embeddings,
     decide_offload,
     decide_pooled,
+    decide_whole_layers,
     decide_word_rows,
     tell_what_is_read,
 )
@@ -119,6 +120,7 @@ class _Step(NamedTuple):
     late_update: bool
     lazy_embeddings: bool
     word_rows: int
+    whole_layers: bool
 
 
 def _step(
@@ -163,7 +165,8 @@ def _step(
     lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines, layout.size)
     plain = kept and not compiled and not layout.fsdp
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
-    return _Step(capture, fused, compiled, mode or "", offload, fp8, pooled, late, lazy, word_rows)
+    whole = plain and not split and decide_whole_layers(cfg, hardware, model, precision, path, lines)
+    return _Step(capture, fused, compiled, mode or "", offload, fp8, pooled, late, lazy, word_rows, whole)
 
 
 def _what(

@@ -32,6 +32,8 @@ class ModelFacts:
     """Whether its last block can run for the pooled token alone, as plain modules."""
     can_pool_fused: bool = False
     """The same for its fused blocks."""
+    whole_layers: bool = False
+    """Whether a layer of it can be one operation on the CPU."""
     pooled_saving: float = 0.0
     """Share of the encoder's multiplications that this saves."""
     head_words: int = 0

@@ -197,6 +197,21 @@ def tell_what_is_read(
     lines.append(Decision("last block", "learned tokens only", f"exact, like the head; saves {blocks} and {saved}"))
 
 
+def decide_whole_layers(
+    cfg: RunConfig, hardware: Hardware, model: ModelFacts, precision: str, path: str, lines: list[Decision]
+) -> bool:
+    """Layers that are one operation on the CPU. The same arithmetic in the same precision, with less around it."""
+    possible = hardware.device == "cpu" and precision == "fp32" and path == "packed" and not model.trained
+    if not possible or not model.whole_layers:
+        return False
+    if cfg.model.use_liger_kernel is False:
+        lines.append(Decision("layers", "stock", "model.use_liger_kernel is false"))
+        return False
+    reason = "one operation each: joined query/key/value, residuals added inside products, documents without padding"
+    lines.append(Decision("layers", "our own", reason))
+    return True
+
+
 def decide_offload(
     cfg: RunConfig, checkpointing: str, needed: bool, lines: list[Decision], *, capture: bool, compiled: bool
 ) -> bool:

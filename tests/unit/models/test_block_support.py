@@ -6,7 +6,8 @@ from transformers import AutoConfig
 
 import tiny_models
 from automodel.kernels.flat_adamw import FlatAdamW
-from automodel.models.block_support import can_fuse, can_pool, pooled_saving
+from automodel.models.block_support import can_fuse, can_pool, pooled_saving, whole_layers
+from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.fused_encoder import fuse_encoder
 from automodel.models.pooled_block import pool_last_block
 
@@ -71,6 +72,15 @@ def test_modernbert_pools_only_with_full_attention_last():
 def test_plain_blocks(kind):
     config, model = tiny_models.tiny(kind, "text-classification", num_labels=2, pad_token_id=0)
     assert can_pool(config, fused=False) == pool_last_block(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("bert", {}), ("distilbert", {}), ("bert", {"hidden_act": "relu"}), ("modernbert", {}), ("albert", {})],
+)
+def test_whole_layers(kind, changes):
+    config, model = tiny_models.tiny(kind, "text-classification", num_labels=2, **changes)
+    assert use_cpu_blocks(model) == (config.num_hidden_layers if whole_layers(config) else 0)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert"])

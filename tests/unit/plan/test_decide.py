@@ -142,6 +142,24 @@ def test_the_last_block_of_a_classifier_is_pooled_where_it_can_be():
     assert not plan_for(checkpointing, model=poolable).pooled_last_block
 
 
+def test_layers_are_our_own_on_the_cpu_in_fp32():
+    encoder = dataclasses.replace(BERT, whole_layers=True)
+    plan = plan_for(model=encoder)
+    assert plan.whole_layers
+    assert "one operation each" in reason(plan, "layers")
+    assert not plan_for().whole_layers
+    assert not plan_for(hardware=H200, model=encoder).whole_layers
+    half = config(training_optimizations=TrainingOptimizations(precision="bf16"))
+    checkpointing = config(training_optimizations=TrainingOptimizations(gradient_checkpointing=True))
+    padded = config(packed_sequence=PackedSequenceConfig(enabled=False))
+    for cfg in (half, checkpointing, padded):
+        assert not plan_for(cfg, model=encoder).whole_layers
+    asked = config(model=dataclasses.replace(config().model, use_liger_kernel=False))
+    plan = plan_for(asked, model=encoder)
+    assert not plan.whole_layers
+    assert "use_liger_kernel" in reason(plan, "layers")
+
+
 def test_gpu_switches_have_an_effect_or_a_line():
     fusable = dataclasses.replace(BERT, can_fuse=True)
     assert plan_for(hardware=H200, model=fusable).fused_kernels
