@@ -196,7 +196,8 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     step = (together(model, options.wire) if options.together else CapturedStep)(
         model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5, seed=seed, accumulates=False,
-        device="cuda", side=side, late=LateUpdates(optimizer, layers, side.stream, not options.together) if layers else None,
+        device="cuda", side=side,
+        late=LateUpdates(optimizer, layers, side.stream, not options.together) if layers else None,
     )  # fmt: skip
     return step, model, fused
 

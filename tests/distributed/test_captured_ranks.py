@@ -27,6 +27,8 @@ from automodel.engine.together import TogetherOnHost
 from automodel.plan.check import load_run_config
 from many_runs import TOLERANCE
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10
 # 41 rows and 8 in a step: the sixth step has one, and one rank none.
 COMMON = (
