@@ -60,9 +60,11 @@ def test_verify_names_the_damaged_file(run):
     assert tiny.automodel("checkpoint", "verify", run, "--step", "8").returncode == 0
 
 
-def test_prune_keeps_the_newest_that_is_whole(run):
+@pytest.mark.parametrize("how", ["truncated", "changed"])
+def test_prune_keeps_the_newest_that_is_whole(run, how):
     newest = run / "run" / "steps" / "step-00000008" / "model.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-3])
+    data = newest.read_bytes()
+    newest.write_bytes(data[:-3] if how == "truncated" else data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
     would = tiny.automodel("checkpoint", "prune", run, "--drop-best", "--dry-run").stdout
     assert "Would remove steps: 4, 8" in would
     assert len(list((run / "run" / "steps").glob("step-*"))) == 3

@@ -100,11 +100,11 @@ def prune(
     from automodel.checkpoint import catalog
 
     steps, every = _found(run)
-    whole = [checkpoint for checkpoint in every if not _problem(checkpoint)]
+    whole = _newest_whole(every, keep)
     if not whole:
         raise UserError(f"no checkpoint in {steps} is whole, so none is removed. automodel checkpoint verify {run}")
     best = _best_of(whole[-1])
-    kept = {checkpoint.step for checkpoint in whole[-keep:]} | ({best} if best is not None and not drop_best else set())
+    kept = {checkpoint.step for checkpoint in whole} | ({best} if best is not None and not drop_best else set())
     doomed = [checkpoint for checkpoint in every if checkpoint.step not in kept]
     freed = sum(_bytes_on_disk(checkpoint) for checkpoint in doomed)
     if not dry_run:
@@ -184,12 +184,22 @@ def _described(checkpoint: Checkpoint, newest: int, best: int | None) -> dict[st
     return row
 
 
-def _problem(checkpoint: Checkpoint) -> str:
-    """What is wrong at first sight: sizes, not contents."""
+def _newest_whole(every: list[Checkpoint], count: int) -> list[Checkpoint]:
+    """So many of the newest whose every byte is as it was written, oldest first. What is removed cannot be had again, so
+    what stays is read before."""
+    whole: list[Checkpoint] = []
+    for checkpoint in reversed(every):
+        if len(whole) < count and not _problem(checkpoint, contents=True):
+            whole.insert(0, checkpoint)
+    return whole
+
+
+def _problem(checkpoint: Checkpoint, contents: bool = False) -> str:
+    """What is wrong at first sight: sizes. `contents`: at second sight, too."""
     from automodel.checkpoint.catalog import DamagedCheckpointError
 
     try:
-        checkpoint.check_sizes()
+        checkpoint.verify() if contents else checkpoint.check_sizes()
     except DamagedCheckpointError as error:
         return str(error)
     return ""
