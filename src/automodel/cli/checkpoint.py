@@ -185,8 +185,8 @@ def _described(checkpoint: Checkpoint, newest: int, best: int | None) -> dict[st
 
 
 def _newest_whole(every: list[Checkpoint], count: int) -> list[Checkpoint]:
-    """So many of the newest whose every byte is as it was written, oldest first. What is removed cannot be had again, so
-    what stays is read before."""
+    """So many of the newest whose every byte is as it was written, oldest first. What is removed cannot be had again,
+    so what stays is read before."""
     whole: list[Checkpoint] = []
     for checkpoint in reversed(every):
         if len(whole) < count and not _problem(checkpoint, contents=True):
