@@ -38,6 +38,7 @@ COMMON = (
 WORDS = "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\n"
 CLASSES = "model: {bert}\ntask: text-classification\ndataset: {{path: {rows}}}\n"
 TOPICS = "model: {qwen}\ntask: text-classification\ndataset: {{path: {rows}}}\n"
+UNTIED = "model: {qwen}\ntask: causal-lm\ndataset: {{path: {texts}}}\n"
 SHARDS = "distributed: {{strategy: fsdp2}}\n"
 RUNS = {
     "words": WORDS + "dataloader: {{batch_size: 4}}\n",
@@ -51,6 +52,7 @@ RUNS = {
     "words-shards-again": WORDS
     + "dataloader: {{batch_size: 2}}\ntraining_optimizations: {{gradient_checkpointing: full}}\n"
     + SHARDS,
+    "untied": UNTIED + "dataloader: {{batch_size: 4}}\n",
     "topics-shards": TOPICS + "dataloader: {{batch_size: 4}}\n" + SHARDS,
     "clipped": WORDS + "dataloader: {{batch_size: 4}}\ntraining_optimizations: {{gradient_clipping: 0.05}}\n",
 }
@@ -108,7 +110,8 @@ def train(name: str, folder: Path, ranks=None) -> tuple[list[list[float]], dict[
     with torch.no_grad(), step.compute():
         batch = loader.collate([0])
         found.append([float(step.loss.scaled_sum(step.forward(batch), labels_of(batch), torch.ones(()))), 0, 0])
-    return found, {name: whole_of(tensor).clone() for name, tensor in step.weights().items()}, step
+    kept = {**step.weights(), **{f"state {name}": tensor for name, tensor in step.state()[0].items()}}
+    return found, {name: whole_of(tensor).clone() for name, tensor in kept.items()}, step
 
 
 def one_rank(rank: int, folder: Path) -> None:
@@ -123,6 +126,9 @@ def one_rank(rank: int, folder: Path) -> None:
         assert (swapped > 0) == (name != "words-stock")
         if isinstance(step, TogetherOnHost):
             early[name] = [len(step.pieces.early), step.pieces.came_early]
+            head = step.model.get_output_embeddings()
+            sent_early = {id(place.parameter) for piece in step.pieces.early for place in piece.places}
+            assert (head is not None and id(head.weight) in sent_early) == (name == "untied")
         (folder / f"{name}.{rank}.json").write_text(json.dumps(losses))
         torch.save(weights, folder / f"{name}.{rank}.pt")
         step.finish()

@@ -2,8 +2,8 @@
 
 Ranks sum gradients piece by piece. Those of the last blocks are there while the backward pass still works on the first
 ones, so a piece is a few neighbouring blocks, and it is marked as soon as their gradients are written; whoever sums it
-waits for the mark, not for the end of the pass. What no block has (word tables, heads), and what is too small to be
-sent by itself, comes at the end.
+waits for the mark, not for the end of the pass. A head of its own goes with the last blocks, before which its gradient
+is there. Word tables, and what is too small to be sent by itself, come at the end.
 
 On a GPU a mark is an event that is part of the captured graph and can be waited for outside of it
 (`cudaEventRecordExternal`). Which graph was replayed does not matter: all of them record the same events.
@@ -60,11 +60,19 @@ class Piece:
 
 class GradientPieces:
     """Watches the blocks of a model. `placed`: gradients are still to be brought to their places; otherwise they are
-    summed there."""
+    summed there. `behind`: parameters that only what follows the last block reads."""
 
-    def __init__(self, optimizer: FlatAdamW, blocks: Sequence[nn.Module], side: SideStream | None, placed: bool):
+    def __init__(
+        self,
+        optimizer: FlatAdamW,
+        blocks: Sequence[nn.Module],
+        side: SideStream | None,
+        *,
+        placed: bool,
+        behind: Sequence[nn.Parameter] = (),
+    ):
         self.optimizer, self.side, self.placed = optimizer, side, placed
-        self.early, self.rest = make_pieces(optimizer, blocks)
+        self.early, self.rest = make_pieces(optimizer, blocks, behind)
         self.entered: set[int] = set()
         self.learning = False
         self.came_early = 0
@@ -145,7 +153,9 @@ class GradientPieces:
         return self.optimizer.collect(places) if self.placed else []
 
 
-def make_pieces(optimizer: FlatAdamW, blocks: Sequence[nn.Module]) -> tuple[list[Piece], Piece]:
+def make_pieces(
+    optimizer: FlatAdamW, blocks: Sequence[nn.Module], behind: Sequence[nn.Parameter] = ()
+) -> tuple[list[Piece], Piece]:
     """Pieces in the order in which a backward pass completes them, and the rest."""
     flat = optimizer.flat
     device = flat.device.type
@@ -155,10 +165,11 @@ def make_pieces(optimizer: FlatAdamW, blocks: Sequence[nn.Module]) -> tuple[list
             owners.setdefault(id(parameter), []).append(block)
     early, free = [], {id(place.parameter): place for place in flat.places}
     group: list[nn.Module] = []
+    waiting = [p for p in behind if id(p) in free and id(p) not in owners]
     for number, block in enumerate(reversed(blocks), start=1):
         group.append(block)
         own = [p for b in group for p in b.parameters() if id(p) in free and len(owners[id(p)]) == 1]
-        places = [free[id(p)] for p in own]
+        places = [free[id(p)] for p in (*waiting, *own)]
         if number < len(blocks) and _bytes_of(places, flat) < PIECE_BYTES:
             continue
         runs = [run for run in _runs(places, flat) if _bytes_of(run, flat) >= SMALLEST_BYTES]
@@ -169,7 +180,7 @@ def make_pieces(optimizer: FlatAdamW, blocks: Sequence[nn.Module]) -> tuple[list
             mark = torch.cuda.Event(external=True) if device == "cuda" else NoMark()
             ranges = [_range(run, flat) for run in runs]
             early.append(Piece(members, ranges, frozenset(map(id, group)), mark))
-        group = []
+        group, waiting = [], []
     rest = list(free.values())
     ranges = [part for run in _runs(rest, flat) for part in _parts(_range(run, flat))]
     return early, Piece(rest, ranges, frozenset(), NoMark())

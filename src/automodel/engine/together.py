@@ -45,6 +45,12 @@ def seed_offset_of(rank: int) -> int:
     return rank << 32
 
 
+def own_head(model: Any) -> list[nn.Parameter]:
+    """The output layer of a language model, where it is not the word table as well."""
+    head, words = model.get_output_embeddings(), model.get_input_embeddings()
+    return [] if head is None or head.weight is words.weight else list(head.parameters())
+
+
 class TogetherStep(CapturedStep):
     """`CapturedStep`, with a sum over the ranks between gradients and update. `blocks`: the layers, in their order."""
 
@@ -53,7 +59,8 @@ class TogetherStep(CapturedStep):
         self.apart = True
         self.ranks, self.wire = ranks, wire
         self.placed = not self.accumulates
-        self.pieces = GradientPieces(self.optimizer, blocks, self.side, self.placed)
+        head = own_head(self.model)
+        self.pieces = GradientPieces(self.optimizer, blocks, self.side, placed=self.placed, behind=head)
         self.seed_offset = seed_offset_of(ranks.rank)
 
     def _open_streams(self) -> None:

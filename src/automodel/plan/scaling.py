@@ -6,8 +6,8 @@ computed again. Traffic is bytes over links, at the share of their stated speed 
 each hop:
 
     shards       weights gathered twice (forward, backward), gradients scattered once: beside the arithmetic
-    replicas     a shard's gradients summed over the replicas: beside the backward pass (under `ddp` all but those of
-                 the word tables, which are complete at its end)
+    replicas     a shard's gradients summed over the replicas: beside the backward pass (under `ddp` all but that of
+                 the word table, which is complete at its end)
     tensor       four sums of a layer's activations, forward and backward together: nobody can work meanwhile
     context      queries, keys, values and outputs traded, there and back, forward and backward: the same
 
@@ -101,8 +101,8 @@ def predict(job: Job, layout: Layout, efficiency: float, machine: Machine = H200
     """`efficiency`: the share of the peak that one GPU reaches by itself, all its kernels together."""
     share = job.tokens * job.accumulation / (layout.cp * layout.tp)  # of the arithmetic
     arithmetic = share * job.work() / (efficiency * machine.peak)
-    beside = _shards(job, layout, machine) + _replicas(job, layout, machine) - _tables(job, layout, machine)
-    between = _tensor(job, layout, machine) + _context(job, layout, machine) + _tables(job, layout, machine)
+    beside = _shards(job, layout, machine) + _replicas(job, layout, machine) - _table(job, layout, machine)
+    between = _tensor(job, layout, machine) + _context(job, layout, machine) + _table(job, layout, machine)
     ends = 2 * _shards(job, layout, machine) / (3 * job.shape.layers)
     step = max(arithmetic, beside) + between + ends
     tokens = job.tokens * job.accumulation / (layout.cp * layout.tp)
@@ -146,12 +146,11 @@ def _replicas(job: Job, layout: Layout, machine: Machine) -> float:
     return job.shape.layers * 2 * _ring(block, layout.replicas, inner, machine)
 
 
-def _tables(job: Job, layout: Layout, machine: Machine) -> float:
+def _table(job: Job, layout: Layout, machine: Machine) -> float:
     """What captured steps of whole models sum when the backward pass is over (`engine/gradient_pieces.py`)."""
     if layout.fsdp:
         return 0.0
-    tables = job.shape.vocabulary * job.shape.width * (1 if job.shape.tied else 2)
-    return tables / job.parameters * _replicas(job, layout, machine)
+    return job.shape.vocabulary * job.shape.width / job.parameters * _replicas(job, layout, machine)
 
 
 def _tensor(job: Job, layout: Layout, machine: Machine) -> float:
