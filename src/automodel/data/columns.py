@@ -50,6 +50,10 @@ SOURCE_TARGET = (
     ("input_text", "target_text"),
     ("question", "answer"),
 )
+LANGUAGE_COLUMNS = (
+    ".text_column: <column> for plain text, messages_column: <column> for chats, or "
+    "column_mapping: {question: <column>, answer: <column>}."
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Columns:
             + did_you_mean(name, self.names)
         )
 
-    def first_of(self, names: Iterable[str], key: str, what: str) -> str:
+    def first_of(self, names: Iterable[str], key: str, what: str, ways: str = "") -> str:
         """The first known name that the data has."""
         for name in names:
             if name in self.features:
@@ -92,11 +96,17 @@ class Columns:
             )
         raise UserError(
             f"{self.section}.{key}: no column of the data is known to hold {what}. It has: {self.listed()}. "
-            f"Name the right one: {self.section}.{key}: <column>."
+            + (ways or f"Name the right one: {self.section}.{key}: <column>.")
         )
 
     def text(
-        self, configured: str | None, key: str, names: Sequence[str], what: str, besides: Sequence[str] = ()
+        self,
+        configured: str | None,
+        key: str,
+        names: Sequence[str],
+        what: str,
+        besides: Sequence[str] = (),
+        ways: str = "",
     ) -> str:
         """A column of strings: the configured one, a known name, or the only column of strings there is."""
         if configured is not None:
@@ -107,7 +117,7 @@ class Columns:
         strings = [n for n, f in self.features.items() if is_string(f) and n not in besides]
         if len(strings) == 1:
             return strings[0]
-        return self.first_of((), key, what)
+        return self.first_of((), key, what, ways)
 
     def of_strings(self, name: str, key: str) -> str:
         if not is_string(self.features[name]):

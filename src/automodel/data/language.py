@@ -36,6 +36,8 @@ KNOWN_LAYOUTS = (
     (("query",), ("response", "answer")),
 )
 
+PROMPT_ROLES = {role for prompt, _ in KNOWN_LAYOUTS for role in (*prompt, "system")}
+
 
 @dataclass(frozen=True)
 class Spanned:

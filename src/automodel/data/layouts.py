@@ -17,7 +17,7 @@ from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.labels import SINGLE, LabelMap, infer_labels
-from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText
+from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, PROMPT_ROLES, Chats, Instructions, PlainText
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
 from automodel.data.sequences import SourceTarget
@@ -239,7 +239,8 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
     if mapping is not None:
         _only_cut(request, "prompts with answers")
         return _instructions(columns, request, *mapping)
-    text = columns.text(cfg.text_column, "text_column", known.TEXT, "plain text, chat messages, or prompts and answers")
+    what, ways = "plain text, chat messages, or prompts and answers", columns.section + known.LANGUAGE_COLUMNS
+    text = columns.text(cfg.text_column, "text_column", known.TEXT, what, ways=f"Name the right one: {ways}")
     split = cfg.on_long != "cut"
     how = "split into pieces where it is long" if split else "cut where it is long"
     return Layout(PlainText(tokenizer, text, request.max_length, split), f"plain text in '{text}', {how}")
@@ -273,9 +274,10 @@ def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str
             columns.required(column, "column_mapping")
         answers = [role for role in cfg.column_mapping if role in ANSWER_ROLES]
         if len(answers) != 1:
+            hints = (known.did_you_mean(role, ANSWER_ROLES) for role in cfg.column_mapping if role not in PROMPT_ROLES)
             raise UserError(
                 f"{columns.section}.column_mapping must name one column to learn, as {' or '.join(ANSWER_ROLES[:3])}; "
-                f"got {', '.join(cfg.column_mapping)}."
+                f"got {', '.join(cfg.column_mapping)}.{'' if answers else next(filter(None, hints), '')}"
             )
         prompt = {role: column for role, column in cfg.column_mapping.items() if role not in answers}
         if not prompt:

@@ -71,8 +71,13 @@ class Schedule:
         progress = min(1.0, progress)
         return (1.0 - progress) ** self.cfg.power if name == "polynomial" else 1.0 - progress
 
+    @property
+    def last_phase(self) -> int:
+        """Steps at the end of `wsd` in which the rate falls."""
+        return self.cfg.decay_steps or max(1, math.ceil(self.cfg.decay_ratio * self.total_steps))
+
     def _final_decay(self, step: int) -> float:
-        steps = self.cfg.decay_steps or max(1, math.ceil(self.cfg.decay_ratio * self.total_steps))
+        steps = self.last_phase
         progress = (step - (self.total_steps - steps)) / steps
         if progress <= 0:
             return 1.0

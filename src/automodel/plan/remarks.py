@@ -34,16 +34,27 @@ def how_it_learns(cfg: RunConfig, total_steps: int, kind: Kind | None) -> Iterat
         decay = f"for the matrices of hidden layers{own}, AdamW for the rest; {decay}"
     yield Decision("optimizer", f"{shown}, lr {format_lr(optimizer.lr)}", f"{decay}; {clipping}")
     warmup = schedule.warmup_steps
-    begin = f"{warmup} warm-up steps" if warmup else "no warm-up"
-    constant = cfg.lr_scheduler.name.startswith("constant")
-    end = "" if constant else f", then down to {format_lr(schedule.floor(optimizer.lr))}"
-    yield Decision("schedule", cfg.lr_scheduler.name, begin + end)
+    begin = f"{warmup} warm-up step{'s' if warmup > 1 else ''}" if warmup else "no warm-up"
+    yield Decision("schedule", cfg.lr_scheduler.name, begin + _then(schedule, optimizer.lr))
     loss = cfg.loss_fn
     if loss.label_smoothing or loss.class_weights or loss.z_loss:
         parts = [f"label smoothing {loss.label_smoothing:g}"] if loss.label_smoothing else []
         parts += ["class weights"] if loss.class_weights else []
         parts += [f"z-loss {loss.z_loss:g}"] if loss.z_loss else []
         yield Decision("loss", " and ".join(parts), "loss_fn asks for it")
+
+
+def _then(schedule: Schedule, peak: float) -> str:
+    """What the rate does after the warm-up."""
+    name, floor = schedule.cfg.name, format_lr(schedule.floor(peak))
+    if name.startswith("constant"):
+        return ""
+    if name == "inverse_sqrt":
+        last = schedule.lr_at(max(0, schedule.total_steps - 1), peak)
+        return f", then by the square root of the steps, {format_lr(last)} at the end"
+    if name in ("wsd", "warmup_stable_decay"):
+        return f", then steady, and down to {floor} in the last {schedule.last_phase}"
+    return f", then down to {floor}"
 
 
 def adapter(cfg: RunConfig, trained: int, parameters: int, words: str) -> Iterator[Decision]:

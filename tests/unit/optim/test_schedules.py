@@ -126,3 +126,25 @@ def test_one_schedule_in_many_spellings(tmp_path, text):
 def test_wrong_ones_are_told(tmp_path, text, message):
     with pytest.raises(UserError, match=message):
         written(tmp_path, text)
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), [
+    ("linear", {"warmup_steps": 1}, "1 warm-up step, then down to 0"),
+    ("constant", {}, "no warm-up"),
+    ("inverse_sqrt", {"warmup_steps": 10}, "10 warm-up steps, then by the square root of the steps, 3.2e-5 at the end"),
+    ("wsd", {"warmup_ratio": 0.1}, "10 warm-up steps, then steady, and down to 0 in the last 20"),
+    ("wsd", {"decay_ratio": 0.25, "min_lr_ratio": 0.1}, "no warm-up, then steady, and down to 1.0e-5 in the last 25"),
+])  # fmt: skip
+def test_the_plan_says_what_the_rate_does(name, settings, words):
+    from automodel.data.config import DatasetConfig
+    from automodel.models.config import ModelConfig
+    from automodel.optim.config import OptimizerConfig
+    from automodel.plan.config import RunConfig
+    from automodel.plan.remarks import how_it_learns
+
+    cfg = RunConfig(
+        model=ModelConfig(pretrained_model_name_or_path="x"), dataset=DatasetConfig(path="x"),
+        optimizer=OptimizerConfig(lr=1e-4), lr_scheduler=LRSchedulerConfig(name=name, **settings),
+    )  # fmt: skip
+    (line,) = (d for d in how_it_learns(cfg, 100, None) if d.name == "schedule")
+    assert line.reason == words
