@@ -131,6 +131,42 @@ def test_dora_is_that_of_peft(tmp_path, kind, task):
     torch.testing.assert_close(again(input_ids=ids[0][None]).logits[0], expected[0], **FP32)
 
 
+@pytest.mark.parametrize("how", ["plain", "packed", "recomputed", "accumulated"])
+@pytest.mark.parametrize(("dora", "dropout"), [(True, 0.0), (True, 0.3), (False, 0.3)])
+@pytest.mark.parametrize(("kind", "task"), [KINDS[1], KINDS[2], KINDS[4]])
+def test_dropout_and_dora_however_a_step_is_made(tmp_path, kind, task, dora, dropout, how):
+    """In training: from the same random state both drop the same inputs of A, so every number can be compared. That is
+    so for one document at a time; without dropout several are packed."""
+    ours = adapted(kind, task, use_dora=dora, dropout=dropout)
+    write_folder(ours, ours._automodel_adapter, tmp_path)
+    theirs, ids = theirs_from(tmp_path, kind, task).train(), documents(task)
+    forward = None if how == "plain" else make_forward(ours, task, "packed")
+    if how == "recomputed":
+        use_gradient_checkpointing(ours, "full")
+    ours.train()
+    torch.manual_seed(7)
+    expected = [theirs(input_ids=i[None]).logits[0] for i in ids]
+    sum(logits.square().sum() for logits in expected).backward()
+    torch.manual_seed(7)
+    losses = []
+    together = how in ("packed", "recomputed") and not dropout
+    for at in [slice(None)] if together else [slice(i, i + 1) for i in range(len(ids))]:
+        logits = forward(packed(task, ids[at])) if forward else ours(input_ids=ids[at][0][None]).logits[0]
+        torch.testing.assert_close(
+            logits, torch.cat([e.reshape(-1, e.shape[-1]) for e in expected[at]]).view_as(logits), **FP32
+        )
+        losses.append(logits.square().sum())
+        if how == "accumulated":
+            losses[-1].backward()
+    if how != "accumulated":
+        sum(losses).backward()
+    own, other = {n: t.grad for n, t in trained_tensors(ours).items()}, their_gradients(theirs)
+    assert own.keys() == other.keys()
+    assert any("magnitude" in name for name in own) == dora
+    for name, gradient in own.items():
+        torch.testing.assert_close(gradient, other[name], rtol=1e-3, atol=1e-4 * float(other[name].abs().max()) + 1e-7)
+
+
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize(("kind", "task"), KINDS)
 def test_merged_is_the_adapter(kind, task, dora):
