@@ -159,8 +159,7 @@ class TrainStep:
         self.ranks, self.wire = ranks, wire
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
-        lr = self.schedule.lr_at(index, self.peak_lr)
-        set_lr(self.optimizer, lr)
+        lr = self.set_rate(index)
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
         # Over all ranks: the loss is divided by the labels of the whole step, whoever has them.
         count, tokens, samples = self.ranks.total([count, batch.num_tokens, batch.num_documents])
@@ -177,6 +176,12 @@ class TrainStep:
         self.rows.stepped()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm.detach(), lr, int(tokens), int(samples))
+
+    def set_rate(self, index: int) -> float:
+        """The learning rate of a step, set and returned."""
+        lr = self.schedule.lr_at(index, self.peak_lr)
+        set_lr(self.optimizer, lr)
+        return lr
 
     def _micro_steps(self, batch: StepBatch, count: float) -> list[Tensor]:
         losses = []

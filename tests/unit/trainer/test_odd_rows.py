@@ -92,3 +92,25 @@ def test_cheap_dropout_is_gone_after_training_and_learns_as_well(tmp_path):
     assert set(seen) == {"CheapDropout"}
     assert not any("forward" in module.__dict__ for module in model.modules() if isinstance(module, torch.nn.Dropout))
     assert logged(trainer, "loss")[-1] < 0.3
+
+
+def test_an_optimizer_of_the_scripts_own_keeps_its_rates(tmp_path):
+    rows = [{"input_ids": [5 + i % 3, 6, 7], "attention_mask": [1] * 3, "label": i % 2} for i in range(8)]
+
+    def with_rates(kind):
+        class Rates(kind):
+            def create_optimizer(self, model=None):
+                groups = [{"params": self.model.bert.parameters(), "lr": 0.01},
+                          {"params": self.model.classifier.parameters(), "lr": 0.3}]  # fmt: skip
+                self.optimizer = torch.optim.SGD(groups, momentum=0.9)
+                return self.optimizer
+
+        return Rates
+
+    ours, stock = (
+        trained(with_rates(kind), tmp_path, "bert", "text-classification", rows)
+        for kind in (Trainer, transformers.Trainer)
+    )
+    assert ours.acceleration.path == "packed"
+    for key in ("loss", "grad_norm", "learning_rate"):
+        assert logged(ours, key) == pytest.approx(logged(stock, key), abs=1e-4, rel=1e-4), key
