@@ -85,6 +85,7 @@ def pack_layers(
         bias = None if linear.bias is None else nn.Parameter(find(f"{name}.bias").to(device, dtype), False)
         if packing.resident:
             linear.weight = nn.Parameter(packed.expand(dtype), requires_grad=False)
+            linear.weight.expanded = True  # ty: ignore[missing-attribute]
             linear.bias = bias
             continue
         parent, _, child = name.rpartition(".")

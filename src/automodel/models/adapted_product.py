@@ -54,7 +54,7 @@ BESIDE, BELOW = True, True
 def put_beside(linears: Sequence[Any]) -> Frozen | None:
     """The frozen weights of joined layers in memory with room for their adapters; None where that is not for them."""
     adapters = low_ranks(linears)
-    alike = len({a.scale for a in adapters}) == 1 and all(packed_of(m) is None and is_frozen(m) for m in linears)
+    alike = len({a.scale for a in adapters}) == 1 and all(_is_plain(m) and is_frozen(m) for m in linears)
     rank = sum(a.a_RI.shape[0] for a in adapters)
     if not BESIDE or len(linears) < 2 or not alike or rank % 8:  # what is written there are whole 16 bytes
         return None
@@ -65,9 +65,15 @@ def put_beside(linears: Sequence[Any]) -> Frozen | None:
 def put_below(linear: Any) -> Frozen | None:
     """The frozen weight of down in memory with room for its adapter; None where that is not for it."""
     adapters = low_ranks((linear,))
-    if not BELOW or not adapters or packed_of(linear) is not None or adapters[0].a_RI.shape[0] % 8:
+    if not BELOW or not adapters or not _is_plain(linear) or adapters[0].a_RI.shape[0] % 8:
         return None
     return Below(linear.weight, adapters[0].a_RI.shape[0])
+
+
+def _is_plain(linear: Any) -> bool:
+    """Whether the weight is its own, and not one in few bits, packed or expanded: whether there was memory for the
+    expanded one decides about speed, and must not decide about the last digit."""
+    return packed_of(linear) is None and not getattr(linear.weight, "expanded", False)
 
 
 def packed_of(linear: Any) -> Packed | None:
