@@ -50,9 +50,8 @@ def will_fuse(model: Any) -> bool:
 def fuse_shards(model: Any, seed: Tensor, longest: int) -> int:
     """As `fuse`, for a decoder whose weights are gathered layer by layer (FSDP2): the same blocks, but what one product
     would make is made by each layer's own, since their weights lie anywhere."""
-    model.model.rotary_emb.to(
-        seed.device
-    )  # which tables of angles are made from; with parts on the host it is there, too
+    # Tables of angles are made from it; where parts of the model are on the host, it is there, too.
+    model.model.rotary_emb.to(seed.device)
     return fuse_decoder(model, seed, None, longest, apart=True)
 
 
