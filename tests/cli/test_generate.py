@@ -151,6 +151,20 @@ def test_answers_are_those_of_stock_transformers(run, work):
     assert out.strip() == tokenizer.decode(made, skip_special_tokens=True).strip()
 
 
+def test_a_batch_answers_as_each_prompt_alone(run, work):
+    """Greedy, padded on the left. The longest prompt leaves room for 8 tokens; the others must not be cut with it."""
+    rows = [{"prompt": " ".join(["film"] * count)} for count in (1, 120, 3, 40, 120, 9, 2, 17)]
+    tiny.write_jsonl(work / "many.jsonl", rows)
+    answers = {}
+    for size in (1, 8):
+        asked = ("--raw", "--max-new-tokens", 20, "--batch-size", size, "--overwrite")
+        assert run("generate", "text/out", "-i", "many.jsonl", "-o", "many-out.jsonl", *asked)[0] == 0
+        answers[size] = [json.loads(line) for line in (work / "many-out.jsonl").read_text().splitlines()]
+    assert answers[8] == answers[1]
+    lengths = [len(row["prediction"].split()) for row in answers[8] if row["finish_reason"] == "length"]
+    assert max(lengths, default=20) > 8, "nothing here is longer than the room beside the longest prompt"
+
+
 def test_drawn_tokens_follow_the_seed(run):
     asked = ("generate", "qa/out", "-p", "the camera", "--temperature", 5.0, "--max-new-tokens", 12, "--json", "--seed")
     first, again, other = (run(*asked, seed)[1] for seed in (1, 1, 2))

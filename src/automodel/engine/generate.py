@@ -52,6 +52,20 @@ class Sampling:
         return {**drawn, "num_beams": self.num_beams, "use_cache": True}
 
 
+def prompts_together(lengths: Sequence[int], batch_size: int, new_tokens: int, room: int | None) -> list[list[int]]:
+    """Prompts that share a batch, longest first. A batch is as wide as its longest prompt, and nothing is written past
+    the model's last position: a prompt that leaves less room than `new_tokens` takes only those of its own length
+    along, so that everybody's answer is as long as it would be alone."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        widest = lengths[batches[-1][0]] if batches else 0
+        tight = room is not None and widest + new_tokens > room
+        if not batches or len(batches[-1]) == batch_size or (tight and lengths[index] < widest):
+            batches.append([])
+        batches[-1].append(index)
+    return batches
+
+
 def generate_batch(
     model: Any,
     tokenizer: Any,

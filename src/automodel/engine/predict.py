@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +38,7 @@ from automodel.data.sequences import SourceTarget
 from automodel.data.store import TokenStore
 from automodel.engine.answers import Classification, Generation, Tagging, grouped_entities
 from automodel.engine.evaluate import document_of_each_label
-from automodel.engine.generate import Sampling, generate_batch
+from automodel.engine.generate import Sampling, generate_batch, prompts_together
 from automodel.engine.prompts import BadPrompt, Prompt, prompt_writer
 from automodel.engine.saved import SavedModel, open_saved
 from automodel.models.families import packing_support
@@ -205,7 +206,8 @@ class Predictor:
         room, cut = self.limits.max_positions if self.task == "causal-lm" else None, 0
         with torch.random.fork_rng(enabled=temperature > 0):
             torch.manual_seed(seed) if temperature > 0 else None
-            for batch in self._counted(store, collate):
+            together = prompts_together(store.lengths.tolist(), self.batch_size, sampling.max_new_tokens, room)
+            for batch in self._counted(store, collate, together):
                 outputs = generate_batch(
                     self.model, self.tokenizer, batch, sampling, stops, self.limits.max_positions, self.task, on_text
                 )
@@ -308,12 +310,15 @@ class Predictor:
                 logits = forward(batch).float()
             yield batch, logits
 
-    def _counted(self, store: TokenStore, collate: Any) -> Iterator[Any]:
-        """Batches on the device, longest texts first."""
+    def _counted(self, store: TokenStore, collate: Any, together: Any = None) -> Iterator[Any]:
+        """Batches on the device, longest texts first. `together`: the samples of each, where that is decided."""
         if not len(store):
             return
         done = 0
-        for batch in EvalLoader(collate, lengths=store.lengths, batch_size=self.batch_size):
+        loader = EvalLoader(collate, lengths=store.lengths, batch_size=self.batch_size)
+        if together is not None:
+            loader.batches = [np.asarray(samples) for samples in together]
+        for batch in loader:
             yield batch.to(self.device)
             done += batch.num_documents
             if self.on_progress is not None:
