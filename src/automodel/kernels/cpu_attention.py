@@ -92,10 +92,10 @@ class _Scratch:
 
     def scores(self, q: Tensor, k: Tensor) -> Tensor:
         heads, rows, columns = q.shape[0], q.shape[1], k.shape[1]
-        return self.square[: heads * rows * columns].view(heads, rows, columns)
+        return self.square.as_strided((heads, rows, columns), (rows * columns, columns, 1))
 
     def like(self, x: Tensor) -> Tensor:
-        return self.tall[: x.numel()].view(x.shape)
+        return self.tall.as_strided(x.shape, (x.shape[1] * x.shape[2], x.shape[2], 1))
 
 
 def document_attention_reference(q_QHD: Tensor, k_THD: Tensor, v_THD: Tensor, documents: Documents) -> Tensor:
@@ -153,17 +153,16 @@ def attend_backward(
             for place, gradient in zip((dq, dk, dv), gradients):
                 place.copy_(gradient[0])
             continue
-        scores = scratch.scores(q, k)
+        scores, rows_of_k = scratch.scores(q, k), scratch.like(k)
         used = weights if factors is None else torch.mul(weights, factors, out=scores)
-        dv.copy_(torch.bmm(used.transpose(1, 2), dout, out=scratch.like(v)))
+        dv.copy_(torch.bmm(used.transpose(1, 2), dout, out=rows_of_k))
         torch.bmm(dout, v.transpose(1, 2), out=scores)
         if factors is not None:
             scores.mul_(factors)
         torch._softmax_backward_data(scores, weights, -1, weights.dtype, grad_input=scores)
-        rows = scratch.like(q)
-        dq.copy_(torch.baddbmm(rows, scores, k, beta=0, alpha=scale, out=rows))
-        rows = scratch.like(k)
-        dk.copy_(torch.baddbmm(rows, scores.transpose(1, 2), q, beta=0, alpha=scale, out=rows))
+        rows_of_q = scratch.like(q)
+        dq.copy_(torch.baddbmm(rows_of_q, scores, k, beta=0, alpha=scale, out=rows_of_q))
+        dk.copy_(torch.baddbmm(rows_of_k, scores.transpose(1, 2), q, beta=0, alpha=scale, out=rows_of_k))
 
 
 def flattened(found: Sequence[Kept]) -> list[Tensor | None]:
