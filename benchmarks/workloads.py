@@ -3,6 +3,7 @@
     python benchmarks/workloads.py make distilbert-b8 --out DIR      # then: automodel benchmark -c DIR/run.yaml …
     python benchmarks/workloads.py run distilbert-b8 bert-base-b32 --rows rows.json [--compile] [--steps 60]
     python benchmarks/workloads.py run llama1b-4k --rows rows.json --against none          # this library alone
+    python benchmarks/workloads.py whole llama1b-squad-b8 --steps 200 --rows rows.json     # start to saved model
     python benchmarks/workloads.py merge rows.json benchmarks/results/h200.json
 
 A workload is a folder: a model config (weights are drawn at random, seed 0), a tokenizer, pre-tokenised rows whose
@@ -10,6 +11,8 @@ lengths follow the stated lognormal (seed 0, 1,000 documents; the label is plant
 every third word for a language model is the same, so the loss has somewhere to go), and `run.yaml`. `quickstart-cpu` is
 real: MiniLM on movie reviews, as the quickstart trains it. `run` measures each one against Trainer, stock and tuned, in
 fresh processes, and writes the rows after every workload, so that a run stopped by its time limit keeps what it has.
+`whole` is about `wall_s`, from the start of a process to the evaluated and saved model: Trainer, then this library
+twice, first with empty caches and then with those that the first run left.
 
 The package need not be installed: `src/` beside this folder is used.
 """
@@ -299,6 +302,40 @@ def measure_alone(cfg: Any, folder: Path) -> dict[str, dict[str, Any]]:
     return {AUTOMODEL.name: found}
 
 
+def whole(options: argparse.Namespace) -> int:
+    """Trainer once, this library twice, on one workload. Rows `…-whole-run` and `…-whole-run-warm`."""
+    from automodel.benchmark.job import make_job
+    from automodel.benchmark.launch import run_once
+    from automodel.benchmark.machine import system_info
+    from automodel.benchmark.sides import AUTOMODEL, sides_against
+    from automodel.plan.check import load_run_config
+
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix=f"{options.name}-") as temporary:
+        folder = Path(temporary)
+        os.environ["AUTOMODEL_CACHE"] = str(folder / "cache")
+        os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")  # empty, whatever ran before
+        settings = [*(WORKLOADS[options.name].settings if options.name in WORKLOADS else ()), *options.settings]
+        cfg = load_run_config([make(options.name, folder, options.steps)], settings)
+        job = make_job(cfg, folder / "work", steps=None, warmup=None)
+        sides = sides_against(options.against.split(","))
+        for turn, side in enumerate([*sides, AUTOMODEL, AUTOMODEL]):
+            found = run_once(job, side, turn, folder / "logs")
+            told = found.get("error") or f"{found['wall_s']:.1f} s, {found['ms_per_step']:.2f} ms a step"
+            print(f"{side.name}: {told}", flush=True)
+            failed += found["status"] == "failed"
+            rows = rows_of(
+                f"{options.name}-whole-run{'-warm' if turn == len(sides) + 1 else ''}",
+                {side.name: found},
+                system_info(),
+                date=time.strftime("%Y-%m-%d", time.gmtime()),
+                commit=options.commit or commit_here(),
+                command=shlex.join(["python", *sys.argv]),
+            )
+            merge_into(options.rows, rows)
+    return 1 if failed else 0
+
+
 def keep(outcome: Any, folder: Path | None, name: str) -> None:
     """Copies the report and the results of a workload, where a folder for them was named."""
     if folder is None or outcome.document is None:
@@ -334,6 +371,13 @@ def main() -> int:
     runner.add_argument("--commit", help="commit to write into the rows, in a copy without git")
     runner.add_argument("--keep", type=Path, help="folder for each workload's report and results")
     runner.add_argument("--set", dest="settings", action="append", default=[], metavar="section.key=value")
+    walls = verbs.add_parser("whole", help="measure a workload from start to saved model, cold and warm")
+    walls.add_argument("name", choices=names)
+    walls.add_argument("--rows", type=Path, required=True)
+    walls.add_argument("--against", default="hf-trainer-tuned")
+    walls.add_argument("--steps", type=int)
+    walls.add_argument("--commit")
+    walls.add_argument("--set", dest="settings", action="append", default=[], metavar="section.key=value")
     merger = verbs.add_parser("merge", help="merge rows into a results file")
     merger.add_argument("rows", type=Path)
     merger.add_argument("results", type=Path)
@@ -348,7 +392,7 @@ def main() -> int:
     if options.verb == "merge":
         merge_into(options.results, json.loads(options.rows.read_text(encoding="utf-8")))
         return 0
-    return run(options)
+    return whole(options) if options.verb == "whole" else run(options)
 
 
 if __name__ == "__main__":
