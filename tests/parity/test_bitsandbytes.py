@@ -1,14 +1,24 @@
-"""Weights of 4 and 8 bits against the real bitsandbytes, on the CPU: codes, scales, and what they expand to.
+"""Weights of 4 and 8 bits against the real bitsandbytes, on the CPU: codes, scales, what they expand to, and a whole
+QLoRA model as transformers and PEFT make it.
 
 bitsandbytes is not a dependency; without it these tests are skipped, visibly.
 """
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
+import transformers
 
+import tiny_models
+from automodel.adapters.attach import attach, trained_tensors
+from automodel.adapters.packed_linear import Packing, pack_layers
+from automodel.adapters.peft_folder import resolve_folder
+from automodel.data.batch import PackedBatch
 from automodel.kernels.packed import expand_reference, group_scales, pack
+from automodel.models.forward import make_forward
 
 bnb = pytest.importorskip("bitsandbytes")
 SHAPES = [(48, 64), (96, 256), (37, 64), (320, 1024)]
@@ -77,3 +87,85 @@ def test_a_layer_computes_what_linear4bit_computes():
         layer.weight = layer.weight._quantize("cpu")
     ours = x @ pack(weight, "nf4").expand(torch.float32).t()
     torch.testing.assert_close(ours, layer(x), rtol=1e-3, atol=1e-3 * float(ours.detach().abs().max()))
+
+
+FOUR_BITS = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": torch.float32,
+}
+
+
+@pytest.mark.parametrize(
+    ("theirs_is", "packing", "same_bytes", "near"),
+    [
+        (FOUR_BITS, Packing("nf4", double=True), True, 1e-5),
+        # Packed by ourselves: a scale in a hundred may be the neighbour of theirs, half-way between two.
+        (FOUR_BITS, Packing("nf4", double=True), False, 1e-3),
+        # Theirs rounds activations to 8 bits as well, ours does not.
+        ({"load_in_8bit": True}, Packing("int8"), False, 0.03),
+    ],
+    ids=["4-bit-their-bytes", "4-bit", "8-bit"],
+)
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_qlora_model_is_that_of_transformers_peft_and_bitsandbytes(
+    tmp_path, kind, theirs_is, packing, same_bytes, near
+):
+    """Logits and gradients of A and B, of documents one by one and packed."""
+    peft = pytest.importorskip("peft")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
+    _, stock = tiny_models.tiny(kind, "causal-lm", **sizes)
+    stock.save_pretrained(tmp_path / "base")
+    wanted = transformers.BitsAndBytesConfig(**theirs_is)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=wanted, device_map="cpu", dtype=torch.float32
+    )
+    theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    torch.manual_seed(3)
+    for name, parameter in theirs.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    theirs.save_pretrained(tmp_path / "adapter")
+    ours = deepcopy(stock)
+    adapter = resolve_folder(tmp_path / "adapter", ours, "causal-lm", "base")
+    for name in pack_layers(ours, packing, "cpu", torch.float32, adapter.saved):
+        if same_bytes:
+            _take_bytes(ours.get_submodule(name), theirs.base_model.model.get_submodule(name).base_layer.weight)
+    attach(ours, adapter)
+
+    ids = [torch.randint(5, 90, (length,)) for length in (9, 4, 13)]
+    expected = [theirs(input_ids=i[None]).logits[0] for i in ids]
+    sum(logits.square().sum() for logits in expected).backward()
+    logits = make_forward(ours, "causal-lm", "packed")(_packed(ids))
+    logits.square().sum().backward()
+
+    def off(found, other):
+        return float((found - other).detach().abs().max() / other.detach().abs().max())
+
+    assert off(logits, torch.cat(expected)) < near
+    gradients = {
+        name.removeprefix("base_model.model.").replace(".default.weight", ""): parameter.grad
+        for name, parameter in theirs.named_parameters()
+        if parameter.requires_grad
+    }
+    own = trained_tensors(ours)
+    assert own.keys() == gradients.keys()
+    assert max(off(own[name].grad, gradients[name]) for name in own) < 3 * near
+
+
+def _take_bytes(layer, weight):
+    state = weight.quant_state
+    layer.weight.data = weight.data.flatten()
+    layer.scales, layer.wide_scales, layer.mean = state.absmax, state.state2.absmax, state.offset
+
+
+def _packed(ids):
+    lengths = torch.tensor([len(i) for i in ids])
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
+    total = int(ends[-1])
+    return PackedBatch(
+        input_ids_T=torch.cat(ids), position_ids_T=torch.cat([torch.arange(n) for n in lengths]), cu_seqlens_D=ends,
+        max_seqlen=int(lengths.max()), read_positions_R=torch.arange(total), labels_R=torch.zeros(total).long(),
+        num_tokens=total, num_documents=len(ids), num_labels=total, token_type_ids_T=None,
+    )  # fmt: skip

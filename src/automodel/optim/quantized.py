@@ -15,6 +15,7 @@ replaced by a loaded one: what a checkpoint holds is copied into it.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ CLASSES = {
 def build_quantized(model: nn.Module, kind: Kind, groups: list[dict[str, Any]], **options: Any) -> Any:
     """The optimizer of `kind` over the model's parameter groups."""
     try:
-        import bitsandbytes.optim as library  # ty: ignore[import-not-found]
+        library = import_module("bitsandbytes.optim")
     except ImportError as error:
         raise UserError(
             f"optimizer.name: {kind.in_words} come from bitsandbytes, which is not installed: {INSTALL}."
