@@ -39,8 +39,14 @@ def cannot(trainer: Any, fast: FastPath, ours: type, loss_only: bool) -> bool:
         or args.dataloader_drop_last
         or args.train_sampling_strategy == "group_by_length"
         or trainer.label_names != ["labels"]
+        or _more_than_logits(fast.model.config)
     )
     return bool(asked) or any(own_method(trainer, name, ours) for name in OWN)
+
+
+def _more_than_logits(config: Any) -> bool:
+    """Whether the model's outputs, and so the predictions, have other parts, too."""
+    return config.output_hidden_states or config.output_attentions or not getattr(config, "return_dict", True)
 
 
 class Evaluations:
@@ -94,30 +100,25 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
     losses, logits, weights = [], [], []
     done, moved, moves = 0, 0, trainer.args.eval_accumulation_steps
     assert rows.collator is not None
-    fast.model.eval()
-    try:
-        for start in range(0, count, rows.evaluated_at_once):
-            chosen = list(range(start, min(start + rows.evaluated_at_once, count)))
-            batch = rows.collate(chosen).batch
-            documents, divisor = batch.num_documents, batch.num_labels
-            batch = batch.to(fast.plan.device, non_blocking=True)
-            with fast.step.compute():
-                outputs = fast.step.forward(batch)
-            scored = fast.loss.scores(outputs, labels_of(batch))
-            losses.append(scored.loss / divisor)
-            weights.append(len(chosen))
-            if not loss_only:
-                made = outputs.logits() if isinstance(outputs, Unprojected) else outputs
-                logits += _as_asked(trainer, made[:documents].float(), batch.labels_R[:documents])
-            done += -(-documents // size)
-            if not loss_only and moves and done - moved >= moves:
-                logits, moved = [_to_host(logits)], done
-            for _ in range(0, documents, size):
-                trainer.control = trainer.callback_handler.on_prediction_step(
-                    trainer.args, trainer.state, trainer.control
-                )
-    finally:
-        fast.model.train()
+    fast.model.eval()  # and so it stays until the next step, as in Trainer
+    for start in range(0, count, rows.evaluated_at_once):
+        chosen = list(range(start, min(start + rows.evaluated_at_once, count)))
+        batch = rows.collate(chosen).batch
+        documents, divisor = batch.num_documents, batch.num_labels
+        batch = batch.to(fast.plan.device, non_blocking=True)
+        with fast.step.compute():
+            outputs = fast.step.forward(batch)
+        scored = fast.loss.scores(outputs, labels_of(batch))
+        losses.append(scored.loss / divisor)
+        weights.append(len(chosen))
+        if not loss_only:
+            made = outputs.logits() if isinstance(outputs, Unprojected) else outputs
+            logits += _as_asked(trainer, made[:documents].float(), batch.labels_R[:documents])
+        done += -(-documents // size)
+        if not loss_only and moves and done - moved >= moves:
+            logits, moved = [_to_host(logits)], done
+        for _ in range(0, documents, size):
+            trainer.control = trainer.callback_handler.on_prediction_step(trainer.args, trainer.state, trainer.control)
     mean = float(np.average(torch.stack(losses).float().cpu().numpy(), weights=weights))
     predictions: Any = None if loss_only else _to_host(logits).numpy()
     labels: Any = None if loss_only else np.asarray(rows.store.labels)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from automodel.config.errors import UserError
 from automodel.kernels.flat_adamw import FlatAdamW
 
 
@@ -25,6 +26,17 @@ class RateOnly(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # ty: ignore[incompatible-method-override]
         """Somebody else steps."""
+
+
+def trial_scheduler(trainer: Any, steps: int) -> Any:
+    """The scheduler that a Trainer would make, on an optimizer that does nothing."""
+    kept = trainer.lr_scheduler, trainer._created_lr_scheduler
+    trainer.lr_scheduler = None
+    shell = RateOnly([[torch.nn.Parameter(torch.zeros(()))]], trainer.args.learning_rate)
+    try:
+        return trainer.create_scheduler(steps, optimizer=shell)
+    finally:
+        trainer.lr_scheduler, trainer._created_lr_scheduler = kept
 
 
 class StateOnly:
@@ -63,6 +75,20 @@ def shift_rates(flat: FlatAdamW, steps_done: int) -> None:
     factors = flat.device_state.lr_factors
     if ahead > 0 and factors is not None:
         flat.device_state.lr_factors = torch.cat([factors.new_zeros(ahead), factors])
+
+
+def take_rates(flat: FlatAdamW, scheduler: Any, peak: float, steps_left: int) -> None:
+    """A callback may have set the rate of the next step, in the optimizer that it was shown: into the table with it."""
+    groups, due = scheduler.optimizer.param_groups, scheduler.get_last_lr()
+    if all(group["lr"] == rate for group, rate in zip(groups, due)):
+        return
+    rates, factors = {float(group["lr"]) for group in groups}, flat.device_state.lr_factors
+    if len(rates) > 1 or factors is None:
+        raise UserError(
+            f"A callback set the learning rates {sorted(rates)} for groups of the optimizer; on a GPU they have one in "
+            "common. Hand the optimizer over (optimizers=(optimizer, scheduler)), and Trainer's own steps run."
+        )
+    factors[len(factors) - steps_left] = rates.pop() / peak
 
 
 def hand_over(flat: FlatAdamW, optimizer: torch.optim.Optimizer) -> None:

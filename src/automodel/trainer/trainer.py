@@ -36,7 +36,16 @@ from automodel.trainer.acceleration import Acceleration
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
 from automodel.trainer.fast_path import FastPath, check_schedule, compile_ahead, make_fast_path
 from automodel.trainer.obstacles import task_of, why_stock
-from automodel.trainer.optimizers import RateOnly, StateOnly, for_torch, hand_over, load_moments, shift_rates
+from automodel.trainer.optimizers import (
+    RateOnly,
+    StateOnly,
+    for_torch,
+    hand_over,
+    load_moments,
+    shift_rates,
+    take_rates,
+    trial_scheduler,
+)
 from automodel.trainer.read_once import read_once, samples_taken
 from automodel.trainer.stored_rows import MOST_FOR_A_PART, MOST_TOKENS, Held, NotStored, known_padding, store_rows
 from automodel.trainer.watched_events import unwatch_events, watch_events
@@ -148,18 +157,8 @@ class Trainer(transformers.Trainer):
             raise NotStored("there is not one full batch")
         loader = self._rows_loader(rows)
         fast = make_fast_path(self, task, rows, self.set_initial_training_values(self.args, loader)[-1])
-        check_schedule(fast, self._trial_scheduler(fast.plan.total_steps))
+        check_schedule(fast, trial_scheduler(self, fast.plan.total_steps))
         return fast
-
-    def _trial_scheduler(self, steps: int) -> Any:
-        """The scheduler that Trainer would make, on an optimizer that does nothing."""
-        kept = self.lr_scheduler, self._created_lr_scheduler
-        self.lr_scheduler = None
-        shell = RateOnly([[torch.nn.Parameter(torch.zeros(()))]], self.args.learning_rate)
-        try:
-            return self.create_scheduler(steps, optimizer=shell)
-        finally:
-            self.lr_scheduler, self._created_lr_scheduler = kept
 
     def _rows_loader(self, rows: Any) -> Any:
         """Trainer's loader, with its sampler and its workers, over numbers of rows."""
@@ -203,29 +202,25 @@ class Trainer(transformers.Trainer):
         self.model_wrapped = self.model
         if resume_from_checkpoint is not None:
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
-        for name in ("model", "optimizer", "lr_scheduler"):
-            setattr(self.callback_handler, name, getattr(self, name))
+        self.callback_handler.model, self.callback_handler.optimizer = self.model, rates
+        self.callback_handler.lr_scheduler = self.lr_scheduler
         self.callback_handler.train_dataloader = train_dataloader
         watch_events(self.callback_handler, fast)
         return self.model, train_dataloader
 
     # One epoch.
 
-    def _run_epoch(
-        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
-        trial: Any, ignore_keys_for_eval: Any, start_time: float, resume_from_checkpoint: Any, epochs_trained: int,
-        steps_trained_in_current_epoch: int,
+    def _run_epoch(self, *args: Any, **given: Any) -> None:
+        if self._fast is None:
+            super()._run_epoch(*args, **given)
+        else:
+            self._run_fast_epoch(self._fast, *args, **given)
+
+    def _run_fast_epoch(
+        self, fast: FastPath, *, epoch: int, train_dataloader: Any, steps_in_epoch: int, trial: Any, start_time: float,
+        num_update_steps_per_epoch: int, ignore_keys_for_eval: Any, resume_from_checkpoint: Any, epochs_trained: int,
+        steps_trained_in_current_epoch: int, model: Any,
     ) -> None:  # fmt: skip
-        fast = self._fast
-        if fast is None:
-            super()._run_epoch(
-                model=model, epoch=epoch, train_dataloader=train_dataloader, steps_in_epoch=steps_in_epoch,
-                num_update_steps_per_epoch=num_update_steps_per_epoch, trial=trial,
-                ignore_keys_for_eval=ignore_keys_for_eval, start_time=start_time,
-                resume_from_checkpoint=resume_from_checkpoint, epochs_trained=epochs_trained,
-                steps_trained_in_current_epoch=steps_trained_in_current_epoch,
-            )  # fmt: skip
-            return
         fast.keep_gradients()
         begun, accumulation = 0, self.args.gradient_accumulation_steps
         resumes = epoch == epochs_trained and resume_from_checkpoint is not None
@@ -254,6 +249,11 @@ class Trainer(transformers.Trainer):
     def _fast_step(self, fast: FastPath, held: list[Held], epoch: int, steps_in_epoch: int) -> None:
         """One optimizer step and everything that Trainer counts with it."""
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+        if not self.model.training:  # an evaluation came between
+            self.model.train()
+        if fast.plan.capture:
+            left = fast.plan.total_steps - self.state.global_step
+            take_rates(self.optimizer, self.lr_scheduler, self.args.learning_rate, left)
         self._last_result = fast.step(self.state.global_step, fast.step_batch(held, epoch, steps_in_epoch))
         has_labels = any(h.batch.num_labels for h in held)
         fast.losses.append(
@@ -388,5 +388,7 @@ class Trainer(transformers.Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
         finally:
             self.optimizer = own
+        for group, rate in zip(self.lr_scheduler.optimizer.param_groups, self.lr_scheduler.get_last_lr()):
+            group["lr"] = rate  # which torch's optimizers have in their state
         if loaded.values:
             load_moments(own, loaded.values)

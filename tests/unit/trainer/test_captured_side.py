@@ -170,6 +170,28 @@ def test_checkpoints_go_both_ways(tmp_path, replayed):
     assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-4)
 
 
+def test_callbacks_see_and_set_the_rate_of_the_next_step(tmp_path, replayed):
+    seen: dict[type, list] = {Trainer: [], transformers.Trainer: []}
+
+    def kind(of):
+        class Rates(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+                seen[of].append(optimizer.param_groups[0]["lr"])
+                if state.global_step % 3 == 0:
+                    for group in optimizer.param_groups:
+                        group["lr"] = 5e-3
+
+            def on_evaluate(self, args, state, control, **kwargs):
+                seen[of].append(kwargs["model"].training)
+
+        return lambda **given: of(**given, callbacks=[Rates()])
+
+    ours, stock = (trained(kind(of), tmp_path / of.__module__) for of in seen)
+    assert seen[Trainer] == pytest.approx(seen[transformers.Trainer])
+    assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-4)
+    assert logged(ours, "loss") != pytest.approx(logged(trained(Trainer, tmp_path), "loss"), abs=1e-4)
+
+
 def test_half_copies_are_put_aside_for_whoever_looks(tmp_path, replayed):
     seen = []
 
