@@ -2,6 +2,7 @@
 losses and the weights of the plain captured step, in about its time, and sums begin before the backward pass ends."""
 
 import dataclasses
+import shutil
 import statistics
 import time
 
@@ -23,6 +24,7 @@ if torch.cuda.is_available():
     from automodel.engine import gradient_pieces
     from automodel.engine.captured import CapturedStep
     from automodel.engine.prepare import prepare_run
+    from automodel.engine.run import finetune
     from automodel.engine.steps import make_step, make_step_loader
     from automodel.engine.together import TogetherStep
     from automodel.plan.check import load_run_config
@@ -165,6 +167,27 @@ def test_pieces_are_whole_when_they_are_summed_and_come_before_the_end(folder, r
             assert torch.equal(tensor, copy), index
         assert sum(float(copy.float().abs().sum()) > 0 for _, copy in seen[:early]) == early
     assert first.elapsed_time(end) > 0.2, "the first piece was seen only when everything was done"
+
+
+def test_a_whole_run_saves_and_goes_on_alone(folder, ranks):
+    """Losses of a run of the group, and of one that takes over its checkpoint without a group."""
+    path = folder / "whole.yaml"
+    path.write_text(
+        f"model: {folder / 'llama'}\ntask: causal-lm\ndataset: {{path: {folder / 'texts.jsonl'}}}\n"
+        "optimizer: {lr: 1e-4}\ndataloader: {batch_size: 4}\n"
+        "step_scheduler: {max_steps: 8, log_every_steps: 1, ckpt_every_steps: 4}\ncheckpoint: {keep_last: 5}\n"
+    )
+
+    def run(name, ranks, resume=False):
+        place = folder / name
+        finetune(load_run_config([path], [f"checkpoint.checkpoint_dir={place}"]), resume=resume, ranks=ranks)
+        return tiny.losses(place)
+
+    alone, together = run("alone", ALONE), run("together", ranks)
+    assert sorted(alone) == sorted(together) == list(range(1, 9))
+    assert together == pytest.approx(alone, abs=2e-3)
+    shutil.rmtree(folder / "together" / "run" / "steps" / "step-00000008")
+    assert run("together", ALONE, resume=True) == pytest.approx(together, abs=2e-3)
 
 
 def test_it_takes_the_time_of_the_captured_step(folder, ranks, monkeypatch):

@@ -44,6 +44,8 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
     """Model and step, with micro-batches that fit the GPU; the plan that comes back says what had to change."""
     if prepared.plan.capture:
         ahead.import_triton()
+        if prepared.ranks.together:  # NCCL takes its own memory now, before anybody asks what fits
+            prepared.ranks.add_up([torch.zeros(1, device=prepared.plan.device)])
     while True:
         randomness.seed_everything(prepared.cfg.seed)
         model, step = make_step(prepared)
