@@ -287,7 +287,7 @@ def decide_attention(cfg: RunConfig, path: str, hardware: Hardware, fused: bool,
     """Says what became of the reference's attention and kernel keywords; none of them changes a result."""
     asked = cfg.model.attn_implementation
     if path == "packed":
-        used = "variable-length flash attention" if hardware.device == "cuda" else "SDPA, document by document"
+        used = "variable-length flash attention" if hardware.device == "cuda" else "document by document"
         used = "packed attention kernels" if fused else used
     else:
         used = asked if asked in ("sdpa", "eager") else "sdpa"

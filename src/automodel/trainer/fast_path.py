@@ -31,6 +31,7 @@ from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.config import ModelConfig
+from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.families import packing_support
 from automodel.models.forward import make_loss_forward, stock_attention, use_stock_attention
 from automodel.models.fuse import unfuse
@@ -99,6 +100,8 @@ class FastPath:
             self.model, self.task, self.plan.path, swapped=pooled, fused=self.plan.fused_loss
         )  # fmt: skip
         use_cheap_dropout(self.model)
+        if self.plan.whole_layers:
+            use_cpu_blocks(self.model)
         self.step = RatesFromOutside(
             self.model,
             forward,
@@ -127,6 +130,15 @@ class FastPath:
             if parameter.grad is not gradient:
                 gradient.zero_()
                 parameter.grad = gradient
+
+    def check_trained(self) -> None:
+        """Recorded steps train what was trained when they were recorded; whoever froze something since must know."""
+        frozen = next((name for name, p in self.model.named_parameters() if not p.requires_grad), None)
+        if self.plan.capture and frozen is not None:
+            raise UserError(
+                f"{frozen} was frozen after training began, which steps on the GPU cannot follow. Freeze it before "
+                "train(), or set requires_grad in the code of a callback's own method: then Trainer's steps run."
+            )
 
     def step_batch(self, held: list[Held], epoch: int, steps_in_epoch: int) -> StepBatch:
         """What one optimizer step consumes, with the number its loss is divided by."""
