@@ -156,9 +156,19 @@ def _device_obstacle(trainer: Any) -> str | None:
         return f"optim={args.optim.value!r} is not part of captured steps"
     if kind == "cuda" and (trainer.optimizer_cls_and_kwargs is not None or args.optim_args):
         return "optimizer_cls_and_kwargs or optim_args is given"
+    freezes = next((c for c in trainer.callback_handler.callbacks if kind == "cuda" and freezes_parameters(c)), None)
+    if freezes is not None:
+        return f"{type(freezes).__name__} freezes parameters along the way"
     if kind == "cuda" and type(trainer).create_optimizer is not _stock_create_optimizer(trainer):
         return f"{type(trainer).__name__} makes an optimizer of its own"
     return None
+
+
+def freezes_parameters(callback: Any) -> bool:
+    """Whether the code of a callback sets `requires_grad`, which recorded steps would not see."""
+    methods = (getattr(type(callback), name) for name in dir(type(callback)) if not name.startswith("__"))
+    codes = (getattr(method, "__code__", None) for method in methods)
+    return any({"requires_grad", "requires_grad_"} & set(code.co_names) for code in codes if code is not None)
 
 
 def _stock_create_optimizer(trainer: Any) -> Any:

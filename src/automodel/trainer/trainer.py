@@ -221,6 +221,7 @@ class Trainer(transformers.Trainer):
         num_update_steps_per_epoch: int, ignore_keys_for_eval: Any, resume_from_checkpoint: Any, epochs_trained: int,
         steps_trained_in_current_epoch: int, model: Any,
     ) -> None:  # fmt: skip
+        fast.check_trained()
         fast.keep_gradients()
         begun, accumulation = 0, self.args.gradient_accumulation_steps
         resumes = epoch == epochs_trained and resume_from_checkpoint is not None

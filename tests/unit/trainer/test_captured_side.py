@@ -15,6 +15,7 @@ import torch
 import transformers
 from datasets import Dataset
 
+from automodel.config.errors import UserError
 from automodel.engine.captured import CapturedStep
 from automodel.engine.step import StepResult, labels_of
 from automodel.kernels.flat_adamw import FlatAdamW
@@ -22,6 +23,7 @@ from automodel.models.forward import make_loss_forward
 from automodel.optim.build import parameter_groups
 from automodel.trainer import fast_evaluation, fast_path
 from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.obstacles import freezes_parameters
 from automodel.trainer.trainer import Trainer
 from tiny_models import tiny
 from tiny_runs import make_tokenizer
@@ -190,6 +192,22 @@ def test_callbacks_see_and_set_the_rate_of_the_next_step(tmp_path, replayed):
     assert seen[Trainer] == pytest.approx(seen[transformers.Trainer])
     assert logged(ours, "loss") == pytest.approx(logged(stock, "loss"), abs=1e-4)
     assert logged(ours, "loss") != pytest.approx(logged(trained(Trainer, tmp_path), "loss"), abs=1e-4)
+
+
+def test_whoever_freezes_along_the_way_is_told(tmp_path, replayed):
+    class Freezes(transformers.TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            for parameter in model.bert.embeddings.parameters():
+                parameter.requires_grad = False
+
+    class Hides(transformers.TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            Freezes.on_train_begin(self, *args, **kwargs)
+
+    assert freezes_parameters(Freezes())
+    assert not freezes_parameters(transformers.EarlyStoppingCallback())
+    with pytest.raises(UserError, match=r"bert.embeddings.word_embeddings.weight was frozen after training began"):
+        trained(lambda **given: Trainer(**given, callbacks=[Hides()]), tmp_path)
 
 
 def test_half_copies_are_put_aside_for_whoever_looks(tmp_path, replayed):
