@@ -7,6 +7,7 @@ code in it, and a line that says so. The models still take padding out by themse
 
 from __future__ import annotations
 
+import dis
 from typing import Any
 
 import torch
@@ -167,8 +168,12 @@ def _device_obstacle(trainer: Any) -> str | None:
 def freezes_parameters(callback: Any) -> bool:
     """Whether the code of a callback sets `requires_grad`, which recorded steps would not see."""
     methods = (getattr(type(callback), name) for name in dir(type(callback)) if not name.startswith("__"))
-    codes = (getattr(method, "__code__", None) for method in methods)
-    return any({"requires_grad", "requires_grad_"} & set(code.co_names) for code in codes if code is not None)
+    codes = [code for method in methods if (code := getattr(method, "__code__", None)) is not None]
+    return any(
+        word.argval == "requires_grad_" or (word.argval == "requires_grad" and word.opname == "STORE_ATTR")
+        for code in codes
+        for word in dis.get_instructions(code)
+    )
 
 
 def _stock_create_optimizer(trainer: Any) -> Any:

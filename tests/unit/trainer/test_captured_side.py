@@ -204,7 +204,12 @@ def test_whoever_freezes_along_the_way_is_told(tmp_path, replayed):
         def on_train_begin(self, *args, **kwargs):
             Freezes.on_train_begin(self, *args, **kwargs)
 
+    class Counts(transformers.TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            print(sum(p.numel() for p in model.parameters() if p.requires_grad))
+
     assert freezes_parameters(Freezes())
+    assert not freezes_parameters(Counts())
     assert not freezes_parameters(transformers.EarlyStoppingCallback())
     with pytest.raises(UserError, match=r"bert.embeddings.word_embeddings.weight was frozen after training began"):
         trained(lambda **given: Trainer(**given, callbacks=[Hides()]), tmp_path)
