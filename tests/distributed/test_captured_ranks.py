@@ -54,6 +54,8 @@ RUNS = {
     + SHARDS,
     "untied": UNTIED + "dataloader: {{batch_size: 4}}\n",
     "topics-shards": TOPICS + "dataloader: {{batch_size: 4}}\n" + SHARDS,
+    "adapter-shards": WORDS + "dataloader: {{batch_size: 4}}\npeft: {{dim: 4}}\n" + SHARDS,
+    "topics-adapter-shards": TOPICS + "dataloader: {{batch_size: 4}}\npeft: {{dim: 4}}\n" + SHARDS,
     "clipped": WORDS + "dataloader: {{batch_size: 4}}\ntraining_optimizations: {{gradient_clipping: 0.05}}\n",
 }
 

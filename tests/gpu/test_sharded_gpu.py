@@ -104,6 +104,14 @@ def test_fused_blocks_of_shards(folder, monkeypatch, precision, again):
     assert torch.isfinite(total)
 
 
+def test_fused_blocks_of_shards_under_an_adapter(folder, monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
+    plain, _, _ = losses(folder, Layout(), "bf16", "peft.dim=8", model="wide")
+    fused, _, _ = losses(folder, Layout(fsdp=True), "bf16", "peft.dim=8", model="wide", fused_kernels=True)
+    assert max(abs(a - b) for a, b in zip(plain, fused, strict=True)) < ALLOWED["bf16"]
+    assert plain[-1] < plain[0]
+
+
 def planned(folder, **plan):
     prepared = prepare_run(load_run_config([folder / "run.yaml"]))
     return dataclasses.replace(prepared, plan=dataclasses.replace(prepared.plan, **plan))

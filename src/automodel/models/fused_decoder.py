@@ -40,7 +40,7 @@ from automodel.kernels.recompute import computing_again
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
 from automodel.kernels.side_stream import SideStream
-from automodel.kernels.swiglu import swiglu_linear
+from automodel.kernels.swiglu import swiglu, swiglu_linear
 from automodel.kernels.take_rows import take_rows
 from automodel.models.adapted_product import (
     adapted_mlp,
@@ -127,7 +127,8 @@ class FusedDecoderBlock:
     fp8_held: dict[int, Frozen] = field(default_factory=dict)
     """Those among them, and others, that are used in FP8 instead."""
     apart: bool = False
-    """Whether weights of one product may lie anywhere, as those of a sharded model do."""
+    """Whether weights of one product may lie anywhere, as those of a sharded model do; frozen ones are then left to
+    their own layers."""
 
     def __call__(
         self,
@@ -173,6 +174,8 @@ class FusedDecoderBlock:
 
     def _product(self, x: Tensor, linears: tuple[nn.Linear, ...]) -> tuple[Tensor, Tensor]:
         """(all layers' outputs side by side, x to go on with)."""
+        if self.apart and is_frozen(linears[0]):
+            return torch.cat([linear(x) for linear in linears], dim=1) if len(linears) > 1 else linears[0](x), x
         if is_frozen(linears[0]):
             return adapted_product(x, linears, self._forms().get(id(linears[0])), self.side)
         weights = _weights(linears)
@@ -188,7 +191,10 @@ class FusedDecoderBlock:
         p = self.parts
         # Computed again, the last product is left out, unless a norm inside the block reads it.
         read = not computing_again() or p.norms.after_mlp is not None
-        if is_frozen(p.down):
+        if self.apart and is_frozen(p.down):
+            inner, around = self._product(y, p.gate_up)
+            x = p.down(swiglu(inner, p.activation))
+        elif is_frozen(p.down):
             x, around = adapted_mlp(y, p.gate_up, p.down, self._forms(), p.activation, self.side, read)
         else:
             inner, around = self._product(y, p.gate_up)
@@ -312,7 +318,7 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
         return 0
     parts = [decoder_parts(layer, model.config) for layer in backbone.layers]
     held: dict[int, Frozen] = {}
-    for p in parts:
+    for p in () if apart else parts:
         for linears in (p.qkv, p.gate_up):
             if (beside := put_beside(linears)) is not None:
                 held[id(linears[0])] = beside

@@ -161,8 +161,6 @@ def _why_no_fused_shards(model: ModelFacts, layout: Layout) -> str:
     """What keeps a sharded model from fused blocks; nothing: they are possible."""
     if layout.tp > 1 or layout.cp > 1:
         return "fused blocks compute whole matrices and whole documents, which tp_size and cp_size cut"
-    if model.trained:
-        return "fused blocks join frozen weights in memory, and shards of them are gathered one by one"
     if model.dropout is not None:
         return f"{model.dropout}: fused dropout is drawn from a counter that only captured steps advance"
     if model.can_fuse and not model.decoder:

@@ -55,8 +55,9 @@ def test_accumulation_leaves_nothing_for_the_next_step():
     assert not plan.late_update
 
 
-def test_shards_are_fused_in_eager_steps():
-    plan = plan_of(SHARDS)
+@pytest.mark.parametrize("trained", [0, 1_000_000])
+def test_shards_are_fused_in_eager_steps(trained):
+    plan = plan_of(SHARDS, dataclasses.replace(LLAMA, trained=trained))
     assert (plan.capture, plan.fused_kernels, plan.late_update, plan.lazy_embeddings) == (False, True, False, False)
     assert "gather" in line(plan, "step").reason
     assert "products layer by layer, weights being gathered" in line(plan, "kernels").reason
@@ -67,7 +68,6 @@ def test_shards_are_fused_in_eager_steps():
     [
         (dataclasses.replace(SHARDS, shards=4, tp=2), LLAMA, "tp_size and cp_size cut"),
         (dataclasses.replace(SHARDS, shards=4, cp=2), LLAMA, "tp_size and cp_size cut"),
-        (SHARDS, dataclasses.replace(LLAMA, trained=1_000_000), "join frozen weights"),
         (SHARDS, BERT, "dropout: fused dropout is drawn from a counter"),
         (SHARDS, dataclasses.replace(BERT, dropout=None), "encoders need flat parameters; strategy: ddp has them"),
         (SHARDS, dataclasses.replace(LLAMA, can_fuse=False), "no fused blocks for this llama"),
