@@ -42,6 +42,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1, 1.3, 1.2], "long_factor": [2.0, 3.0, 4.0, 5.0],
+}  # fmt: skip
 VARIANTS = [
     ("llama", "text-classification", {"pad_token_id": 2}, "the pooled token is not the last one"),
     ("qwen3", "text-classification", {"pad_token_id": 2}, "with head norms"),
@@ -72,6 +76,12 @@ VARIANTS = [
         "causal-lm",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
         "a part of each head turns",
+    ),
+    (
+        "phi3",
+        "causal-lm",
+        {"rope_parameters": LONG_ROPE, "max_position_embeddings": 128},
+        "angles that depend on the length, below where they do",
     ),
     ("llama", "causal-lm", {"attention_bias": True, "mlp_bias": True}, "biases everywhere"),
     ("llama", "text-classification", {"attention_bias": True, "mlp_bias": True}, "biases, pooled"),

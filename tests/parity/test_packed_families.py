@@ -31,6 +31,11 @@ DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gpt2", "gpt_neox")
 MORE_DECODERS = ("gemma2", "gemma3_text", "glm4", "granite", "olmo2", "phi3", "smollm3", "starcoder2")
 WINDOWED = {"sliding_window": 6}
 QWEN_WINDOWED = {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3], "long_factor": [2.0, 3.0, 4.0],
+}  # fmt: skip
+"""Phi-4-mini's: other angles for documents above 24 tokens, which those here do not reach."""
 
 CASES = [
     *[(kind, "text-classification", {}) for kind in ENCODERS + DECODERS],
@@ -41,6 +46,8 @@ CASES = [
     ("mistral", "causal-lm", WINDOWED),
     ("qwen2", "causal-lm", QWEN_WINDOWED),
     ("gemma2", "causal-lm", {"attn_logit_softcapping": 50.0}),
+    ("phi3", "causal-lm", {"rope_parameters": LONG_ROPE, "max_position_embeddings": 128}),
+    ("llama", "causal-lm", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}),
     ("modernbert", "text-classification", {"classifier_pooling": "mean"}),
     ("llama", "text-classification", {"pad_token_id": 2}),  # documents end with the pad token
     ("gpt2", "text-classification", {"pad_token_id": 2}),

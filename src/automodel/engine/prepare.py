@@ -92,7 +92,7 @@ def prepare_run(
         data = read_data(cfg, trust)
     task, tokenizer, train, validation = data.task, data.tokenizer, data.train, data.validation
     hf_config = load_hf_config(cfg.model, task, train.num_labels, train.label_names, train.problem_type)
-    packing = packing_support(hf_config, task)
+    packing = packing_support(hf_config, task, data.longest)
     check_model(cfg.distributed, layout, hf_config, packing.packed and cfg.packed_sequence.enabled is not False)
     best_metric, best_mode = _best(cfg, task, train.problem_type)
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)

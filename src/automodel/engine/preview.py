@@ -116,7 +116,7 @@ def _order(cfg: RunConfig, run: RunData) -> Order:
     lengths, seed, drop_last = data.store.lengths, cfg.seed, cfg.dataloader.drop_last
     size = cfg.packed_sequence.packed_sequence_size
     if size:
-        support = packing_support(run.hf_config, run.task)
+        support = packing_support(run.hf_config, run.task, run.longest)
         if not support.packed:
             raise no_packing(run.hf_config.model_type, support.reason, cfg)
         return BinOrder(lengths, size, accumulation, seed, shuffle, drop_last, data.mixture)
@@ -126,7 +126,7 @@ def _order(cfg: RunConfig, run: RunData) -> Order:
 
 
 def _path(cfg: RunConfig, run: RunData) -> Literal["packed", "padded"]:
-    possible = packing_support(run.hf_config, run.task).packed and cfg.packed_sequence.enabled is not False
+    possible = packing_support(run.hf_config, run.task, run.longest).packed and cfg.packed_sequence.enabled is not False
     return "packed" if possible else "padded"
 
 

@@ -31,6 +31,11 @@ class RunData:
     train: PreparedData
     validation: PreparedData | None
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return max(int(part.store.lengths.max()) for part in (self.train, self.validation) if part is not None)
+
 
 def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     """Tokenised data of a run. Raises `UserError` with everything that is wrong with either part of it."""

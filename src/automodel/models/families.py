@@ -159,10 +159,11 @@ def family_of(config: PreTrainedConfig) -> Family:
     return FAMILIES[config.model_type]
 
 
-def packing_support(hf_config: PreTrainedConfig, task: str) -> PackingSupport:
-    """Decides from the config alone whether documents can share a row."""
+def packing_support(hf_config: PreTrainedConfig, task: str, longest: int | None = None) -> PackingSupport:
+    """Decides from the config whether documents can share a row. `longest`: tokens of the longest document, where that
+    is known; some models turn short documents in the same way whatever stands beside them, but not long ones."""
     kind = hf_config.model_type
-    obstacle = _obstacle(hf_config, task)
+    obstacle = _obstacle(hf_config, task, longest)
     if obstacle:
         return PackingSupport(False, f"{kind} {obstacle}")
     family = FAMILIES[kind]
@@ -170,7 +171,7 @@ def packing_support(hf_config: PreTrainedConfig, task: str) -> PackingSupport:
     return PackingSupport(True, f"{kind} reads each document exactly as if it were alone", pooling)
 
 
-def _obstacle(config: PreTrainedConfig, task: str) -> str | None:
+def _obstacle(config: PreTrainedConfig, task: str, longest: int | None) -> str | None:
     """What stops packing, as the rest of a sentence that starts with the model type."""
     kind = config.model_type
     if task == "seq2seq" or getattr(config, "is_encoder_decoder", False):
@@ -194,19 +195,21 @@ def _obstacle(config: PreTrainedConfig, task: str) -> str | None:
         return "caps its attention scores (`attn_logit_softcapping`)"
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
         return f"has `position_embedding_type: {config.position_embedding_type}`"
-    rope_type = _rope_depends_on_length(config)
-    if rope_type:
-        return f"has `rope_type: {rope_type}`, which rescales with the longest document of a batch"
+    rope_type, first = _rope_depends_on_length(config)
+    if rope_type and (longest is None or longest > first):
+        above = f" above {first:,} tokens" if first else ""
+        return f"has `rope_type: {rope_type}`, which rescales with the longest document of a batch{above}"
     return None
 
 
-def _rope_depends_on_length(config: PreTrainedConfig) -> str | None:
-    """The rope type if its frequencies depend on the batch's longest sequence."""
+def _rope_depends_on_length(config: PreTrainedConfig) -> tuple[str | None, int]:
+    """The rope type if its frequencies depend on the batch's longest sequence, and up to which length they do not."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for values in (parameters, *parameters.values()):  # one dict, or one for each layer type
         if isinstance(values, dict) and values.get("rope_type") in ("dynamic", "longrope"):
-            return values["rope_type"]
-    return None
+            limit = config.max_position_embeddings if values["rope_type"] == "dynamic" else 0
+            return values["rope_type"], values.get("original_max_position_embeddings") or limit
+    return None, 0
 
 
 def pooled_hidden_states(

@@ -59,7 +59,7 @@ def make_forward(
     attention. `swapped`: blocks of the model are swapped (`fuse.py`, `pooled_block.py`)."""
     if path == "padded":
         return _seq2seq_forward(model) if task == "seq2seq" else _padded_forward(model)
-    support = packing_support(model.config, task)
+    support = packing_support(model.config, task, longest=0)  # whoever asks for it knows the lengths
     if not support.packed:
         raise ValueError(f"the packed path was asked for, but {support.reason}")
     use_packed_attention(model)

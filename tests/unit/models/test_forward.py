@@ -72,6 +72,22 @@ def test_what_cannot_be_packed_says_why(kind, task, overrides, reason):
     assert reason in support.reason
 
 
+def test_documents_below_the_length_where_angles_change_can_be_packed():
+    long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
+            "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}  # fmt: skip
+    phi = tiny_models.tiny_config("phi3", rope_parameters=long, max_position_embeddings=131_072)
+    assert packing_support(phi, "causal-lm", 4096).packed
+    reason = "`rope_type: longrope`, which rescales with the longest document of a batch above 4,096 tokens"
+    for longest in (None, 4097):
+        support = packing_support(phi, "causal-lm", longest)
+        assert not support.packed
+        assert reason in support.reason
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    llama = tiny_models.tiny_config("llama", rope_parameters=dynamic, max_position_embeddings=64)
+    assert packing_support(llama, "causal-lm", 64).packed
+    assert not packing_support(llama, "causal-lm", 65).packed
+
+
 def test_asking_for_the_impossible_path_is_an_error():
     _, model = tiny_models.tiny("deberta-v2", TEXT)
     with pytest.raises(ValueError, match="the packed path was asked for, but deberta-v2 has disentangled attention"):
