@@ -29,7 +29,7 @@ if torch.cuda.is_available():
     from automodel.engine.together import TogetherStep
     from automodel.plan.check import load_run_config
 
-STEPS = 12
+STEPS, LR = 12, 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def make(folder, kind, ranks, *settings, batch=8, **plan):
     path = folder / "run.yaml"
     path.write_text(
         f"model: {folder / kind}\ntask: {data[0]}\ndataset: {{path: {folder / data[1]}.jsonl}}\n"
-        f"optimizer: {{lr: 1e-4}}\ndataloader: {{batch_size: {batch}}}\nstep_scheduler: {{max_steps: 100}}\n"
+        f"optimizer: {{lr: {LR}}}\ndataloader: {{batch_size: {batch}}}\nstep_scheduler: {{max_steps: 100}}\n"
         "checkpoint: {enabled: false}\npacked_sequence: {bucket_tokens: 256}\n"
     )
     prepared = prepare_run(load_run_config([path], list(settings)), ranks=ranks)
@@ -117,7 +117,10 @@ def test_losses_and_weights_are_those_of_the_captured_step(folder, ranks, name):
     assert got == pytest.approx(wanted, abs=2e-3)
     assert abs(got[0] - wanted[0]) < 1e-6
     for key, weight in weights.items():
-        torch.testing.assert_close(own[key], weight, atol=2e-4, rtol=1e-3)
+        apart = (own[key] - weight).abs()
+        # AdamW moves a number whose gradient is next to nothing by a whole step, and rounding decides which way.
+        assert apart.mean() < 1e-6, key
+        assert apart.max() < 2 * LR * STEPS, key
     assert step.pieces.early
     assert step.pieces.came_early >= len(step.pieces.early) - 1
 
