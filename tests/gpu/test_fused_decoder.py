@@ -51,6 +51,16 @@ KINDS = {
     "qwen3-wide-heads": ("qwen3", {"head_dim": 128, "num_key_value_heads": 1}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "gemma": ("gemma", {}),
+    "gemma2": (
+        "gemma2",
+        {
+            "head_dim": 256,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 32,
+            "attn_logit_softcapping": 0.5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "gemma3": (
         "gemma3_text",
         {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
@@ -187,7 +197,7 @@ def test_logits_and_gradients_equal_stock(kind, task, documents, how, monkeypatc
         assert error < allowed, (kind, name, float(error), float(allowed))
 
 
-TRAINED = ["llama", "mistral-window", "qwen2", "qwen3", "gemma3", "phi3", "olmo2"]
+TRAINED = ["llama", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"]
 
 
 @pytest.mark.parametrize("task", [CLASSIFY, WRITE])

@@ -28,6 +28,7 @@ from automodel.models.block_support import (
     can_pool,
     fused_in_words,
     pooled_saving,
+    read_saving,
     whole_layers,
 )
 from automodel.models.checkpointing import layer_dropout
@@ -134,6 +135,7 @@ def model_facts(
         can_pool_fused=can_pool(hf_config, fused=True),
         whole_layers=whole_layers(hf_config),
         pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
+        read_saving=read_saving(hf_config),
         head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
         shape=shape_of(hf_config),
         word_rows=words.num_embeddings if words is not None else 0,

@@ -68,7 +68,7 @@ def heads_of_products(bench: Bench) -> None:
         if shape.head_norms == "each":
             weights = bench.vector(shape.head_dim), bench.vector(shape.head_dim)
             norms = HeadNorms(*weights, 1e-6, shape.norm_offset, shape.round_first)
-        joined = heads.queries > 0 and heads.keys > 0 and heads.dim <= WIDEST_HEAD
+        joined = heads.queries > 0 and heads.keys > 0 and (heads.dim <= WIDEST_HEAD or shape.softcap > 0.0)
         made = (rope_joined if joined else rope_heads)(bench.rows(TOKENS, _width(heads)), *_angles(shape), heads, norms)
         learn(*(part for part in ([made] if isinstance(made, Tensor) else made) if part.numel()))
 
@@ -81,11 +81,13 @@ def causal_attentions(bench: Bench) -> None:
     """Its backward turns gradients back, unless heads are normed before they turn. Some layers may not turn at all."""
     shape = bench.facts.shape
     sizes = (shape.heads, shape.key_heads, shape.head_dim)
+    suits = shape.head_dim <= WIDEST_HEAD or shape.softcap > 0.0
     windows = [shape.window] if shape.all_windowed else sorted({-1, shape.window})
-    for window, learns in itertools.product(windows if shape.head_dim <= WIDEST_HEAD else (), bench.modes):
+    for window, learns in itertools.product(windows if suits else (), bench.modes):
         dropout = shape.attention_dropout if learns else 0.0
         with torch.set_grad_enabled(learns):
-            how, angles = Attention(*sizes, 1.0, causal=True, window=window, dropout=dropout), _angles(shape)
+            how = Attention(*sizes, 1.0, causal=True, window=window, dropout=dropout, softcap=shape.softcap)
+            angles = _angles(shape)
             inside = not shape.head_norms and can_turn(angles[1], how)
             ways = [Turned(*angles)] if inside else []
             for turned in ways if shape.all_turn and inside else [*ways, None]:

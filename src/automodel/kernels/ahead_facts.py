@@ -70,6 +70,8 @@ class Shape:
     norm_offset: float = 0.0
     round_first: bool = True
     activation: str = ""
+    softcap: float = 0.0
+    """Where attention's scores saturate; 0: they do not."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -196,6 +198,7 @@ GEMMA3 = GEMMA | {
     "sliding_window": 4096,
     "attn_logit_softcapping": None,
 }
+GEMMA2 = GEMMA3 | {"attn_logit_softcapping": 50.0}
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 WIDEST_HEAD = 256
 DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads"}
@@ -272,8 +275,9 @@ def _decoder(config: Mapping[str, Any], **particular: Any) -> Shape:
     """As `models/fused_decoder.py` decides; `particular`: what its family does differently from Llama."""
     width, inner, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
     head_dim, key_heads = config["head_dim"] or width // heads, config["num_key_value_heads"] or heads
-    activation = ACTIVATIONS.get(config["hidden_activation" if config["model_type"] == "gemma3_text" else "hidden_act"])
-    plain = not config.get("resid_pdrop") and config.get("attn_logit_softcapping") is None
+    kind, softcap = config["model_type"], config.get("attn_logit_softcapping")
+    activation = ACTIVATIONS.get(config["hidden_activation" if kind in ("gemma2", "gemma3_text") else "hidden_act"])
+    plain = not config.get("resid_pdrop") and (softcap is None or kind == "gemma2")
     fills = all(n * width % BLOCK == 0 for n in (heads * head_dim, key_heads * head_dim, inner))
     fits = head_dim % HEAD_SIZES == 0 and head_dim <= WIDEST_HEAD and (fills or config["model_type"] == "phi3")
     angles = {**(config.get("rope_parameters") or {}), **config}
@@ -285,13 +289,14 @@ def _decoder(config: Mapping[str, Any], **particular: Any) -> Shape:
         "embedding_width": width,
         "inner": inner,
         "heads": heads,
-        "pools": True,
+        "pools": not softcap,
         "attention_dropout": config["attention_dropout"],
         "window": -1 if window is None else window - 1,
         "key_heads": key_heads,
         "head_dim": head_dim,
         "turning_dim": int(head_dim * angles.get("partial_rotary_factor", 1.0)),
         "activation": activation or "",
+        "softcap": softcap or 0.0,
         "qkv_bias": biased,
         "out_bias": biased,
         "mlp_bias": bool(config["mlp_bias"]) and config["model_type"] in ("llama", "smollm3"),
@@ -314,6 +319,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], Callable[[Mapping[str, Any]], Shape]]]
     "smollm3": (SMOLLM3, partial(_decoder, all_turn=False)),
     "phi3": (PHI3, partial(_decoder, all_windowed=True)),
     "gemma": (GEMMA, partial(_decoder, window=-1, norm_offset=1.0, round_first=False)),
+    "gemma2": (GEMMA2, partial(_decoder, norms="around", norm_offset=1.0, round_first=False)),
     "gemma3_text": (
         GEMMA3,
         partial(_decoder, norms="around", head_norms="each", norm_offset=1.0, round_first=False),

@@ -98,7 +98,7 @@ class Turned(NamedTuple):
 
 def can_turn(table: Tensor, how: Attention) -> bool:
     """Whether attention's backward pass can turn gradients back: whole heads turn, and fill their tile."""
-    return 2 * table.shape[2] == how.head_dim == how.block
+    return 2 * table.shape[2] == how.head_dim == how.block <= WIDEST_HEAD
 
 
 def attention_keep_mask(seed: Tensor, site: int, head: int, rows: Tensor, keys: Tensor, p: float) -> Tensor:

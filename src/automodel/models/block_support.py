@@ -46,7 +46,7 @@ def can_pool(config: Any, fused: bool) -> bool:
     if config.model_type in ENCODERS:
         return True
     if fused and config.model_type in DECODERS:
-        return fusable_decoder_config(config)
+        return fusable_decoder_config(config) and not getattr(config, "attn_logit_softcapping", None)
     if not fused or config.model_type != "modernbert":
         return False
     # A window around the first token does not reach every token, and a mean reads them all.
@@ -56,6 +56,17 @@ def can_pool(config: Any, fused: bool) -> bool:
 def whole_layers(config: Any) -> bool:
     """Whether a layer of it is one operation on the CPU (`cpu_block.py`)."""
     return config.model_type in ENCODERS and _activation(config) == "gelu"
+
+
+def read_saving(config: Any) -> float:
+    """Share of the blocks' multiplications that a fused decoder's last block makes after attention, which it does for
+    the tokens alone that are read."""
+    if config.model_type not in DECODERS:
+        return 0.0
+    width, head = config.hidden_size, head_dim_of(config)
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    after = queries * width + 3 * width * config.intermediate_size
+    return after / (after + (queries + 2 * keys) * width) / config.num_hidden_layers
 
 
 def pooled_saving(config: Any) -> float:

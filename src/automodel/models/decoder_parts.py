@@ -3,8 +3,8 @@
 The families differ in where they normalise and how an RMSNorm rounds, in which layers have a window, which of them turn
 their queries and keys, and in whether weights are already joined. A family is listed only if
 `tests/parity/test_fused_decoders.py` holds its fused logits and gradients to stock transformers. Members of a family
-that the blocks do not compute (another activation, dropout on the stream, capped scores, heads that flash attention
-does not take) are refused by their config, and keep stock blocks.
+that the blocks do not compute (another activation, dropout on the stream, heads that flash attention does not
+take) are refused by their config, and keep stock blocks.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Parts:
     layer_type: str | None
     """Gemma 3 has other angles in layers with a window."""
     activation: str
+    softcap: float = 0.0
+    """Where scores saturate (Gemma 2); 0: they do not."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ DECODERS: dict[str, Decoder] = {
     "smollm3": Decoder(_BEFORE),
     "phi3": Decoder(_BEFORE, window=_window_of_config),
     "gemma": Decoder(_BEFORE, offset=1.0, round_first=False, window=_no_window),
+    "gemma2": Decoder(_AROUND, offset=1.0, round_first=False, activation="hidden_activation"),
     "gemma3_text": Decoder(_AROUND, offset=1.0, round_first=False, activation="hidden_activation"),
     "olmo2": Decoder(_AFTER, round_first=False, window=_no_window),
 }
@@ -131,8 +134,8 @@ def fusable_decoder_config(config: Any) -> bool:
         return False
     head_dim = head_dim_of(config)
     residual_dropout = getattr(config, "resid_pdrop", 0.0)  # Phi-3 has the key; published models leave it at 0
-    softcap = getattr(config, "attn_logit_softcapping", None)
-    known = head_dim % 8 == 0 and head_dim <= WIDEST_HEAD and not residual_dropout and softcap is None
+    capped = config.model_type != "gemma2" and getattr(config, "attn_logit_softcapping", None) is not None
+    known = head_dim % 8 == 0 and head_dim <= WIDEST_HEAD and not residual_dropout and not capped
     # Weights that are joined where they lie have to fill their blocks of the flat buffer.
     rows = (config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim, config.intermediate_size)
     joins = config.model_type == "phi3" or all(n * config.hidden_size % BLOCK == 0 for n in rows)
@@ -159,4 +162,5 @@ def decoder_parts(layer: Any, config: Any) -> Parts:
         turns=bool(getattr(attention, "use_rope", True)),
         layer_type=getattr(attention, "layer_type", None),
         activation=ACTIVATIONS[getattr(config, decoder.activation)],
+        softcap=getattr(attention, "attn_logit_softcapping", None) or 0.0,
     )

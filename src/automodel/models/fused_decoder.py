@@ -147,12 +147,13 @@ class FusedDecoderBlock:
             y, h = self._add(hidden_states.branch_TN, hidden_states.residual_TN, norms.before_attention)
         else:
             y, h = self._add(hidden_states.squeeze(0), None, norms.before_attention)
-        if self.pools and pooled_positions is not None:
+        if self.pools and pooled_positions is not None and not self.parts.softcap:
             attended, h = self._attend_pooled(y, h, documents, pooled_positions)
         else:
             attended, h = self._attend(y, h, documents)
-            if self.pools and read_positions is not None:
-                attended, h = (take_rows(t, read_positions) for t in (attended, h))
+            rows = read_positions if pooled_positions is None else pooled_positions
+            if self.pools and rows is not None:
+                attended, h = (take_rows(t, rows) for t in (attended, h))
         x = self._branch(self._linear(attended, self.parts.out), norms.after_attention)
         return self._mlp(*self._add(x, h, norms.before_mlp))
 
@@ -215,6 +216,7 @@ class FusedDecoderBlock:
             window=-1 if p.window is None else p.window - 1,
             dropout=p.attention_dropout if self.layer.training else 0.0,
             site=ATTENTION_SITES + self.site,
+            softcap=p.softcap,
         )
 
     def _attend(self, y: Tensor, h: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from automodel.kernels.attention import WIDEST_HEAD, Attention, varlen_flash
 from automodel.kernels.dispatch import runs_triton
+from automodel.models.capped_attention import capped_attention_reference
 from automodel.models.packed_attention import packed_attention_reference
 
 SHORT = 1024
@@ -72,7 +73,8 @@ def cut_behind(pooled_R: Tensor, documents: Documents) -> Pieces:
 def stays_joined(qkv_TW: Tensor, documents: Documents, how: Attention) -> bool:
     """Whether attention works on the joined product. The mean length is told from shapes, which the host knows."""
     slots = documents.boundaries.shape[0] - 1
-    return runs_triton(qkv_TW) and how.head_dim <= WIDEST_HEAD and qkv_TW.shape[0] <= SHORT * slots
+    suits = how.head_dim <= WIDEST_HEAD and qkv_TW.shape[0] <= SHORT * slots
+    return runs_triton(qkv_TW) and (suits or how.softcap > 0.0)  # no other kernel has a cap
 
 
 def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, how: Attention) -> Tensor:
@@ -84,6 +86,8 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, ho
         return varlen_flash(q_THD, k_TKD, v_TKD, (boundaries, boundaries), (longest, longest), how).flatten(1)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q_THD, k_TKD, v_TKD))
     window = None if how.window < 0 else how.window + 1
+    if how.softcap:
+        return capped_attention_reference(q, k, v, boundaries.tolist(), window, how)[0].flatten(1)
     out = packed_attention_reference(q, k, v, boundaries.tolist(), True, window, how.scale, how.dropout)
     return out[0].flatten(1)
 

@@ -36,6 +36,8 @@ class ModelFacts:
     """Whether a layer of it can be one operation on the CPU."""
     pooled_saving: float = 0.0
     """Share of the encoder's multiplications that this saves."""
+    read_saving: float = 0.0
+    """Share of the blocks' multiplications that fused blocks make only for tokens that are read."""
     head_words: int = 0
     """Words of a language model's head, where that is a plain product that the loss can make itself."""
     shape: ModelShape | None = None

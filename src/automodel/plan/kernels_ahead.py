@@ -27,7 +27,7 @@ from automodel.plan.loss import why_stored
 from automodel.plan.speed import decide_capture, decide_fused, decide_lazy_embeddings
 
 SMALLEST_EVALUATION_BATCH = 16
-TIED = ("gemma", "gemma3_text", "smollm3")  # families that tie their head where the file does not say
+TIED = ("gemma", "gemma2", "gemma3_text", "smollm3")  # families that tie their head where the file does not say
 ORDINARY_GPU: Any = SimpleNamespace(device="cuda", bf16=True)
 
 

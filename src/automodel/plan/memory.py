@@ -283,9 +283,7 @@ def layer_bytes(shape: ModelShape, setting: Setting) -> float:
         kept += 2 * (s.queries + s.keys) * (4 if _autocast(setting) else size)
     if s.dropout:  # masks: torch's own kernel on a GPU writes a byte for each element
         kept += 2 * s.width * (1 if setting.device == "cuda" else size)
-    if s.attention_dropout and setting.device == "cpu":  # computed in steps there: scores, mask, product
-        kept += 12 * s.heads * setting.attended
-    elif s.capped and setting.device == "cpu":
+    if setting.device == "cpu" and (s.attention_dropout or s.capped):  # in steps there: scores, mask, product
         kept += 12 * s.heads * setting.attended
     elif s.scores_kept:
         kept += 2 * size * s.heads * setting.attended

@@ -191,7 +191,7 @@ def tell_what_is_read(
     if not fused:
         lines.append(Decision("head", "learned tokens only", f"exact; saves {saved}"))
         return
-    blocks = f"{(1 - learned) * model.pooled_saving:.1%} of the blocks' arithmetic"
+    blocks = f"{(1 - learned) * model.read_saving:.1%} of the blocks' arithmetic"
     lines.append(Decision("last block", "learned tokens only", f"exact, like the head; saves {blocks} and {saved}"))
 
 

@@ -175,13 +175,10 @@ def cases():
     yield "smollm3", language, False, {"no_rope_layers": [1, 0]}, {"precision": "bf16-pure"}
     yield "phi3", classify, False, {"partial_rotary_factor": 0.5}, {"lazy": True}
     yield "gemma", language, False, {}, {}
-    yield (
-        "gemma3_text",
-        language,
-        False,
-        {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]},
-        {},
-    )
+    windows = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    yield "gemma3_text", language, False, windows, {}
+    yield "gemma2", language, False, windows, {}
+    yield "gemma2", classify, False, windows, {"lazy": True}
     yield "olmo2", classify, False, {}, {"lazy": True}
 
 

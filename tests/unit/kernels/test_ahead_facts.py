@@ -99,7 +99,8 @@ def test_what_is_particular_about_decoders():
         "gemma3_text": "each",
         "olmo2": "all",
     }
-    assert {kind for kind, shape in shapes.items() if shape.norm_offset} == {"gemma", "gemma3_text"}
+    assert {kind for kind, shape in shapes.items() if shape.norm_offset} == {"gemma", "gemma2", "gemma3_text"}
+    assert {kind: shape.softcap for kind, shape in shapes.items() if shape.softcap} == {"gemma2": 50.0}
     assert shape_of({"model_type": "llama", "attention_bias": True}).out_bias
     assert shape_of({"model_type": "phi3", "partial_rotary_factor": 0.75}).turning_dim == 72
     narrow = shape_of({"model_type": "llama", "hidden_size": 2048, "num_attention_heads": 32})

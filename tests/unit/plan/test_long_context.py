@@ -96,7 +96,7 @@ def test_blocks_that_are_compiled_are_not_moved():
     (1.0, None, None),
 ])  # fmt: skip
 def test_what_is_saved_where_nothing_is_learned(learned, value, saved):
-    llama = dataclasses.replace(LLAMA, can_pool_fused=True, pooled_saving=0.0615)
+    llama = dataclasses.replace(LLAMA, read_saving=0.0615)
     data = dataclasses.replace(DATA, learned=learned)
     cfg = RunConfig(model=ModelConfig(pretrained_model_name_or_path="x"), dataset=DatasetConfig(path="x"))
     plan = make_plan(cfg, "causal-lm", GPU, llama, data)
