@@ -3,6 +3,9 @@
 Batches differ in size, and the largest one of a run may come late. So its forward and backward pass are tried once at
 the start. Where the GPU runs out of memory, micro-batches are halved and accumulated twice as often: the same examples
 a step, the same losses, less memory at a time. The plan says so.
+
+A captured step has its optimizer's states when it is tried. torch's optimizers make theirs in the first step, so as
+much memory is held free while an eager step is tried. On the CPU nothing is tried: the system has no error to catch.
 """
 
 from __future__ import annotations
@@ -10,40 +13,60 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from automodel.config.errors import UserError
-from automodel.data.batch import PackedBatch
 from automodel.data.loader import Order, StepLoader
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared
+from automodel.engine.step import TrainStep
 from automodel.optim.kinds import ADAMW
+from automodel.plan.memory import Setting, estimate
 from automodel.plan.plan import Decision
 
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
 MOST_DEALT = 10_000  # where documents have to be dealt to ranks first
 
 
-def largest_micro_batch(order: Order, steps: int, own: Callable[[list], list] = list) -> np.ndarray:
-    """Samples of the micro-batch with the most tokens among the next `steps` steps; the order is known beforehand.
-    `own`: this rank's share of a step."""
+def largest_micro_batch(
+    order: Order, steps: int, own: Callable[[list], list] = list, padded: bool = False
+) -> np.ndarray:
+    """Samples of the micro-batch with the most tokens among the next `steps` steps, or with the largest rectangle where
+    they are padded; the order is known beforehand. `own`: this rank's share of a step."""
+
+    def size(chosen: np.ndarray) -> int:
+        lengths = order.lengths[chosen]
+        return int(lengths.max() * len(chosen) if padded else lengths.sum())
+
     batches = (b for s in range(steps) for b in own(order.micro_batches(*order.locate(s))))
     one = np.zeros(1, dtype=np.int64)  # a rank without documents: there are fewer of them than ranks
-    return max(batches, key=lambda chosen: int(order.lengths[chosen].sum()), default=one)
+    return max(batches, key=size, default=one)
 
 
-def fits(step: CapturedStep, loader: StepLoader, steps: int) -> bool:
+def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader) -> bool:
     """Whether forward and backward of the largest micro-batch of the run go through."""
-    most = MOST_STEPS if loader.ranks == 1 else MOST_DEALT
-    batch = loader.collate(largest_micro_batch(loader.order, min(steps, most), loader.own).tolist())
-    assert isinstance(batch, PackedBatch)
+    plan = prepared.plan
+    steps = min(plan.total_steps, MOST_STEPS if loader.ranks == 1 else MOST_DEALT)
+    batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
     try:
+        held_free = torch.empty(states_to_come(prepared, step), dtype=torch.uint8, device=plan.device)
         step.probe(batch)
     except torch.cuda.OutOfMemoryError:
         return False
+    del held_free
     return True
+
+
+def states_to_come(prepared: Prepared, step: TrainStep | CapturedStep) -> int:
+    """Bytes that the optimizer will take in its first step."""
+    if isinstance(step, CapturedStep):
+        return 0
+    plan, trained = prepared.plan, sum(p.numel() for p in step.parameters)
+    setting = Setting(plan.precision, False, False, plan.optimizer, plan.checkpointing, tokens=0, rows=0)
+    return round(estimate(None, trained, setting).states)
 
 
 def halved(prepared: Prepared) -> Prepared:

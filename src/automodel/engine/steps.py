@@ -58,13 +58,13 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
                 release_memory()
                 continue
             randomness.seed_everything(prepared.cfg.seed)
-        if not isinstance(step, CapturedStep):
+        if not isinstance(step, CapturedStep) and (prepared.plan.device == "cpu" or prepared.layout.fsdp):
             return prepared, model, step
         loader = make_step_loader(prepared)
-        if prepared.plan.fp8:
+        if isinstance(step, CapturedStep) and prepared.plan.fp8:
             prepared = guarded(prepared, model, step, loader.collate(loader.order.micro_batches(0, 0)[0].tolist()))
         # What does not fit on one rank is made smaller on all: they have to take the same steps.
-        if not prepared.ranks.highest(int(not fits(step, loader, prepared.plan.total_steps))):
+        if not prepared.ranks.highest(int(not fits(prepared, step, loader))):
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
         del model, step

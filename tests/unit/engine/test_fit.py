@@ -5,11 +5,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from automodel.config.errors import UserError
 from automodel.data.order import StepOrder
 from automodel.distributed.layout import Layout
-from automodel.engine.fit import halved, largest_micro_batch
+from automodel.distributed.world import ALONE
+from automodel.engine import steps
+from automodel.engine.fit import fits, halved, largest_micro_batch, states_to_come
+from automodel.optim.kinds import KINDS
 from automodel.plan.plan import Decision, Plan
 
 
@@ -27,11 +31,19 @@ def test_the_largest_batch_is_the_largest_of_all_that_will_come():
     assert lengths[found].sum() < np.sort(lengths)[-4:].sum(), "an impossible batch would ask for too much memory"
 
 
+def test_the_largest_rectangle_is_not_the_one_with_the_most_tokens():
+    order = order_of([100, 1, 1, 1, 40, 40, 40, 40], shuffle=False, grad_acc_steps=1)
+    assert largest_micro_batch(order, 2).tolist() == [4, 5, 6, 7]
+    assert largest_micro_batch(order, 2, padded=True).tolist() == [0, 1, 2, 3]
+
+
 @dataclasses.dataclass(frozen=True)
 class Stub:
     plan: Plan
     hardware: SimpleNamespace
     layout: Layout
+    cfg: SimpleNamespace
+    ranks: object = ALONE
 
 
 def prepared(micro, accumulation, ranks=1):
@@ -46,7 +58,7 @@ def prepared(micro, accumulation, ranks=1):
             "decisions": (Decision("batch", "", ""),),
         }
     )
-    return Stub(plan, SimpleNamespace(name="Small GPU"), Layout(replicas=ranks))
+    return Stub(plan, SimpleNamespace(name="Small GPU"), Layout(replicas=ranks), SimpleNamespace(seed=0))
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -61,3 +73,57 @@ def test_halving_keeps_the_examples_of_a_step(micro, accumulation, ranks):
 def test_one_example_that_does_not_fit_is_the_end():
     with pytest.raises(UserError, match="Even one example of 512 tokens does not fit into the memory of Small GPU"):
         halved(prepared(1, 8))
+
+
+class SmallStep:
+    """An eager step with room for so many tokens."""
+
+    def __init__(self, room):
+        self.room, self.parameters, self.tried = room, [torch.zeros(10, 10)], []
+
+    def probe(self, batch):
+        self.tried.append(batch)
+        if len(batch) > self.room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+
+def loader_of(prepared):
+    order = order_of([8] * 64, micro_batch_size=prepared.plan.micro_batch_size, grad_acc_steps=1)
+    return SimpleNamespace(order=order, collate=list, own=list, ranks=1)
+
+
+def eager(micro, path="padded", optimizer="adamw"):
+    plan = {"path": path, "optimizer": KINDS[optimizer], "device": "cpu", "precision": "fp32", "total_steps": 4}
+    whole = prepared(micro, 1)
+    return dataclasses.replace(whole, plan=dataclasses.replace(whole.plan, checkpointing="none", **plan))
+
+
+@pytest.mark.parametrize("path", ["packed", "padded"])
+def test_an_eager_step_is_tried_with_the_largest_batch(path):
+    run, step = eager(16, path), SmallStep(16)
+    assert fits(run, step, loader_of(run))
+    assert [len(batch) for batch in step.tried] == [16]
+    assert not fits(run, SmallStep(15), loader_of(run))
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("sgd", 1), ("lion", 1), ("paged_adamw_32bit", 0)])
+def test_room_is_held_free_for_states_that_the_first_step_makes(optimizer, copies):
+    assert states_to_come(eager(16, optimizer=optimizer), SmallStep(16)) == 100 * 4 * copies
+
+
+def test_eager_steps_on_a_gpu_are_halved_until_they_fit(monkeypatch):
+    """The loop that makes a step; what is tried, is tried on the CPU."""
+    run, made = eager(16), []
+    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, device="cuda"))
+
+    def make(prepared):
+        made.append(prepared.plan.micro_batch_size)
+        return None, SmallStep(5)
+
+    monkeypatch.setattr(steps, "make_step", make)
+    monkeypatch.setattr(steps, "make_step_loader", loader_of)
+    monkeypatch.setattr(steps, "fits", lambda prepared, *rest: fits(eager(prepared.plan.micro_batch_size), *rest))
+    found, _, _ = steps.make_fitting_step(run)
+    assert made == [16, 8, 4]
+    assert (found.plan.micro_batch_size, found.plan.grad_acc_steps) == (4, 4)
+    assert "ran out of GPU memory" in found.plan.decisions[0].reason
