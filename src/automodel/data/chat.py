@@ -90,6 +90,10 @@ class ChatTemplate:
     def takes_tools(self) -> bool:
         return "tools" in str(self.template or self.tokenizer.chat_template or "")
 
+    def turns(self, messages: Any, system: str | None = None) -> list[dict]:
+        """Messages as the template takes them."""
+        return normalised(messages, system, "tool_calls" in str(self.template or self.tokenizer.chat_template or ""))
+
     @property
     def marks_answers(self) -> bool:
         return _MARK.search(str(self.template or self.tokenizer.chat_template or "")) is not None
@@ -180,8 +184,9 @@ def _check_calls_are_written(written: str, message: dict, turn: int) -> None:
             raise BadChat(f"message {turn} calls '{name}', but the chat template has no place for tool calls")
 
 
-def normalised(messages: Any, system: str | None = None) -> list[dict]:
-    """Messages as `role`/`content` records, whichever of the two usual spellings they came in."""
+def normalised(messages: Any, system: str | None = None, calls: bool = False) -> list[dict]:
+    """Messages as `role`/`content` records, whichever of the two usual spellings they came in. `calls`: turns that are
+    a tool call in JSON (ShareGPT's `function_call`) become calls, for templates that have a form for them."""
     if not messages:
         raise BadChat("the conversation is empty")
     if not isinstance(messages, (list, tuple)):
@@ -196,6 +201,8 @@ def normalised(messages: Any, system: str | None = None) -> list[dict]:
             raise BadChat(f"message {number} has neither 'role' nor 'from'")
         content = _as_text(message.get("content", message.get("value")), number)
         extras = {k: _without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}
+        if calls and str(said).lower() == "function_call" and (found := _called(content)) is not None:
+            content, extras["tool_calls"] = None, found
         if extras.get("tool_calls"):
             extras["tool_calls"] = _read_calls(extras["tool_calls"], number)
         if content is None and not extras:
@@ -265,6 +272,18 @@ def _without_gaps(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_gaps(inner) for key, inner in value.items() if inner is not None}
     return [_without_gaps(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def _called(text: Any) -> list[dict] | None:
+    """The calls that a text is, if it is nothing else."""
+    try:
+        read = json.loads(text)
+    except (TypeError, ValueError):
+        return None
+    calls = read if isinstance(read, list) else [read]
+    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+        return None
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def _from_json(value: Any, what: str) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from automodel.data.batch import IGNORE
-from automodel.data.chat import BadChat, ChatTemplate, normalised, parsed_tools
+from automodel.data.chat import BadChat, ChatTemplate, parsed_tools
 from automodel.data.classify import text_problem
 from automodel.data.samples import SampleWriter
 from automodel.data.written_answers import read_answer
@@ -227,7 +227,7 @@ class Chats:
             try:
                 system = rows[self.system][i] if self.system else None
                 tools = parsed_tools(rows[self.tools][i]) if self.tools else None
-                text, spans = self.chat.spans(normalised(messages, system), tools)
+                text, spans = self.chat.spans(self.chat.turns(messages, system), tools)
                 texts.append(Spanned(first + i, text, spans))
             except BadChat as error:
                 out.reject(first + i, str(error))

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.chat import BadChat, ChatTemplate, normalised, parsed_tools
+from automodel.data.chat import BadChat, ChatTemplate, parsed_tools
 from automodel.data.classify import text_problem
 from automodel.data.config import DatasetConfig
 from automodel.data.language import ANSWER_ROLES, Chats, Instructions, PlainText, encoder_of
@@ -115,7 +115,8 @@ class PromptWriter:
         return has_messages or self.chat is not None
 
     def _conversation(self, messages: Any, system: str | None, tools: Any) -> str:
-        turns = normalised(messages, system)
+        chat = self.chat or ChatTemplate(self.tokenizer)
+        turns = chat.turns(messages, system)
         if turns[-1]["role"] == "assistant":
             turns = turns[:-1]  # its last turn is what is asked for
         if not turns:
@@ -124,7 +125,7 @@ class PromptWriter:
             turns = [{"role": "system", "content": self.system}, *turns]
         if self.chat is None and not self.tokenizer.chat_template:
             raise BadPrompt("the model has no chat template, so it takes text and not messages")
-        return (self.chat or ChatTemplate(self.tokenizer)).text(turns, tools, prompt=True)
+        return chat.text(turns, tools, prompt=True)
 
     def _instruction(self, row: Mapping[str, Any]) -> str:
         if not isinstance(self.encoder, Instructions):

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.chat import normalised
 from automodel.data.config import DatasetConfig
 from automodel.data.language import Chats, Instructions, every_answer
 from automodel.data.layouts import Request, choose_layout, is_ready
@@ -77,7 +76,7 @@ def questions_of(
 
 
 def _last_turn(row: dict[str, Any], encoder: Chats) -> tuple[dict[str, Any], list[str]]:
-    turns = normalised(row[encoder.messages], row[encoder.system] if encoder.system else None)
+    turns = encoder.chat.turns(row[encoder.messages], row[encoder.system] if encoder.system else None)
     last = turns[-1]
     right = [last["content"]] if last["role"] == "assistant" and last.get("content") else []
     return {"messages": turns, "tools": row[encoder.tools] if encoder.tools else None}, right

@@ -98,6 +98,24 @@ def test_tool_calls(run, tokenizers):
     assert len(turns) == 5
 
 
+def test_tool_calls_are_written_as_qwen_writes_them(run, tokenizers, shared_data, tmp_path):
+    import gzip
+    import shutil
+
+    from transformers import AutoTokenizer
+
+    given, folder = shared_data / "tokenizers" / "qwen2.5", tmp_path / "qwen"
+    folder.mkdir()
+    shutil.copy(given / "tokenizer_config.json", folder)
+    (folder / "tokenizer.json").write_bytes(gzip.decompress((given / "tokenizer.json.gz").read_bytes()))
+    tokenizers["qwen"] = AutoTokenizer.from_pretrained(folder)
+    data = run("llamafactory-demos/glaive_toolcall_en_demo.json.gz", "causal-lm", "qwen", split="train[:20]")
+    turns = learned(data, tokenizers["qwen"], 0).split("<|im_end|>")
+    assert turns[0].startswith("Of course!")
+    assert turns[1].startswith('<tool_call>\n{"name": "search_recipes", "arguments": {')
+    assert turns[1].endswith("}\n</tool_call>")
+
+
 def test_plain_text_loses_no_token(run, tokenizers):
     data = run("text-lm/tinyshakespeare.txt.gz", "causal-lm", "gpt2", positions=64)
     assert data.stats.rows == 7222

@@ -98,6 +98,22 @@ def test_the_same_is_learned_from_every_spelling_and_file(prepare_rows, template
     assert "null" not in whole(data, tokenizer, 0)
 
 
+def test_function_calls_of_sharegpt_are_calls_where_the_template_has_a_form_for_them(prepare_rows, template, chat_like):
+    turns = [
+        {"from": "human", "value": "go"},
+        {"from": "function_call", "value": '{"name": "weather", "arguments": {"city": "Rome"}}'},
+        {"from": "observation", "value": "42"},
+        {"from": "function_call", "value": "not JSON"},
+    ]
+    said = ["weather", "not JSON"]
+    for tokenizer, name in ((template(RECORDS), "a.jsonl"), (chat_like, "b.jsonl")):
+        data = prepare_rows([{"conversations": turns}], tokenizer, "causal-lm", name=name)
+        parts = learned(data, tokenizer, 0).split("<|im_end|>")
+        assert all(word in part for word, part in zip(said, parts))
+        form = '[weather {"city": "Rome"}]' if tokenizer is not chat_like else turns[1]["value"]
+        assert parts[0] == form
+
+
 def test_calls_that_the_template_does_not_write_are_bad_rows(prepare_rows, chat_like, gpt_like):
     plain = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}], "tools": None}
     for tokenizer, name, template in ((chat_like, "a.jsonl", None), (gpt_like, "b.jsonl", "plain")):
