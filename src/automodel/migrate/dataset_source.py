@@ -10,6 +10,7 @@ import ast
 from dataclasses import dataclass, field
 
 from automodel.migrate.document import Document
+from automodel.migrate.mapped import MappedFunction
 from automodel.migrate.values import Script, Unknown, name_of
 
 SAME_ROWS = (
@@ -46,7 +47,7 @@ class DatasetReader:
             self.document.block(unknown.line, f"{section}: {unknown.text}")
         if section == "dataset":
             for mapped in found.maps:
-                self._tokenizing(mapped)
+                MappedFunction(self.script, self.document, mapped).read()
             for old, new in found.renamed.items():
                 if new in ("label", "labels"):
                     self.document.set("dataset.label_column", old, "rename_column")
@@ -57,7 +58,7 @@ class DatasetReader:
             if isinstance(node, ast.Name):
                 before = self.script.before(node.id, line)
                 if before is None:
-                    self.document.block(line, f"where the dataset `{node.id}` comes from cannot be seen")
+                    self.document.block(line, f"the dataset: {self.script.why_unknown(node.id, line)}")
                     return None
                 line, node = before
             elif isinstance(node, ast.Subscript):
@@ -88,6 +89,8 @@ class DatasetReader:
         elif name == "select":
             found.limit = self._range(call)
             return found.limit is not None
+        elif name == "shuffle" and found.limit is not None:
+            self.document.note(call.lineno, "shuffle(…) before select(…): the first rows are taken, not a random draw")
         elif name == "train_test_split":
             return found.split is not None and self._share(call, found)
         return name in SAME_ROWS
@@ -140,35 +143,3 @@ class DatasetReader:
             self.document.set(f"{section}.num_samples_limit", found.limit, "select")
         if given.get("streaming"):
             self.document.set(f"{section}.streaming", True, "")
-
-    def _tokenizing(self, mapped: ast.Call) -> None:
-        """What a `map` does to rows: tokenising is what happens here anyway."""
-        function: ast.AST | None = mapped.args[0] if mapped.args else None
-        if isinstance(function, ast.Name):
-            function = self.script.functions.get(function.id)
-        calls = [n for n in ast.walk(function) if isinstance(n, ast.Call)] if function is not None else []
-        tokenizers = [c for c in calls if "tokenizer" in name_of(c).lower() or name_of(c) in ("tok", "encode_plus")]
-        if not tokenizers:
-            name = name_of(mapped.args[0]) if mapped.args else "this"
-            self.document.block(mapped.lineno, f"map({name or '…'}): what it does to rows is not understood")
-            return
-        call = tokenizers[0]
-        columns = [
-            arg.slice.value
-            for arg in call.args
-            if isinstance(arg, ast.Subscript) and isinstance(arg.slice, ast.Constant)
-        ]
-        split_words = any(k.arg == "is_split_into_words" for k in call.keywords)
-        keys = ("tokens_column",) if split_words else ("text_column", "text_pair_column")
-        for key, column in zip(keys, columns):
-            self.document.set(f"dataset.{key}", column, f"line {call.lineno}")
-        if call.args and not columns:
-            self.document.block(
-                call.lineno, f"`{ast.unparse(call.args[0])[:50]}`: the text is put together in the script"
-            )
-        for keyword in call.keywords:
-            if keyword.arg == "max_length":
-                try:
-                    self.document.set("dataset.max_length", self.script.value(keyword.value), "")
-                except Unknown as unknown:
-                    self.document.block(unknown.line, f"max_length: {unknown.text}")

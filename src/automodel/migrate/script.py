@@ -12,33 +12,25 @@ import ast
 from pathlib import Path
 from typing import Any
 
+from automodel.migrate.changes import Changes, names_made_by
 from automodel.migrate.dataset_source import DatasetReader
 from automodel.migrate.document import Document
+from automodel.migrate.script_words import (
+    ARGUMENTS,
+    HARMLESS_METHODS,
+    NOT_NEEDED,
+    NOT_OF_THE_MODEL,
+    OF_THE_DOWNLOAD,
+    PACKAGES,
+    PADDING_COLLATORS,
+    TASKS,
+    TRAINER_ORDER,
+    TRAINERS,
+    WRAPPERS,
+)
+from automodel.migrate.supervised import other_options, supervised
 from automodel.migrate.training_arguments import carry_over
 from automodel.migrate.values import Script, Unknown, dotted, name_of
-
-ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
-TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
-TASKS = {
-    "SequenceClassification": "text-classification",
-    "TokenClassification": "token-classification",
-    "CausalLM": "causal-lm",
-    "Seq2SeqLM": "seq2seq",
-    "ConditionalGeneration": "seq2seq",
-}
-HARMLESS_METHODS = ("__init__", "log", "save_model", "evaluate", "predict", "prediction_step", "evaluation_loop")
-PADDING_COLLATORS = (
-    "DataCollatorWithPadding", "DataCollatorForTokenClassification", "DataCollatorForSeq2Seq", "default_data_collator",
-    "DefaultDataCollator", "DataCollatorForLanguageModeling",
-)  # fmt: skip
-WRAPPERS = ("get_peft_model", "prepare_model_for_kbit_training", "to", "cuda", "compile", "float", "train")
-NOT_OF_THE_MODEL = (
-    "device_map", "id2label", "label2id", "ignore_mismatched_sizes", "low_cpu_mem_usage", "use_cache",
-)  # fmt: skip
-"""Placement, and what is read from the data."""
-SFT_KEYS = {"max_length": "dataset.max_length", "max_seq_length": "dataset.max_length"}
-TRAINER_ORDER = ("model", "args", "data_collator", "train_dataset", "eval_dataset")
-NOT_NEEDED = ("output_dir", "run_name", "logging_dir", "report_to", "hub_model_id", "hub_token", "logging_steps")
 
 
 def migrate_script(path: Path) -> Document:
@@ -56,20 +48,63 @@ def migrate_script(path: Path) -> Document:
 class _Reader:
     def __init__(self, script: Script, document: Document):
         self.script, self.document = script, document
+        self.model_names: set[str] = set()
 
     def read(self) -> None:
         trainer = self._trainer()
         arguments = self._arguments()
         if trainer is not None:
-            given = {**dict(zip(TRAINER_ORDER, trainer.args)), **{k.arg: k.value for k in trainer.keywords if k.arg}}
+            given = self._given(trainer)
             self._trainer_options(trainer, given)
             self._model(given.get("model"), trainer.lineno)
             self._datasets(given, trainer.lineno)
         if arguments is not None:
             self._carry(arguments)
+        self._changes(trainer, arguments)
+        for line, text in self.script.assumed:
+            self.document.note(line, f"{text} is taken to be true")
         if self.script.calls("initialize") and "apex" in ast.unparse(self.script.tree):
             line = self.script.calls("initialize")[0].lineno
             self.document.note(line, "Apex is not used: precision is training_optimizations.precision")
+
+    def _given(self, trainer: ast.Call) -> dict[str, ast.expr]:
+        """What the trainer's constructor gets, by name."""
+        starred = [arg for arg in trainer.args if isinstance(arg, ast.Starred)]
+        if starred or len(trainer.args) > len(TRAINER_ORDER):
+            self.document.block(
+                trainer.lineno, "arguments of the trainer are only known when the script runs; name them"
+            )
+        pairs = list(zip(TRAINER_ORDER, trainer.args))
+        for keyword in trainer.keywords:
+            pairs += [(keyword.arg, keyword.value)] if keyword.arg else self._unpacked(keyword.value)
+        return dict(pairs)
+
+    def _changes(self, trainer: ast.Call | None, arguments: ast.Call | None) -> None:
+        """What happens to the objects after they were made."""
+        changes = Changes(self.script, self.document)
+        names = names_made_by(self.script, trainer)
+        changes.of_trainer(names)
+        for call in self.script.calls("add_callback"):
+            self._callbacks(call.args[0] if call.args else None)
+        changes.of_arguments(names_made_by(self.script, arguments))
+        changes.of_model(self.model_names)
+        loads = [c for c in self.script.calls("from_pretrained") if "Tokenizer" in dotted(c.func)]
+        changes.of_tokenizer(names_made_by(self.script, *loads))
+        for call in (trainer, arguments):
+            if call is not None and call.lineno in self.script.bindings.looped:
+                self.document.block(call.lineno, "this stands in a loop; a config is one training")
+
+    def _imported_elsewhere(self, name: str) -> str | None:
+        """The package a name comes from, where that is not one whose trainer is meant."""
+        if name in self.script.classes:
+            return f"line {self.script.classes[name].lineno}"
+        imports = [node for node in ast.walk(self.script.tree) if isinstance(node, ast.ImportFrom)]
+        for node in imports:
+            package = (node.module or "").split(".")[0]
+            known = package in PACKAGES and node.level == 0
+            if not known and any((a.asname or a.name) == name for a in node.names):
+                return f"{'.' * node.level}{node.module or ''}"
+        return None
 
     def _trainer(self) -> ast.Call | None:
         own = {c.name: c for c in self.script.classes.values() if any(name_of(b) in TRAINERS for b in c.bases)}
@@ -79,6 +114,11 @@ class _Reader:
                 self.document.block(call.lineno, f"one of {len(calls)} trainers; a config is one training")
             if not calls:
                 self.document.block(0, "there is no call of Trainer(…)")
+            return None
+        name = calls[0].func.id if isinstance(calls[0].func, ast.Name) else ""
+        elsewhere = self._imported_elsewhere(name) if name not in own else None
+        if elsewhere is not None:
+            self.document.block(calls[0].lineno, f"{name} is not transformers' own: it comes from {elsewhere}")
             return None
         for method in own[name_of(calls[0])].body if name_of(calls[0]) in own else ():
             if isinstance(method, ast.FunctionDef) and method.name not in HARMLESS_METHODS:
@@ -103,18 +143,17 @@ class _Reader:
 
     def _carry(self, call: ast.Call) -> None:
         given, lines = self._keywords(call, positional=("output_dir",))
-        for key, path in SFT_KEYS.items():
-            if name_of(call) == "SFTConfig" and key in given:
-                self.document.set(path, given.pop(key), key)
-        if name_of(call) == "SFTConfig" and given.pop("packing", False):
-            self.document.note(lines["packing"], "packing: documents are always packed here, and never see each other")
+        if name_of(call) == "SFTConfig" or self.script.calls("SFTTrainer"):
+            supervised(self.document, call, given, lines)
         carry_over(given, self.document, lines)
 
     def _keywords(self, call: ast.Call, positional: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, int]]:
         """Values of a call's keywords; those that nobody can know are in the document's lists."""
         given: dict[str, Any] = {}
         lines: dict[str, int] = {}
-        pairs = [(name, node) for name, node in zip(positional, call.args)]
+        if len(call.args) > len(positional) or any(isinstance(arg, ast.Starred) for arg in call.args):
+            self.document.block(call.lineno, f"{name_of(call)}: arguments without a name; name them")
+        pairs = [(name, node) for name, node in zip(positional, call.args) if not isinstance(node, ast.Starred)]
         for keyword in call.keywords:
             if keyword.arg is None:
                 pairs += self._unpacked(keyword.value)
@@ -138,7 +177,8 @@ class _Reader:
             return [
                 (str(key.value), value) for key, value in zip(inner.keys, inner.values) if isinstance(key, ast.Constant)
             ]
-        self.document.block(node.lineno, f"`**{ast.unparse(node)}` is only known when the script runs")
+        why = self.script.why_unknown(node.id, node.lineno) if isinstance(node, ast.Name) else "only known in a run"
+        self.document.block(node.lineno, f"`**{ast.unparse(node)[:50]}`: {why}")
         return []
 
     def _trainer_options(self, trainer: ast.Call, given: dict[str, ast.expr]) -> None:
@@ -156,6 +196,7 @@ class _Reader:
         for name in ("preprocess_logits_for_metrics",):
             if name in given:
                 self.document.drop(given[name].lineno, f"{name}: there is nothing to preprocess")
+        other_options(self.script, self.document, trainer, given)
         self._collator(given.get("data_collator"), trainer.lineno)
         self._callbacks(given.get("callbacks"))
         self._adapter(given.get("peft_config"), trainer.lineno)
@@ -225,8 +266,10 @@ class _Reader:
                 self.document.set(f"model.{name}", value, "")
             elif name == "trust_remote_code":
                 self.document.set("model.trust_remote_code", value, "needs --trust on the command line")
-            else:
+            elif name in OF_THE_DOWNLOAD:
                 self.document.drop(lines[name], f"{kind}.from_pretrained({name}=…) has no counterpart")
+            else:
+                self.document.block(lines[name], f"{kind}.from_pretrained({name}=…) changes the model")
 
     def _loading(self, node: ast.expr | None, line: int) -> ast.Call | None:
         """The `from_pretrained` behind the trainer's model."""
@@ -235,8 +278,12 @@ class _Reader:
                 self.document.block(line, "the trainer's model is not given by `model=`")
                 return None
             if isinstance(node, ast.Name):
+                self.model_names.add(node.id)
                 found = self.script.before(node.id, line)
-                line, node = found if found else (line, None)
+                if found is None:
+                    self.document.block(line, f"the trainer's model: {self.script.why_unknown(node.id, line)}")
+                    return None
+                line, node = found
                 continue
             name = name_of(node)
             if isinstance(node, ast.Call) and name == "from_pretrained":

@@ -10,6 +10,8 @@ import operator
 from dataclasses import dataclass, field
 from typing import Any
 
+from automodel.migrate.bindings import Bindings
+
 OPERATORS: dict[type, Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.Mod: operator.mod,
@@ -46,29 +48,18 @@ class Script:
     """A parsed script, with everything that is assigned to a name."""
 
     tree: ast.Module
-    assigned: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
     functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
+    assumed: set[tuple[int, str]] = field(default_factory=set)
+    """What was taken for granted, with its line."""
 
     def __post_init__(self) -> None:
+        self.bindings = Bindings(self.tree)
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
-                self._assign(node.targets[0], node.value, node.lineno)
-            elif isinstance(node, ast.AnnAssign) and node.value is not None:
-                self._assign(node.target, node.value, node.lineno)
-            elif isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef):
                 self.functions[node.name] = node
             elif isinstance(node, ast.ClassDef):
                 self.classes[node.name] = node
-        for values in self.assigned.values():
-            values.sort(key=lambda found: found[0])
-
-    def _assign(self, target: ast.expr, value: ast.expr, line: int) -> None:
-        if isinstance(target, ast.Name):
-            self.assigned.setdefault(target.id, []).append((line, value))
-        elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for part, inner in zip(target.elts, value.elts):
-                self._assign(part, inner, line)
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Every call of one of these, in the order of the file."""
@@ -76,10 +67,13 @@ class Script:
         return sorted(found, key=lambda call: (call.lineno, call.col_offset))
 
     def before(self, name: str, line: int) -> tuple[int, ast.expr] | None:
-        """What a name was last given above a line; below it only where there is nothing above (a function's global)."""
-        found = self.assigned.get(name, [])
-        above = [pair for pair in found if pair[0] < line]
-        return above[-1] if above else (found[0] if found and found[0][0] > line else None)
+        """What a name holds at a line, and the line where it got it; None where only a run knows."""
+        found = self.bindings.find(name, line)
+        return None if found is None or found.value is None else (found.line, found.value)
+
+    def why_unknown(self, name: str, line: int) -> str:
+        found = self.bindings.find(name, line)
+        return found.why if found is not None and found.why else f"`{name}` is only known when the script runs"
 
     def value(self, node: ast.expr, line: int | None = None, depth: int = 0) -> Any:
         """The value of an expression; raises `Unknown`."""
@@ -91,7 +85,7 @@ class Script:
         if isinstance(node, ast.Name):
             found = self.before(node.id, line)
             if found is None:
-                raise Unknown(node.lineno, f"`{node.id}` is only known when the script runs")
+                raise Unknown(node.lineno, self.why_unknown(node.id, line))
             return self.value(found[1], found[0], depth + 1)
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
             return [self.value(item, line, depth + 1) for item in node.elts]
@@ -118,6 +112,26 @@ class Script:
             return str(self.value(part.value, line, depth + 1))
         return str(self.value(part, line, depth + 1))
 
+    def _class_value(self, kind: ast.ClassDef, node: ast.Attribute) -> Any:
+        """`CFG.lr`, where that stands in the class and nobody sets it again."""
+        values = {
+            target.id: part.value
+            for part in kind.body
+            if isinstance(part, ast.Assign)
+            for target in part.targets
+            if isinstance(target, ast.Name)
+        }
+        again = [
+            other
+            for other in ast.walk(self.tree)
+            if isinstance(other, ast.Attribute) and other.attr == node.attr and isinstance(other.ctx, ast.Store)
+        ]
+        names = [target.id for part in kind.body if isinstance(part, ast.Assign) for target in part.targets
+                 if isinstance(target, ast.Name)]  # fmt: skip
+        if again or kind.decorator_list or kind.bases or names.count(node.attr) != 1:
+            raise Unknown(node.lineno, f"`{ast.unparse(node)}` is only known when the script runs")
+        return self.value(values[node.attr])
+
     def _known_words(self, node: ast.expr) -> Any:
         """Words of torch that stand for themselves."""
         words = dotted(node)
@@ -129,5 +143,8 @@ class Script:
             "torch.cuda.is_available",
             "torch.cuda.is_bf16_supported",
         ):
+            self.assumed.add((node.lineno, f"{dotted(node.func)}()"))
             return True
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.classes:
+            return self._class_value(self.classes[node.value.id], node)
         raise Unknown(node.lineno, f"`{ast.unparse(node)}` is only known when the script runs")

@@ -110,7 +110,9 @@ def test_an_adapter_over_quantised_weights(tmp_path):
     assert found["quantization"] == {
         "load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16",
     }  # fmt: skip
-    assert found["dataset"] == {"path": "data.jsonl", "split": "train[:90%]", "text_column": "text", "max_length": 512}
+    assert found["dataset"] == {
+        "path": "data.jsonl", "split": "train[:90%]", "text_column": "text", "max_length": 512, "on_long": "cut",
+    }  # fmt: skip
     assert found["validation_dataset"]["split"] == "train[90%:]"
     assert (found["optimizer"]["name"], found["wandb"], found["task"]) == ("paged_adamw_8bit", {}, "causal-lm")
 

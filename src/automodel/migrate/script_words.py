@@ -1,0 +1,30 @@
+"""Words of a training script: which calls, methods and keywords `script.py` looks for, and what they stand for."""
+
+from __future__ import annotations
+
+ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
+TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+TASKS = {
+    "SequenceClassification": "text-classification",
+    "TokenClassification": "token-classification",
+    "CausalLM": "causal-lm",
+    "Seq2SeqLM": "seq2seq",
+    "ConditionalGeneration": "seq2seq",
+}
+HARMLESS_METHODS = ("__init__", "log", "save_model", "evaluate", "predict", "prediction_step", "evaluation_loop")
+PADDING_COLLATORS = (
+    "DataCollatorWithPadding", "DataCollatorForTokenClassification", "DataCollatorForSeq2Seq", "default_data_collator",
+    "DefaultDataCollator", "DataCollatorForLanguageModeling",
+)  # fmt: skip
+WRAPPERS = ("get_peft_model", "prepare_model_for_kbit_training", "to", "cuda", "compile", "float", "train")
+NOT_OF_THE_MODEL = (
+    "device_map", "id2label", "label2id", "ignore_mismatched_sizes", "low_cpu_mem_usage", "use_cache",
+)  # fmt: skip
+"""Placement, and what is read from the data."""
+OF_THE_DOWNLOAD = (
+    "token", "use_auth_token", "force_download", "local_files_only", "proxies", "variant", "use_safetensors", "mirror",
+    "max_memory", "offload_folder", "offload_state_dict", "tp_plan", "weights_only", "key_mapping", "resume_download",
+)  # fmt: skip
+PACKAGES = ("transformers", "trl", "automodel", "nemo_automodel")
+TRAINER_ORDER = ("model", "args", "data_collator", "train_dataset", "eval_dataset")
+NOT_NEEDED = ("output_dir", "run_name", "logging_dir", "report_to", "hub_model_id", "hub_token", "logging_steps")

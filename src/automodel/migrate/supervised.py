@@ -1,0 +1,72 @@
+"""TRL's SFTTrainer and SFTConfig in a script: their own arguments, and where their defaults are others."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from automodel.migrate.document import Document
+from automodel.migrate.values import Script, Unknown, name_of
+
+TRAINER_OPTIONS = (
+    "model", "args", "data_collator", "train_dataset", "eval_dataset", "processing_class", "tokenizer", "peft_config",
+    "compute_metrics", "callbacks", "optimizers", "optimizer_cls_and_kwargs", "compute_loss_func",
+    "preprocess_logits_for_metrics",
+)  # fmt: skip
+"""Of a trainer's constructor; read here, or blocked by name."""
+TEXTS = {
+    "max_length": "dataset.max_length",
+    "max_seq_length": "dataset.max_length",
+    "dataset_text_field": "dataset.text_column",
+}
+"""Arguments of SFTConfig, and of its trainer until TRL 0.13."""
+CHANGES = {
+    "loss_type": "nll", "chat_template_path": None, "eos_token": None, "dataset_kwargs": None,
+    "model_init_kwargs": None, "truncation_mode": "keep_start", "router_aux_loss_coef": None,
+    "trust_remote_code": False,
+}  # fmt: skip
+"""Arguments of SFTConfig that make another training of it, with their defaults."""
+
+
+def other_options(script: Script, document: Document, trainer: ast.Call, given: dict[str, ast.expr]) -> None:
+    """Keywords that older versions of TRL's trainer took, and those that nobody knows."""
+    for name, node in given.items():
+        if name in TRAINER_OPTIONS or (isinstance(node, ast.Constant) and node.value is None):
+            continue
+        if name_of(trainer) != "SFTTrainer" or name not in {*TEXTS, "packing"}:
+            document.block(node.lineno, f"{name}: there is no counterpart; use `automodel run`")
+            continue
+        try:
+            value = script.value(node)
+        except Unknown as unknown:
+            document.block(node.lineno, f"{name}: {unknown.text}")
+            continue
+        if name in TEXTS:
+            document.set(TEXTS[name], value, name)
+
+
+def supervised(document: Document, call: ast.Call, given: dict[str, Any], lines: dict[str, int]) -> None:
+    """What SFTTrainer does besides, said in the document; takes its own arguments out of `given`."""
+    for key, path in TEXTS.items():
+        if given.get(key) is not None:
+            document.set(path, given[key], key)
+        given.pop(key, None)
+    if given.pop("packing", False):
+        document.note(lines["packing"], "packing: documents are always packed here, and never see each other")
+    for key in [key for key in given if key in CHANGES]:
+        if given.pop(key) not in (None, False, CHANGES[key]):
+            document.block(lines[key], f"{key} has no counterpart; use `automodel run`")
+    document.set("dataset.on_long", "cut", "SFTTrainer")
+    only = [given.pop(key, None) for key in ("assistant_only_loss", "completion_only_loss")]
+    if any(only) or only[1] is False:
+        document.set("dataset.answer_only_loss", any(only), name_of(call))
+    elif document.get("dataset.text_column") is None:
+        document.block(
+            call.lineno, "SFTTrainer learns whole conversations, but completions alone where rows have a prompt; say "
+            "which with completion_only_loss=… or assistant_only_loss=True, or name dataset_text_field",
+        )  # fmt: skip
+    if name_of(call) == "SFTConfig":
+        if not {"max_length", "max_seq_length"} & set(lines):
+            document.set("dataset.max_length", 1024, "SFTConfig's default")
+        given.setdefault("learning_rate", 2e-5)
+        given.setdefault("bf16", not given.get("fp16", False))
