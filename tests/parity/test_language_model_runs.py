@@ -69,12 +69,16 @@ def test_thirty_losses_equal_hf_trainer(tmp_path, language_model, kind):
     assert ours[-1] < ours[0] * 0.97, "nothing was learned, so equality would prove little"
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_a_step_of_eight_is_the_same_however_it_is_split(tmp_path, language_model, kind):
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("llama", ()), ("llama", ("loss_fn.z_loss=0.01", "loss_fn.label_smoothing=0.1")), ("falcon", ())],
+    ids=["packed", "z-loss and smoothing", "padded"],
+)
+def test_a_step_of_eight_is_the_same_however_it_is_split(tmp_path, language_model, kind, settings):
     language_model(kind)
     curves = {}
     for batch, accumulation in ((8, 1), (1, 8), (2, 4)):
-        curves[batch], plan = run(tmp_path, f"out-{batch}", 12, batch, accumulation)
+        curves[batch], plan = run(tmp_path, f"out-{batch}", 12, batch, accumulation, *settings)
         assert plan["global_batch_size"] == 8
     assert curves[1] == pytest.approx(curves[8], rel=1e-5)
     assert curves[2] == pytest.approx(curves[8], rel=1e-5)
