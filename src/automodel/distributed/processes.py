@@ -22,13 +22,17 @@ from torch import Tensor, nn
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.distributed.overlapped import OverlappedSum
 from automodel.distributed.own_gpu import claim_gpu, own_gpu
-from automodel.distributed.watch import Watch
+from automodel.distributed.watch import Watch, patience_of_environment
 from automodel.distributed.world import Alone, World
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=12)
 """Ranks wait so long: the first tokenises a large dataset and evaluates alone. A rank that dies is noticed at once."""
+
+
+MEETING = 30.0
+"""Seconds in which ranks may come one after the other, at least: each imports torch first."""
 
 
 class LostRankError(UserError):
@@ -48,25 +52,25 @@ class Processes(Alone):
         if gpus:
             torch.cuda.set_device(own_gpu(world, gpus))
         self._found = dist.is_initialized()
-        with _in_words("meeting"):
-            self._store = _existing_store() if self._found else self._meet(gpus)
         self._sum: OverlappedSum | None = None
-        self._watch = Watch(world.rank, world.size, _own_connection(self._store))
+        with _in_words("meeting"):
+            self._store = _existing_store() if self._found else _shared_store()
+            # Before the ranks connect to each other: one that is killed meanwhile would be waited for, for hours.
+            self._watch = Watch(world.rank, world.size, _own_connection(self._store))
+        if not self._found:
+            with self._together("meeting"):
+                self._meet(gpus)
 
-    def _meet(self, gpus: int) -> dist.Store:
-        store, _, _ = next(iter(dist.rendezvous("env://", timeout=PATIENCE)))
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        mine = dist.PrefixStore(f"automodel/{attempt}", store)
+    def _meet(self, gpus: int) -> None:
         if 0 < gpus < self.world.local_size:  # each was shown one of its own
-            claim_gpu(mine, str(torch.cuda.get_device_properties().uuid))
+            claim_gpu(self._store, str(torch.cuda.get_device_properties().uuid))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpus else "gloo",
-            store=mine,
+            store=self._store,
             rank=self.world.rank,
             world_size=self.world.size,
             timeout=PATIENCE,
         )
-        return mine
 
     def barrier(self) -> None:
         self.highest(0)  # NCCL's own barrier would wait for the device
@@ -177,6 +181,21 @@ def _own_connection(store: Any) -> Any:
         return store.clone()
     except (AttributeError, RuntimeError):
         return store
+
+
+def _shared_store() -> dist.Store:
+    """Where all ranks have come to. Whoever is not there in twice the time that waiting may take is not coming."""
+    soon = timedelta(seconds=max(MEETING, 2 * patience_of_environment()))
+    try:
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=soon)))
+    except RuntimeError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise LostRankError(
+            f"not all {os.environ.get('WORLD_SIZE')} ranks came to {place} within {soon.seconds} s. Were all of them "
+            f"started, and can they reach that address? ({str(error).splitlines()[0][:120]})"
+        ) from error
+    store.set_timeout(PATIENCE)
+    return dist.PrefixStore(f"automodel/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _existing_store() -> dist.Store:
