@@ -327,6 +327,7 @@ def run_config(args: Any, task: str, steps: int, dtype: torch.dtype) -> RunConfi
         ),
         lr_scheduler=_schedule(args, steps),
         training_optimizations=TrainingOptimizations(
+            gradient_checkpointing=False,  # whoever wants it says so in TrainingArguments, and gets stock steps
             gradient_clipping=args.max_grad_norm or None,
             precision=precision,
         ),
