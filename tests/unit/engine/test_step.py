@@ -1,4 +1,4 @@
-"""The plain step's switches: the process-wide TF32 setting is borrowed, and skipped fp16 steps are counted."""
+"""The plain step: clipping, the TF32 setting of the process, which is borrowed, and skipped fp16 steps, which count."""
 
 from contextlib import suppress
 
@@ -9,7 +9,7 @@ import tiny_runs as tiny
 from automodel.engine.loop import MOST_SKIPPED, DivergedError
 from automodel.engine.observe import Observer
 from automodel.engine.run import finetune
-from automodel.engine.step import TrainStep, fp32_products
+from automodel.engine.step import TrainStep, clip, fp32_products
 from automodel.plan.check import load_run_config
 
 
@@ -32,6 +32,21 @@ def test_the_tf32_switch_is_put_back(before, tf32, inside):
         assert torch.get_float32_matmul_precision() == before
     finally:
         torch.set_float32_matmul_precision(original)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 4.9999995, 5.0, 5.00001, float("inf"), float("nan")])
+@pytest.mark.parametrize("values", [(3.0, 4.0), (float("nan"), 4.0), (float("inf"), 4.0)])
+def test_clips_as_torch_does_to_the_bit(max_norm, values):
+    ours, theirs = ([torch.nn.Parameter(torch.zeros(1)) for _ in values] for _ in range(2))
+    for parameters in (ours, theirs):
+        for parameter, value in zip(parameters, values):
+            parameter.grad = torch.tensor([value])
+    unused = torch.nn.Parameter(torch.zeros(1))
+    norm = clip([*ours, unused], max_norm)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    torch.testing.assert_close(norm, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close([p.grad for p in ours], [p.grad for p in theirs], rtol=0, atol=0, equal_nan=True)
+    assert unused.grad is None
 
 
 def test_an_fp32_run_computes_in_fp32_whatever_the_process_was_set_to(run):
