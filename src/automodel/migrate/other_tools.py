@@ -1,8 +1,9 @@
 """Axolotl's and LLaMA-Factory's YAML, as far as their common keys go.
 
 Both wrap HF Trainer, so most of their keys are its own (`training_arguments.py`); the tables here are the rest. A key
-that is in no table is listed as not carried over; one that would make another training of it (another stage than
-supervised tuning, templates of their own) stands in the way.
+that changes no training (trackers, kernels, memory) is left out; one that would make another training of it (another
+stage than supervised tuning, templates of their own), and one that nobody here knows, stands in the way, with its line.
+So does a key that Axolotl's versions have different defaults for, where it is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.migrate.document import Document
-from automodel.migrate.training_arguments import carry_over
+from automodel.migrate.training_arguments import KNOWN, carry_over
 
 AXOLOTL_NAMES = {
     "micro_batch_size": "per_device_train_batch_size",
@@ -26,19 +27,36 @@ AXOLOTL_NAMES = {
     "wandb_run_id": "run_name",
 }
 AXOLOTL_IGNORED = (
-    "is_llama_derived_model", "strict", "special_tokens", "tokens", "flash_attention", "sdp_attention",
-    "xformers_attention", "dataset_prepared_path", "pad_to_sequence_len", "wandb_entity", "wandb_watch",
-    "wandb_log_model", "local_rank", "model_type", "tokenizer_type", "debug", "saves_per_epoch", "evals_per_epoch",
-    "eval_table_size", "shuffle_merged_datasets", "gradient_checkpointing_kwargs", "adapter", "eval_sample_packing",
-    "sample_packing", "train_on_inputs", "eval_max_new_tokens", "resume_from_checkpoint",
-    "auto_resume_from_checkpoints",
+    "strict", "flash_attention", "sdp_attention", "xformers_attention", "s2_attention", "pad_to_sequence_len",
+    "local_rank", "model_type", "tokenizer_type", "debug", "saves_per_epoch", "adapter", "evals_per_epoch",
+    "eval_table_size", "eval_table_max_new_tokens", "shuffle_merged_datasets", "sample_packing",
+    "eval_sample_packing", "gradient_checkpointing_kwargs", "train_on_inputs", "eval_max_new_tokens",
+    "low_cpu_mem_usage", "resume_from_checkpoint", "auto_resume_from_checkpoints", "special_tokens",
+    "chat_template", "gpu_memory_limit", "device_map", "max_memory", "hf_use_auth_token", "trust_remote_code",
+    "lora_fan_in_fan_out", "val_set_size", "save_first_step", "unsloth_cross_entropy_loss", "plugins",
+    "cut_cross_entropy", "mean_resizing",
 )  # fmt: skip
+AXOLOTL_REQUIRED = ("micro_batch_size", "learning_rate", "lr_scheduler", "sequence_len")
 FACTORY_IGNORED = (
     "do_train", "template", "plot_loss", "overwrite_cache", "preprocessing_num_workers", "dataloader_num_workers",
     "stage", "finetuning_type", "dataset_dir", "trust_remote_code", "flash_attn", "report_to", "ddp_timeout",
-    "resize_vocab", "resume_from_checkpoint", "include_num_input_tokens_seen", "optim_args", "packing",
-    "neat_packing", "train_on_prompt",
+    "resume_from_checkpoint", "include_num_input_tokens_seen", "packing", "neat_packing", "train_on_prompt",
+    "logging_dir", "use_fast_tokenizer", "cache_dir", "low_cpu_mem_usage", "use_unsloth", "double_quantization",
+    "quantization_method", "quantization_type", "lora_target", "tokenized_path", "upcast_layernorm",
+    "disable_gradient_checkpointing", "include_effective_tokens_per_second", "use_unsloth_gc",
 )  # fmt: skip
+SAME_TRAINING = (
+    "wandb_", "mlflow_", "comet_", "swanlab_", "hub_", "dataset_", "loss_watchdog_", "flash_attn_", "liger_", "is_",
+    "use_wandb", "use_swanlab", "ray_", "gc_steps", "image_", "video_", "lora_mlp_kernel", "lora_qkv_kernel",
+    "lora_o_kernel",
+)  # fmt: skip
+"""How keys begin that change no training."""
+OF_ADAPTERS = {
+    "use_dora": "use_dora", "peft_use_dora": "use_dora", "use_rslora": "use_rslora", "peft_use_rslora": "use_rslora",
+    "loraplus_lr_ratio": "loraplus_lr_ratio", "adapter_name_or_path": "pretrained_adapter",
+    "lora_model_dir": "pretrained_adapter", "lora_modules_to_save": "modules_to_save",
+    "additional_target": "modules_to_save",
+}  # fmt: skip
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -51,6 +69,28 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path} is not a list of settings.")
     return found
+
+
+def lines_of(path: Path) -> dict[str, int]:
+    """Where each key of the file stands."""
+    import yaml
+
+    node = yaml.compose(path.read_text(encoding="utf-8"))
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return {key.value: key.start_mark.line + 1 for key, _ in pairs}
+
+
+def _carry(rest: dict[str, Any], ignored: tuple[str, ...], document: Document, lines: dict[str, int]) -> None:
+    """What is left of a file: arguments of HF Trainer, keys that change nothing, and keys that nobody here knows."""
+    arguments = {}
+    for key, value in rest.items():
+        if key in ignored or key.startswith(SAME_TRAINING) or value in (None, "", [], {}):
+            continue
+        if key in KNOWN:
+            arguments[key] = value
+        elif value is not False:
+            document.block(lines.get(key, 0), f"{key}: {value!r}: this key is not known here")
+    carry_over(arguments, document, lines)
 
 
 def migrate_yaml(path: Path) -> Document:
@@ -68,18 +108,32 @@ def migrate_yaml(path: Path) -> Document:
 
 
 def _axolotl(found: dict[str, Any], path: Path) -> Document:
-    document = Document(path.name)
+    document, lines = Document(path.name), lines_of(path)
     rest = dict(found)
     document.set("model.pretrained_model_name_or_path", rest.pop("base_model"), "base_model")
     document.set("task", "causal-lm")
     if rest.pop("rl", None):
-        document.block(0, "rl: preference tuning is not part of this trainer")
-    _axolotl_data(rest, document)
+        document.block(lines["rl"], "rl: preference tuning is not part of this trainer")
+    halves = [key for key in ("bf16", "fp16", "bfloat16", "float16") if key in found]
+    missing = [key for key in AXOLOTL_REQUIRED if found.get(key) is None]
+    missing += [] if found.get("num_epochs") or found.get("max_steps") else ["num_epochs"]
+    for key in [*missing, *([] if halves else ["bf16"])]:
+        document.block(0, f"{key} is not given, and its default depends on Axolotl's version; add it")
+    for key in ("bfloat16", "float16"):
+        if rest.pop(key, None):
+            document.block(
+                lines[key], f"{key}: weights without full-precision copies: training_optimizations.precision"
+            )
+    if rest.get("special_tokens") and set(rest["special_tokens"]) - {"pad_token"}:
+        document.note(lines["special_tokens"], "special_tokens: the tokenizer's own are used")
+    _axolotl_data(rest, document, lines)
     adapter = found.get("adapter")
     if adapter in ("lora", "qlora"):
         _lora(rest, document, linear=bool(rest.pop("lora_target_linear", False)))
     elif adapter:
-        document.block(0, f"adapter: {adapter} is not LoRA")
+        document.block(lines["adapter"], f"adapter: {adapter} is not LoRA")
+    else:
+        rest = {key: value for key, value in rest.items() if not key.startswith("lora_")}
     for key in ("load_in_4bit", "load_in_8bit"):
         if rest.pop(key, False):
             document.set(f"quantization.{key}", True, key)
@@ -91,28 +145,43 @@ def _axolotl(found: dict[str, Any], path: Path) -> Document:
         document.set("early_stopping.patience", rest.pop("early_stopping_patience"), "early_stopping_patience")
     for key in ("evals_per_epoch", "saves_per_epoch"):
         if found.get(key) not in (None, 0, 1):
-            document.note(0, f"{key}: {found[key]}: once an epoch here, or set step_scheduler.val_every_steps")
+            document.note(lines[key], f"{key}: {found[key]}: once an epoch here, or set step_scheduler.val_every_steps")
     if rest.get("eval_steps"):
         rest["eval_strategy"] = "steps"
-    arguments = {AXOLOTL_NAMES.get(k, k): v for k, v in rest.items() if k not in AXOLOTL_IGNORED and v is not None}
-    carry_over(arguments, document)
+    renamed = {AXOLOTL_NAMES.get(key, key): value for key, value in rest.items()}
+    _carry(renamed, AXOLOTL_IGNORED, document, {AXOLOTL_NAMES.get(key, key): line for key, line in lines.items()})
     return document
 
 
-def _axolotl_data(rest: dict[str, Any], document: Document) -> None:
-    datasets = rest.pop("datasets", None) or []
+def _axolotl_data(rest: dict[str, Any], document: Document, lines: dict[str, int]) -> None:
+    datasets, line = rest.pop("datasets", None) or [], lines.get("datasets", 0)
     if len(datasets) != 1:
-        document.block(0, f"datasets: there are {len(datasets)}; write them as dataset.mixture")
+        document.block(line, f"datasets: there are {len(datasets)}; write them as dataset.mixture")
     for entry in datasets[:1]:
         document.set("dataset.path", entry.get("path"), "datasets")
         kind = entry.get("type", "")
         if kind not in ("alpaca", "chat_template", "sharegpt", "completion"):
-            document.block(0, f"datasets.type: {kind!r} is a format of Axolotl's own; ours are in docs/data.md")
-        for key, target in (("split", "split"), ("name", "name"), ("data_files", "data_files")):
-            if entry.get(key):
-                document.set(f"dataset.{target}", entry[key], f"datasets.{key}")
-        if entry.get("field_messages"):
-            document.set("dataset.messages_column", entry["field_messages"], "field_messages")
+            document.block(line, f"datasets.type: {kind!r} is a format of Axolotl's own; ours are in docs/data.md")
+        targets = {
+            "split": "split", "name": "name", "data_files": "data_files", "revision": "revision",
+            "field_messages": "messages_column", "field": "text_column",
+        }  # fmt: skip
+        for key, value in entry.items():
+            if key in targets and value:
+                document.set(f"dataset.{targets[key]}", value, f"datasets.{key}")
+            elif value and key not in ("path", "type", "ds_type", "trust_remote_code", "conversation", "chat_template"):
+                document.block(line, f"datasets.{key}: {value!r}: this key is not known here")
+        template = entry.get("chat_template") or entry.get("conversation") or rest.get("chat_template")
+        own = str(template or "tokenizer_default").startswith("tokenizer_default")
+        if kind in ("chat_template", "sharegpt") and not own:
+            document.block(
+                line, f"chat_template: {template}: write it to a file and name that in dataset.chat_template, or use "
+                "the tokenizer's own (tokenizer_default)",
+            )  # fmt: skip
+    if rest.pop("test_datasets", None):
+        document.drop(lines["test_datasets"], "test_datasets: name one in validation_dataset")
+    if rest.pop("tokens", None):
+        document.block(lines["tokens"], "tokens: words that are added to the vocabulary have no counterpart")
     length = rest.pop("sequence_len", None)
     if length is not None:
         document.set("dataset.max_length", length, "sequence_len")
@@ -148,21 +217,22 @@ def _lora(rest: dict[str, Any], document: Document, linear: bool) -> None:
         document.set("peft.target_modules", "all-linear", "lora_target_linear" if linear else "")
     else:
         document.set("peft.target_modules", targets, "lora_target_modules")
-    for key in ("lora_model_dir", "lora_modules_to_save"):
+    for key, target in OF_ADAPTERS.items():
         value = rest.pop(key, None)
+        if value and target == "modules_to_save" and isinstance(value, str):
+            value = [name.strip() for name in value.split(",")]
         if value:
-            target = "pretrained_adapter" if key == "lora_model_dir" else "modules_to_save"
             document.set(f"peft.{target}", value, key)
 
 
 def _llama_factory(found: dict[str, Any], path: Path) -> Document:
-    document = Document(path.name)
+    document, lines = Document(path.name), lines_of(path)
     rest = dict(found)
     document.set("model.pretrained_model_name_or_path", rest.pop("model_name_or_path"), "model_name_or_path")
     document.set("task", "causal-lm")
     if found.get("stage", "sft") != "sft":
-        document.block(0, f"stage: {found['stage']} is not supervised tuning")
-    _factory_data(rest, document, path)
+        document.block(lines["stage"], f"stage: {found['stage']} is not supervised tuning")
+    _factory_data(rest, document, path, lines)
     kind = found.get("finetuning_type", "lora")
     if kind == "lora":
         target = rest.pop("lora_target", "all")
@@ -171,29 +241,28 @@ def _llama_factory(found: dict[str, Any], path: Path) -> Document:
             rest["lora_target_modules"] = names
         _lora(rest, document, linear=False)
     elif kind != "full":
-        document.block(0, f"finetuning_type: {kind} is neither lora nor full")
+        document.block(lines["finetuning_type"], f"finetuning_type: {kind} is neither lora nor full")
     bits = rest.pop("quantization_bit", None)
     if bits in (4, 8):
         document.set(f"quantization.load_in_{bits}bit", True, "quantization_bit")
     elif bits:
-        document.block(0, f"quantization_bit: {bits} is neither 4 nor 8")
+        document.block(lines["quantization_bit"], f"quantization_bit: {bits} is neither 4 nor 8")
     if rest.pop("enable_liger_kernel", None) is not None:
         document.note(0, "enable_liger_kernel: kernels of our own are used wherever they are faster")
-    rest.pop("lora_target", None)
-    carry_over({k: v for k, v in rest.items() if k not in FACTORY_IGNORED and v is not None}, document)
+    _carry(rest, FACTORY_IGNORED, document, lines)
     return document
 
 
-def _factory_data(rest: dict[str, Any], document: Document, path: Path) -> None:
+def _factory_data(rest: dict[str, Any], document: Document, path: Path, lines: dict[str, int]) -> None:
     names = rest.pop("dataset", None)
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names or [])
     if len(names) != 1:
-        document.block(0, f"dataset: there are {len(names)}; write them as dataset.mixture")
+        document.block(lines.get("dataset", 0), f"dataset: there are {len(names)}; write them as dataset.mixture")
     for name in names[:1]:
         document.set("dataset.path", _registered(name, rest, path), f"dataset {name}")
-    length = rest.pop("cutoff_len", None)
-    if length is not None:
-        document.set("dataset.max_length", length, "cutoff_len")
+    document.set("dataset.max_length", rest.pop("cutoff_len", None) or 2048, "cutoff_len")
+    if rest.get("train_on_prompt"):
+        document.set("dataset.answer_only_loss", False, "train_on_prompt")
     if rest.get("max_samples"):
         document.set("dataset.num_samples_limit", rest.pop("max_samples"), "max_samples")
     eval_dataset = rest.pop("eval_dataset", None)

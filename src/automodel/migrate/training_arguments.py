@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from automodel.migrate.document import Document
-from automodel.migrate.old_names import modern_arguments
+from automodel.migrate.old_names import OLD_NAMES, modern_arguments
 
 PATHS = {
     "output_dir": "checkpoint.checkpoint_dir",
@@ -286,3 +286,5 @@ _FUNCTIONS: dict[str, Callable[[Any, dict[str, Any], Document, int], None]] = {
     "train_sampling_strategy": _sampling,
     "report_to": _trackers,
 }
+KNOWN = {*PATHS, *WITHOUT_MEANING, *BLOCKED, *NOTED, *_FUNCTIONS, *OLD_NAMES}
+"""Every name that `carry_over` understands."""

@@ -269,6 +269,67 @@ def test_llama_factory_finds_the_file_of_its_dataset(tmp_path):
     assert found["step_scheduler"] == {"grad_acc_steps": 8, "val_every_steps": 500}
 
 
+AXOLOTL = """base_model: NousResearch/Llama-3.2-1B
+datasets:
+  - path: me/chats
+    type: chat_template
+sequence_len: 2048
+micro_batch_size: 2
+num_epochs: 1
+learning_rate: 0.0002
+lr_scheduler: cosine
+bf16: auto
+wandb_entity: me
+special_tokens:
+  pad_token: "<|end_of_text|>"
+"""
+FACTORY = """model_name_or_path: meta-llama/Llama-3.2-1B
+stage: sft
+finetuning_type: lora
+dataset: demo
+template: llama3
+learning_rate: 1.0e-4
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (AXOLOTL.replace("num_epochs: 1\n", ""), "num_epochs is not given"),
+        (AXOLOTL.replace("bf16: auto\n", ""), "bf16 is not given"),
+        (AXOLOTL + "chat_template: chatml\n", "line 2: chat_template: chatml: write it to a file"),
+        (AXOLOTL + "tokens: ['<x>']\n", "line 14: tokens: words that are added"),
+        (AXOLOTL + "unfrozen_parameters: ['.*head.*']\n", "line 14: unfrozen_parameters: "),
+        (AXOLOTL + "rl: dpo\n", "line 14: rl: preference tuning"),
+        (AXOLOTL + "optimizer: ao_adamw_fp8\n", "line 14: optim='ao_adamw_fp8'"),
+        (
+            AXOLOTL.replace("type: chat_template", "type: chat_template\n    roles_to_train: [user]"),
+            "line 2: datasets.roles",
+        ),
+        (FACTORY + "mask_history: true\n", "line 7: mask_history: True: this key is not known here"),
+        (FACTORY + "use_galore: true\n", "line 7: use_galore"),
+        (FACTORY.replace("stage: sft", "stage: dpo"), "line 2: stage: dpo"),
+        (FACTORY.replace("dataset: demo", "dataset: a,b"), "line 4: dataset: there are 2"),
+        (FACTORY + "neftune_noise_alpha: 5\n", "line 7: neftune_noise_alpha"),
+    ],
+)
+def test_other_tools_keys_that_make_another_training_are_named_with_their_line(tmp_path, text, said):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_source(tmp_path / "a.yaml")
+    assert said in str(caught.value)
+
+
+def test_other_tools_keys_that_change_what_is_learned(tmp_path):
+    assert migrated(tmp_path, AXOLOTL, "a.yml")["dataset"] == {"path": "me/chats", "max_length": 2048}
+    found = migrated(
+        tmp_path, FACTORY + "train_on_prompt: true\nuse_rslora: true\nadditional_target: embed_tokens\n", "b.yaml"
+    )
+    assert found["dataset"] == {"path": "demo", "max_length": 2048, "answer_only_loss": False}
+    assert found["peft"]["use_rslora"] is True
+    assert found["peft"]["modules_to_save"] == ["embed_tokens"]
+
+
 def test_files_that_are_neither(tmp_path):
     (tmp_path / "a.yaml").write_text("hello: 1\n")
     with pytest.raises(UserError, match="is not recognised"):
