@@ -24,13 +24,14 @@ if torch.cuda.is_available():
     from automodel.engine.step import TrainStep
     from automodel.kernels import logits_memory
     from automodel.kernels.flat_adamw import FlatAdamW
+    from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
     from automodel.losses.task_loss import make_loss
     from automodel.losses.unprojected import Unprojected
     from automodel.models.auto import class_for_task
     from automodel.models.forward import make_forward, make_loss_forward
-    from automodel.models.fuse import fuse, will_fuse
+    from automodel.models.fuse import fuse, layers_of, shared_table, will_fuse
     from automodel.optim.build import build_optimizer, parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
@@ -102,14 +103,16 @@ def steps_of(store, accumulation: int, count: int):
         yield StepBatch(tuple(collate(part) for part in np.split(rows, accumulation)), 0, step)
 
 
-def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=True, total=100, **loss):
+def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=True, total=100, late=False, **loss):
     model.cuda().train()
     schedule = Schedule(LRSchedulerConfig(), total)
+    layers, table = (layers_of(model), shared_table(model)) if late else ([], None)
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(lr=LR, weight_decay=0.01)), lr=LR, max_norm=1.0, copy_dtype=precision,
         flat_gradients=accumulation > 1,
         lr_factors=torch.tensor([schedule.lr_at(s, 1.0) for s in range(total)], dtype=torch.float64),
         initial_loss_scale=2.0**16 if precision == torch.float16 else None,
+        late=late_parameters(layers), late_table=None if table is None else table[0].weight,
     )  # fmt: skip
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream() if accumulation == 1 else None
@@ -119,6 +122,7 @@ def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=
         model, make_loss_forward(model, WRITE, "packed", swapped=swapped, fused=fused_loss),
         make_loss(LossConfig(**loss), WRITE, None, None), optimizer, schedule, peak_lr=LR,
         seed=seed, accumulates=accumulation > 1, device="cuda", side=side,
+        late=LateUpdates(optimizer, layers, side.stream, table) if late else None,
     )  # fmt: skip
 
 
@@ -153,6 +157,23 @@ def test_losses_equal_the_plain_step_over_logits(kind, accumulation, monkeypatch
     assert all_captured(step)
     assert ours == pytest.approx(reference, rel=0.03, abs=0.02)
     assert ours[-1] < ours[0]
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["llama", "llama-tied", "gemma2-capped"])
+def test_updates_under_the_next_step_change_nothing(kind, precision):
+    """Layers, and the word table where the head shares it, are updated when the next step is about to read them."""
+    store, found = make_store(), []
+    for late in (False, True):
+        step = captured(make_model(kind), precision=precision, late=late)
+        losses = run(step, steps_of(store, 1, 20))
+        step.settle()  # somebody looks at the weights
+        losses += run(step, steps_of(store, 1, 20))
+        assert all_captured(step)
+        found.append((losses, {name: t.clone() for name, t in step.weights().items()}))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-3)
+    for name, tensor in found[0][1].items():
+        assert (found[1][1][name] - tensor).norm() <= 1e-3 * tensor.norm(), name
 
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"z_loss": 1e-3}], ids=["smoothed", "z-loss"])

@@ -54,7 +54,7 @@ EXEMPT: dict[str, str] = {
 
 @recipe(
     "square_sums_kernel", "prepare_kernel", "update_kernel", "word_backward_kernel", "idle_steps_kernel",
-    "row_squares_kernel", "update_rows_kernel", blocks=("post-norm", "modernbert", "decoder"),
+    "row_squares_kernel", "update_rows_kernel", "late_rows_kernel", blocks=("post-norm", "modernbert", "decoder"),
 )  # fmt: skip
 def words_and_optimizer(bench: Bench) -> None:
     """The word table and AdamW, which may know each other."""
@@ -87,6 +87,7 @@ def make_optimizer(facts: Facts, width: int) -> tuple[FlatAdamW, torch.nn.Parame
     groups: list[dict[str, Any]] = [{"params": [words, matrix, rest]}]
     if facts.groups == 2:
         groups = [{"params": [words, matrix]}, {"params": [rest]}]
+    late = facts.shape.blocks != "stock" and not facts.accumulates
     optimizer = QuietAdamW(
         groups,
         max_norm=1.0,
@@ -95,7 +96,8 @@ def make_optimizer(facts: Facts, width: int) -> tuple[FlatAdamW, torch.nn.Parame
         lr_factors=torch.ones(4, dtype=torch.float64),
         initial_loss_scale=1.0 if facts.precision == "fp16" else None,
         lazy=words if facts.lazy else None,
-        late=[[matrix]] if facts.shape.blocks != "stock" and not facts.accumulates else [],
+        late=[[matrix]] if late else [],
+        late_table=words if late and facts.head.tied else None,
     )
     return optimizer, words
 

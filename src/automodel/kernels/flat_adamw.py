@@ -33,6 +33,7 @@ from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update
 from automodel.kernels.adamw8 import SIGNED_ZERO, EightBitMoments
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.flat_parameters import FlatParameters, Place
+from automodel.kernels.late_rows import LateRows
 from automodel.kernels.lazy_rows import LazyRows
 
 CAPTURES_AT_ONCE = 64
@@ -66,6 +67,7 @@ class FlatAdamW(torch.optim.Optimizer):
         skip_nonfinite: bool = False,
         lazy: torch.nn.Parameter | None = None,
         late: Sequence[Sequence[torch.nn.Parameter]] = (),
+        late_table: torch.nn.Parameter | None = None,
         eight_bit: Sequence[torch.nn.Parameter] = (),
         placed: bool = False,
     ):
@@ -74,9 +76,11 @@ class FlatAdamW(torch.optim.Optimizer):
         multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing.
         lazy: an embedding table whose rows are updated when they are read (`lazy_rows.py`); `settle` before reading it
         any other way. late: parts of the parameters that `step` leaves alone until `update_late` (`late_update.py`).
+        late_table: a word table that is one more of them, whose rows are read before (`late_rows.py`).
         eight_bit: parameters whose moments are kept in 8 bits (`adamw8.py`); those of all others are then fp32.
         placed: every gradient is brought to a fixed place by `collect` and read from there, so that somebody may sum
         whole buffers of them over ranks before `step`."""
+        late = [*late, [late_table]] if late_table is not None else late
         if placed and (lazy is not None or flat_gradients):
             raise ValueError("gradients have one place: placed excludes lazy and flat_gradients")
         if (lazy is not None or late) and flat_gradients:
@@ -94,6 +98,7 @@ class FlatAdamW(torch.optim.Optimizer):
         self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
         self.device_state.eight = EightBitMoments(self.flat, eight_bit) if eight_bit else None
         self._add_lazy_rows()
+        self._add_late_rows(late_table)
         self.skip_nonfinite = skip_nonfinite or initial_loss_scale is not None
         # Whether a gradient is finite shows in the norm, so skipping needs one even without clipping.
         self.max_norm = float("inf") if max_norm is None and self.skip_nonfinite else max_norm
@@ -124,6 +129,15 @@ class FlatAdamW(torch.optim.Optimizer):
                 rows = LazyRows(*own, copy, state.settings[place.group], state.step)
                 state.lazy, state.lazy_group = rows, place.group
                 place.parameter.lazy_rows = rows  # ty: ignore[missing-attribute]
+
+    def _add_late_rows(self, table: torch.nn.Parameter | None) -> None:
+        if table is None:
+            return
+        flat, part = self.flat, self.flat.late_parts[-1]
+        place = part.places[0]
+        own = (place.view(b) for b in (flat.weight, flat.exp_avg, flat.exp_avg_sq))
+        settings = self.device_state.settings[place.group]
+        table.late_rows = LateRows(*own, part.gradients[0], settings, table.dtype)  # ty: ignore[missing-attribute]
 
     @property
     def lazy_rows(self) -> LazyRows | None:

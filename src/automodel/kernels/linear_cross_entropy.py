@@ -188,15 +188,19 @@ def _chunk_by_chunk(
     wanted: tuple[bool, bool, bool] = (False, False, False),
     scores: bool = False,
     onto_VN: Tensor | None = None,
+    place_VN: Tensor | None = None,
 ) -> _Made:
-    """`wanted`: which of the gradients of hidden, weight and bias. `onto_VN`: what the weight's is added to."""
+    """`wanted`: which of the gradients of hidden, weight and bias. `onto_VN`: what the weight's is added to.
+    `place_VN`: where it is made."""
     R, V, device = hidden_RN.shape[0], weight_VN.shape[0], hidden_RN.device
     chunk = chunk_rows or rows_at_a_time(R, V, hidden_RN.element_size(), device.type)
     wide = torch.promote_types(hidden_RN.dtype, torch.float32)
     losses_R = torch.empty(R, dtype=wide, device=device)
     right_R = torch.empty(R, dtype=torch.int32, device=device) if scores else None
     dhidden_RN = torch.empty_like(hidden_RN) if wanted[0] else None
-    dweight_VN = torch.zeros_like(weight_VN) if wanted[1] and R == 0 and onto_VN is None else onto_VN
+    dweight_VN = onto_VN
+    if wanted[1] and R == 0 and onto_VN is None:
+        dweight_VN = torch.zeros_like(weight_VN) if place_VN is None else place_VN.zero_()
     dbias_V = torch.zeros(V, dtype=wide, device=device) if wanted[2] else None
     buffer = torch.empty((min(chunk, R), padded_width(V)), dtype=hidden_RN.dtype, device=device)
     for first in range(0, R, chunk):
@@ -211,7 +215,10 @@ def _chunk_by_chunk(
             torch.mm(logits_CV, weight_VN, out=dhidden_RN[first : first + chunk])
         if wanted[1]:
             dz_VC = logits_CV.t()
-            dweight_VN = dz_VC @ rows_CN if dweight_VN is None else dweight_VN.addmm_(dz_VC, rows_CN)
+            if dweight_VN is None:
+                dweight_VN = torch.mm(dz_VC, rows_CN, out=place_VN)
+            else:
+                dweight_VN.addmm_(dz_VC, rows_CN)
         if dbias_V is not None:
             dbias_V += logits_CV.sum(0, dtype=wide)
     if dbias_V is not None and bias_V is not None:
@@ -236,7 +243,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted = tuple(ctx.needs_input_grad[:3])
         into_grad = into_grad and wanted[1] and weight_VN.is_leaf
         onto = weight_VN.grad if into_grad and _takes_products(weight_VN) else None
-        made = _chunk_by_chunk(hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted, onto_VN=onto)
+        # A gradient that waits for the next step has its place (`flat_parameters.py`), which is free by now.
+        place = weight_VN.__dict__.get("gradient_place") if into_grad and weight_VN.grad is None else None
+        made = _chunk_by_chunk(
+            hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted, onto_VN=onto, place_VN=place
+        )
         ctx.gradients, ctx.unit_upstream = made[2:] if onto is None else (made[2], None, made[4]), unit_upstream
         ctx.weight = weight_VN if into_grad else None
         return made.losses_R.sum() * scale
