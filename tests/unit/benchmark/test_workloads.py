@@ -60,3 +60,18 @@ def test_a_workload_trains_here_too(workloads, tmp_path, monkeypatch):
     assert prepared.plan.max_length == 512
     assert 66e6 < prepared.plan.parameters < 68e6
     assert prepared.train.stats.truncated == 0
+
+
+@pytest.mark.parametrize("name", ["llama1b-32k", "llama1b-32k-bf16"])
+def test_long_documents_fill_a_step_each(workloads, tmp_path, name):
+    from automodel.plan.check import load_run_config
+
+    work = workloads.WORKLOADS[name]
+    assert (work.batch, work.shortest, work.longest, work.learned) == (1, 32_768, 32_768, 1.0)
+    (tmp_path / "run.yaml").write_text("model: x\ndataset: y\ntask: causal-lm\n")
+    cfg = load_run_config([tmp_path / "run.yaml"], list(work.settings))
+    assert cfg.packed_sequence.packed_sequence_size == work.longest
+    assert cfg.training_optimizations.gradient_checkpointing is None  # the plan decides
+    row = tmp_path / "rows.jsonl"
+    workloads.write_rows(row, 1, work, type("Config", (), {"vocab_size": 128_256}), np.random.default_rng(0))
+    assert len(json.loads(row.read_text())["input_ids"]) == 32_768
