@@ -48,6 +48,10 @@ RUNS = {
         "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\nvalidation_dataset: {{path: {texts}}}\n"
         "peft: {{dim: 4}}\n"
     ),
+    "qlora": (
+        "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\nvalidation_dataset: {{path: {texts}}}\n"
+        "peft: {{dim: 4}}\nquantization: {{load_in_4bit: true, bnb_4bit_use_double_quant: true}}\n"
+    ),
     "topics": (
         "model: {qwen}\ntask: text-classification\ndataset: {{path: {rows}}}\nvalidation_dataset: {{path: {test}}}\n"
     ),
@@ -70,8 +74,8 @@ LAYOUTS = {
 PLAIN = ["classes", "padded", "words", "bins"]
 PLAIN_ON_FOUR = ["classes", "bins"]  # two cores: four ranks cost twice as much as two
 SHARDED = {
-    2: ["words-fsdp", "adapter-fsdp", "topics-sp", "words-tp", "classes-cp"],
-    4: ["classes-hsdp", "bins-tp", "words-tpcp"],
+    2: ["words-fsdp", "adapter-fsdp", "qlora-fsdp", "adapter-tp", "topics-sp", "words-tp", "classes-cp"],
+    4: ["classes-hsdp", "bins-tp", "words-tpcp", "words-fsdp", "adapter-fsdp", "qlora-fsdp"],
 }
 """`run-layout`, by the number of ranks."""
 

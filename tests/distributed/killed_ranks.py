@@ -1,7 +1,8 @@
 """Kills ranks at random moments and resumes, until so many kills are spent. `python killed_ranks.py FOLDER KILLS SEED`.
 
 FOLDER has a run.yaml. Two ranks are forked for every start: importing takes longer than training, so this process
-imports what the first run came to import, and never computes anything itself. Every second kill waits for a checkpoint
+imports what the first run came to import, and never computes anything itself. Every kill but the first is one of a run
+that goes on after the kill before, until one comes through. Every second kill waits for a checkpoint
 that is being written. Whatever a kill leaves, the other rank must end by itself and every checkpoint must be whole; a
 run that comes through must have the losses and the weights of the one that was left alone.
 Prints what happened as JSON.
@@ -9,6 +10,7 @@ Prints what happened as JSON.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import multiprocessing
@@ -43,6 +45,7 @@ def one_rank(rank: int, port: int, config: Path, out: Path, resume: bool) -> Non
     from automodel.engine.run import finetune
     from automodel.plan.check import load_run_config
 
+    faulthandler.register(signal.SIGUSR2)  # where a rank is that does not end
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(port)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "AUTOMODEL_HANG_SECONDS": "8"}
@@ -101,15 +104,22 @@ def same(out: Path, alone: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def left_alone(config: Path, out: Path) -> float:
+    """A run that nobody kills, and the seconds it takes."""
+    begun = time.monotonic()
+    for rank in start(config, out):
+        rank.join()
+        assert rank.exitcode == 0, "the run that is left alone"
+    return time.monotonic() - begun
+
+
 def main(folder: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     config, alone, out = folder / "run.yaml", folder / "alone", folder / "out"
-    begun = time.monotonic()
-    for rank in (ranks := start(config, alone)):
-        rank.join()
-        assert rank.exitcode == 0, "the run that is left alone"
+    left_alone(config, alone)
     import_what_a_run_imports(alone)
-    usual = (time.monotonic() - begun) / 2  # the rest was imports
+    usual = left_alone(config, folder / "again")
+    same(folder / "again", alone)
     done = {"kills": 0, "in_a_save": 0, "finished": 0, "resumed": 0, "slowest_end_s": 0.0, "usual_s": usual}
     while done["kills"] < kills or not done["finished"]:
         done["resumed"] += any((out / "run" / "steps").glob("step-*"))
@@ -130,7 +140,10 @@ def main(folder: Path, kills: int, seed: int) -> None:
         killed = time.monotonic()
         for rank in ranks:
             rank.join(60)
-            assert rank.exitcode is not None, "a rank waits for one that is gone"
+            if rank.exitcode is None:
+                os.kill(rank.pid, signal.SIGUSR2)
+                time.sleep(1)
+                raise AssertionError("a rank waits for one that is gone")
         if any(rank.exitcode == -signal.SIGKILL for rank in ranks):
             done["slowest_end_s"] = max(done["slowest_end_s"], time.monotonic() - killed)
         _, notes = CheckpointStore(out / "run" / "steps").latest()

@@ -65,7 +65,7 @@ def rank_of_many(rank, ranks, place, resident):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("ranks", "resident"), [(2, False), (4, False), (2, True)])
+@pytest.mark.parametrize(("ranks", "resident"), [(2, True), (4, False)])
 def test_gradients_are_those_of_one_process(tmp_path, ranks, resident):
     alone = whole(resident)
     alone(IDS).backward()
@@ -112,7 +112,7 @@ def cut_over(rank, ranks, place, kind, layout):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("kind", "layout"), [("qwen3", Layout(tp=2, fsdp=True)), ("llama", Layout(1, 2, 1, 2, True))])
+@pytest.mark.parametrize(("kind", "layout"), [("llama", Layout(1, 2, 1, 2, True))])
 def test_adapters_on_cut_matrices_learn_the_same(tmp_path, kind, layout):
     alone = plain(kind)
     alone(IDS).backward()

@@ -1,6 +1,6 @@
-"""kill -9 of a random rank at random moments, during saves too: every resume continues exactly.
+"""kill -9 of a random rank at twenty random moments, during saves too: every resume continues exactly.
 
-Six kills by default; `AUTOMODEL_KILLS=20` for more.
+`AUTOMODEL_KILLS` for another number of kills.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SETTINGS = (
 @pytest.mark.slow
 def test_every_resume_continues_exactly(tmp_path):
     tiny.write_run(tmp_path, text=SETTINGS, dropout=0.1)
-    kills = os.environ.get("AUTOMODEL_KILLS", "6")
+    kills = os.environ.get("AUTOMODEL_KILLS", "20")
     seed = int.from_bytes(os.urandom(4))
     here = Path(__file__)
     paths = [str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -42,7 +42,7 @@ def test_every_resume_continues_exactly(tmp_path):
     assert ran.returncode == 0, f"seed {seed}\n{ran.stdout}\n{ran.stderr[-4000:]}"
     done = json.loads(ran.stdout.splitlines()[-1])
     assert done["kills"] == int(kills)
-    assert done["in_a_save"] >= 1
-    assert done["resumed"] >= 1
+    assert done["in_a_save"] >= int(kills) // 5
+    assert done["resumed"] >= int(kills) // 5
     assert done["finished"] >= 1
     assert done["slowest_end_s"] < 40

@@ -16,11 +16,27 @@ from many_runs import SAVED, SHARDED, STEPS, TOLERANCE, assert_same, start
 def test_a_layout_trains_what_one_process_trains(runs, ranks, name):
     one, many = runs / "on1" / name.split("-")[0], runs / f"on{ranks}" / name
     assert_same(one, many)
-    file = "adapter_model.safetensors" if name.startswith("adapter") else "model.safetensors"
+    file = "adapter_model.safetensors" if name.startswith(("adapter", "qlora")) else "model.safetensors"
     wanted, got = load_file(one / file), load_file(many / file)
     assert wanted.keys() == got.keys()
     for key in wanted:
         torch.testing.assert_close(got[key], wanted[key], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adapter-fsdp", "qlora-fsdp"])
+def test_an_adapter_that_four_ranks_saved_is_loaded_by_one(runs, name):
+    """From its folder, beside the base as it is on the disk: the logits of the adapter that one process trained."""
+    from automodel.engine.saved import open_saved
+
+    ids = torch.arange(5, 25)[None]
+    with torch.no_grad():
+        one, many, base = (
+            open_saved(runs / place).load("cpu")(input_ids=ids).logits
+            for place in (f"on1/{name.split('-')[0]}", f"on4/{name}", "llama")
+        )
+    assert not torch.allclose(one, base, atol=1e-3)
+    torch.testing.assert_close(many, one, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 @pytest.mark.slow
@@ -36,7 +52,10 @@ def test_every_rank_writes_its_own_part(runs):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_four_ranks_save_and_others_go_on(runs, tmp_path, ranks):
     """Four sharded ranks died after step 5; one process, or two ranks of a layout of their own, take over."""
-    chain = {1: [("words-tpcp", "words"), ("bins-tp", "bins")], 2: [("words-tpcp", "words-fsdp")]}[ranks]
+    chain = {
+        1: [("words-tpcp", "words"), ("bins-tp", "bins"), ("adapter-fsdp", "adapter"), ("qlora-fsdp", "qlora")],
+        2: [("words-tpcp", "words-fsdp")],
+    }[ranks]
     for before, after in chain:
         shutil.copy(runs / f"{after}.yaml", tmp_path)
         left = shutil.copytree(runs / "on4" / before, tmp_path / f"on{ranks}" / after)
