@@ -180,12 +180,12 @@ def side(folder: Path, name: str, started: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(rows_file: Path, repeat: int, tiny: bool, dropout: bool, commit: str) -> list[dict[str, Any]]:
+def run(rows_file: Path, repeat: int, tiny: bool, dropout: bool, commit: str, sides: list[str]) -> list[dict[str, Any]]:
     """Every side in a process of its own, `repeat` times; the last one counts."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         tokens = make(Path(folder), tiny, dropout)
-        for name in SIDES:
+        for name in sides:
             for _ in range(repeat):
                 started = time.time()
                 command = [sys.executable, __file__, "side", folder, name, str(started)]
@@ -211,6 +211,7 @@ def run(rows_file: Path, repeat: int, tiny: bool, dropout: bool, commit: str) ->
         row["final_loss"] = row.pop("losses")[-1]
         row["final_eval_loss"] = row.pop("eval_losses")[-1]
         row["note"] = "dropout 0.1" if dropout else "dropout off"
+        row["workload"] += "" if dropout else "-no-dropout"
         row |= {"date": datetime.date.today().isoformat(), "commit": commit, "command": " ".join(sys.argv)}
         rows_file.write_text(json.dumps(rows, indent=1) + "\n")
         print(
@@ -234,11 +235,12 @@ def main() -> None:
     every.add_argument("--tiny", action="store_true", help="a small model, for a machine without a GPU")
     every.add_argument("--no-dropout", action="store_true", help="so that losses can be compared one by one")
     every.add_argument("--commit", default="")
+    every.add_argument("--sides", default=",".join(SIDES), help="in this order; the first is what others are held to")
     given = parser.parse_args()
     if given.verb == "side":
         print(json.dumps(side(given.folder, given.name, given.started)))
     else:
-        run(given.rows, given.repeat, given.tiny, not given.no_dropout, given.commit)
+        run(given.rows, given.repeat, given.tiny, not given.no_dropout, given.commit, given.sides.split(","))
 
 
 if __name__ == "__main__":
