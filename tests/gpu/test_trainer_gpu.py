@@ -131,3 +131,50 @@ def test_train_twice_evaluate_and_predict_afterwards(tmp_path):
     test = rows("text-classification", 20, seed=7)
     assert ours.predict(test).predictions.shape == (20, 3)
     assert ours.evaluate()["eval_loss"] == pytest.approx(stock.evaluate()["eval_loss"], abs=0.1)
+
+
+def test_evaluations_in_one_pass_and_rates_that_a_callback_sets(tmp_path):
+    """Fifteen of Trainer's evaluation batches are one forward pass; a rate that a callback sets holds for a step."""
+    seen = {}
+
+    def kind(of):
+        seen[of] = []
+
+        class Rates(transformers.TrainerCallback):
+            def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+                seen[of].append(optimizer.param_groups[0]["lr"])
+                if state.global_step % 5 == 0:
+                    for group in optimizer.param_groups:
+                        group["lr"] = 2e-3
+
+            def on_prediction_step(self, args, state, control, **kwargs):
+                seen[of].append(state.global_step)
+
+        right = {"compute_metrics": lambda p: {"sum": float(np.abs(p.predictions).sum()), "rows": len(p.label_ids)}}
+        return lambda **given: of(**given, **right, callbacks=[Rates()])
+
+    both = [trained(kind(of), tmp_path, "text-classification", per_device_eval_batch_size=2)
+            for of in (Trainer, transformers.Trainer)]  # fmt: skip
+    assert both[0].acceleration.path == "captured"
+    assert seen[Trainer] == pytest.approx(seen[transformers.Trainer])
+    for key, tolerance in (("loss", 2e-3), ("eval_loss", 2e-3), ("eval_sum", 0.5), ("eval_rows", 0)):
+        np.testing.assert_allclose(values(both[0], key), values(both[1], key), atol=tolerance, err_msg=key)
+
+
+def test_packed_rows_of_supervised_tuning_are_captured(tmp_path):
+    from automodel import SFTConfig, SFTTrainer
+
+    tokenizer = make_tokenizer(decoder=True)
+    texts = Dataset.from_list([{"text": tokenizer.decode(row["input_ids"])} for row in rows("causal-lm", 60)])
+    losses = []
+    for own in (False, True):
+        config = SFTConfig(
+            str(tmp_path), packing=True, max_length=200, per_device_train_batch_size=2, max_steps=10, bf16=False,
+            logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, learning_rate=5e-4,
+            torch_empty_cache_steps=5 if own else None,
+        )  # fmt: skip
+        trainer = SFTTrainer(model_for("causal-lm"), config, train_dataset=texts, processing_class=tokenizer)
+        trainer.train()
+        assert trainer.acceleration.path == ("stock" if own else "captured")
+        losses.append(values(trainer))
+    np.testing.assert_allclose(*losses, atol=5e-3)

@@ -24,6 +24,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -126,6 +127,8 @@ def import_triton() -> Thread | None:
 def import_kernels() -> Thread | None:
     """For a script that will train later: Triton and our kernels, imported while it reads its model and data. Once. A
     fork waits for it: the child would wait for ever for a module that is half imported."""
+    if multiprocessing.parent_process() is not None:  # a loader's worker, which imports the script again
+        return None
     first = import_triton()
     if first is None:
         return None
