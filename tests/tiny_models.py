@@ -41,6 +41,8 @@ _DECODER = {
     "pad_token_id": None,
     "classifier_dropout": 0.0,  # transformers' token classifiers default to 0.1
 }
+_PLAIN_HEADS = {name: value for name, value in _DECODER.items() if name != "head_dim"}
+_WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 _SEQ2SEQ_BART = {
     "vocab_size": VOCAB,
     "d_model": 32,
@@ -148,6 +150,18 @@ SETTINGS: dict[str, dict] = {
         "query_pre_attn_scalar": 8,
     },
     "gemma3_text": {**_DECODER, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
+    "arcee": _DECODER,
+    "cohere": _PLAIN_HEADS,
+    "cohere2": {**_DECODER, **_WINDOWS},
+    "ernie4_5": _DECODER,
+    "exaone4": {**_PLAIN_HEADS, **_WINDOWS},
+    "glm": _DECODER,
+    "helium": _DECODER,
+    "ministral": {**_DECODER, **_WINDOWS},
+    "olmo": _PLAIN_HEADS,
+    "olmo3": {**_PLAIN_HEADS, **_WINDOWS},
+    "phi": {**_PLAIN_HEADS, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    "seed_oss": {**_DECODER, "attention_dropout": 0.0, "residual_dropout": 0.0},
     "glm4": _DECODER,
     "granite": _DECODER,
     "olmo2": _DECODER,

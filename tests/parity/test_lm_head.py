@@ -32,13 +32,8 @@ spec.loader.exec_module(tiny_models)
 
 LENGTHS = (5, 19, 7, 12)
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
-DECODER = tiny_models.SETTINGS["llama"]
-MORE = {  # families that the other tests have no tiny model of
-    "cohere": DECODER,
-    "cohere2": {**DECODER, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
-}
 PADDED = ("cohere", "cohere2", "falcon", "gemma2", "llama")
-PACKED = sorted(PLAIN - {"cohere", "cohere2", "falcon", "gemma2"})
+PACKED = sorted(PLAIN - {"falcon"})
 STRONG = {
     "granite": {"logits_scaling": 3.0},
     "cohere": {"logit_scale": 0.3},
@@ -47,7 +42,7 @@ STRONG = {
 
 
 def make_model(kind: str, **overrides):
-    settings = {**tiny_models.SETTINGS.get(kind, MORE.get(kind, {})), **STRONG.get(kind, {}), **overrides}
+    settings = {**tiny_models.SETTINGS[kind], **STRONG.get(kind, {}), **overrides}
     config = tiny_models.AutoConfig.for_model(kind, **settings)
     torch.manual_seed(0)
     return tiny_models.class_for_task("causal-lm").from_config(config).train()

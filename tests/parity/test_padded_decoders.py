@@ -42,7 +42,6 @@ CASES = [
         "has attention sinks",
     ),
     ("bloom", BLOOM, "ALiBi"),
-    ("cohere2", {**DECODER, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}, "not among"),
     ("stablelm", PLAIN, "not among"),
     ("opt", {
         "vocab_size": VOCAB, "hidden_size": 32, "ffn_dim": 37, "num_hidden_layers": 2, "num_attention_heads": 4,

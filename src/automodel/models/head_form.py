@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 PLAIN = frozenset(
     {
-        "cohere", "cohere2", "falcon", "gemma", "gemma2", "gemma3_text", "glm4", "gpt2", "gpt_neox", "granite", "llama",
-        "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "starcoder2",
+        "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+        "gpt2", "gpt_neox", "granite", "helium", "llama", "ministral", "mistral", "olmo", "olmo2", "olmo3", "phi",
+        "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "starcoder2",
     }
 )  # fmt: skip
 
