@@ -20,7 +20,7 @@ TINY = {"text-classification": "bert", "token-classification": "bert", "causal-l
 EXPECTED = {
     "text_classification_minimal", "imdb_distilbert", "text_pairs", "multi_label", "regression", "token_classification",
     "t5_summarisation", "bart_summarisation", "chat_sft", "instruction_sft", "plain_text_lm", "trackers",
-    "early_stopping", "llama_3_2_1b_squad", "smollm2_squad",
+    "early_stopping", "llama_3_2_1b_squad", "smollm2_squad", "long_context",
 }  # fmt: skip
 
 
