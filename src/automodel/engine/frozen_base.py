@@ -24,6 +24,8 @@ def load_trainable(prepared: Prepared) -> Any:
     dtype, model = _loaded_in(prepared), None
     if plan.packing is not None:
         model = _packed(prepared, dtype)
+    elif plan.device == "cuda" and not cfg.model.trust_remote_code:  # whose model may want to be loaded its own way
+        model = _streamed(prepared, dtype)
     if model is None:
         model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
     align_pad_token(model, prepared.tokenizer)
@@ -31,6 +33,15 @@ def load_trainable(prepared: Prepared) -> Any:
     if adapter is not None:
         attach(model, adapter, seed=cfg.seed, hold=half_of(prepared), everything=plan.capture)
     return model
+
+
+def _streamed(prepared: Prepared, dtype: torch.dtype) -> Any:
+    """The model, from its files straight to the GPU; None where the files are not as the model is."""
+    weights = open_weights(prepared.cfg.model, prepared.hf_config, prepared.task, dtype, prepared.cfg.seed)
+    if weights is None:
+        return None
+    weights.place(prepared.plan.device)
+    return weights.model
 
 
 def _packed(prepared: Prepared, dtype: torch.dtype) -> Any:

@@ -2,7 +2,8 @@
 
 transformers' own loading reads whole tensors into one process. For a model that is cut into parts this would put the
 whole of it into the memory of every rank. Here a rank reads of each tensor the rows it holds, and nothing else, from
-the files as they lie (memory-mapped, so ranks of one machine share what is read).
+the files as they lie (memory-mapped, so ranks of one machine share what is read). A model on one GPU is filled the same
+way, past the memory of the host, by a few threads at once (`place`).
 
 This is for checkpoints whose tensors have the names of the model's parameters, with or without the backbone's prefix:
 all families of today. Where transformers converts weights while it loads (experts that are joined, quantised files),
@@ -16,6 +17,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
 UNTOUCHED = {torch.float32: float("nan"), torch.float64: float("nan"), torch.bfloat16: float("nan")}
 UNTOUCHED |= {torch.int64: -(2**40), torch.int32: -(2**30)}
+
+READERS = 4
+"""Threads: one alone copies 5 GB a second out of files, and the bus carries ten times that."""
+GENERATION_KEYS = ("cache_dir", "local_files_only", "token", "revision", "subfolder", "force_download")
 
 Fill = Callable[[Tensor, Callable[[tuple[slice, ...]], Tensor]], None]
 """Puts into a tensor its part of a whole, which a function gives by slices."""
@@ -98,9 +104,14 @@ class OpenWeights:
                     module._parameters[key] = nn.Parameter(torch.empty_like(parameter, device=device))
 
         def whole(target: Tensor, part: Callable[[tuple[slice, ...]], Tensor]) -> None:
-            target.copy_(part((slice(None),) * target.ndim))
+            with torch.no_grad():  # of this thread
+                target.copy_(part((slice(None),) * target.ndim))
 
-        self.fill(self.model, whole, device)
+        with ThreadPoolExecutor(READERS) as readers:
+            copies: list[Future] = []
+            self.fill(self.model, lambda *given: copies.append(readers.submit(whole, *given)), device)
+            for copy_made in copies:
+                copy_made.result()
 
 
 def open_weights(
@@ -109,7 +120,8 @@ def open_weights(
     """The model and where its weights are; None where only transformers' own loading will do."""
     if (cfg.target or "").endswith(".from_config") or getattr(hf_config, "quantization_config", None):
         return None
-    stored = _stored_in(find_model(cfg))
+    source = find_model(cfg)
+    stored = _stored_in(source)
     if stored is None or converts(hf_config.model_type):
         return None
     asked = {
@@ -131,7 +143,22 @@ def open_weights(
         return None
     drawn = {name: made.pop(name) for name in missing}
     model.newly_initialised = frozenset(missing)  # ty: ignore[invalid-assignment]
+    _read_generation_config(model, source)
     return OpenWeights(model, files, drawn, made, _ties(model))
+
+
+def _read_generation_config(model: Any, source: Source) -> None:
+    """How the model writes (its ends, its temperature): a file of its own, or old entries of config.json."""
+    if not model.can_generate():
+        return
+    from transformers import GenerationConfig
+
+    keywords: dict[str, Any] = {key: source.keywords[key] for key in GENERATION_KEYS if key in source.keywords}
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(source.name, **keywords)
+    except OSError:
+        old: dict[str, Any] = {"config_file_name": "config.json", "_from_model_config": True}
+        model.generation_config = GenerationConfig.from_pretrained(source.name, **old, **keywords)
 
 
 def _ties(model: nn.Module) -> tuple[tuple[str, ...], ...]:

@@ -87,6 +87,29 @@ def test_families(tmp_path, kind):
     assert_alike(filled(weights), load_model(cfg, config, task))
 
 
+def test_straight_to_a_device(tmp_path):
+    """By several threads, into another dtype, tied tables once; with the model's own way of writing."""
+    folder = tiny.make_model_folder(tmp_path, "llama", tie_word_embeddings=True)
+    own = {"eos_token_id": [1, 2], "temperature": 0.3, "do_sample": True, "transformers_version": "5.0.0"}
+    (folder / "generation_config.json").write_text(json.dumps(own))
+    cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
+    config = load_hf_config(cfg, "causal-lm")
+    for dtype in (torch.float32, torch.bfloat16):
+        weights, expected = (
+            open_weights(cfg, config, "causal-lm", dtype),
+            load_model(cfg, config, "causal-lm", dtype=dtype),
+        )
+        assert weights is not None
+        weights.place("cpu")
+        assert_alike(weights.model, expected)
+        assert weights.model.lm_head.weight is weights.model.model.embed_tokens.weight
+        assert all(p.dtype == dtype and p.requires_grad for p in weights.model.parameters())
+        assert weights.model.generation_config.to_dict() == expected.generation_config.to_dict()
+        assert weights.model.generation_config.eos_token_id == [1, 2]
+        assert weights.model.config.to_dict() == expected.config.to_dict()
+        assert weights.model.newly_initialised == expected.newly_initialised
+
+
 def test_several_files_old_names_and_another_head(tmp_path):
     """As checkpoints of 2019 lie on the hub: `gamma` and `beta`, and a head of other classes."""
     tiny.make_model_folder(tmp_path, "bert", classifier=True)
