@@ -32,7 +32,6 @@ from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.config import ModelConfig
 from automodel.models.cpu_block import use_cpu_blocks
-from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.families import packing_support
 from automodel.models.forward import make_loss_forward, stock_attention, use_stock_attention
 from automodel.models.fuse import unfuse
@@ -101,8 +100,6 @@ class FastPath:
             self.model, self.task, self.plan.path, swapped=pooled, fused=self.plan.fused_loss
         )  # fmt: skip
         use_cheap_dropout(self.model)
-        if self.plan.whole_layers:
-            use_cpu_blocks(self.model)
         if self.plan.whole_layers:
             use_cpu_blocks(self.model)
         self.step = RatesFromOutside(
