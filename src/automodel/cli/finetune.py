@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -127,11 +128,12 @@ def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], r
 
 
 def _ranks_begun(cfg: RunConfig) -> int | None:
-    """How many ranks the run in the folder had."""
-    from automodel.engine.folder import RunFolder
-
-    plan = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser()).read_json("plan.json") or {}
-    return plan.get("ranks")
+    """How many ranks the run in the folder had. Read without the run folder's own class, which imports torch."""
+    path = Path(cfg.checkpoint.checkpoint_dir).expanduser() / "run" / "plan.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("ranks")
+    except (OSError, ValueError):  # there is no run yet, or none that can be resumed: that is said later
+        return None
 
 
 def _has_checkpoint(cfg: RunConfig) -> bool:
