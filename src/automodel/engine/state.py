@@ -133,11 +133,13 @@ def check_same_step(saved: dict[str, Any], current: dict[str, Any], before: int,
     unit = "bins" if by_size else "examples"
     micro, micro_here = (1, 1) if by_size else (saved["micro_batch_size"], current["micro_batch_size"])
     total, here = micro * saved["grad_acc_steps"], micro_here * current["grad_acc_steps"]
-    launched = f" --nproc-per-node {now}" if now > 1 else ""
+    can = max(ranks for ranks in range(1, now + 1) if total % (micro * ranks) == 0)
+    launched = f" --nproc-per-node {can}" if now > 1 else ""
+    fewer = "" if can == now else f", which {now} ranks cannot share and {can} can"
     raise UserError(
         f"--resume: the checkpoint comes from {before} rank{'s' if before > 1 else ''} with {total} {unit} a step in "
         f"micro-batches of {micro}; {now} rank{'s' if now > 1 else ''} with this config would take {here} in "
-        f"micro-batches of {micro_here}. Steps must stay the same: fix "
+        f"micro-batches of {micro_here}. Steps must stay the same{fewer}: fix "
         "step_scheduler.global_batch_size (and dataloader.batch_size):\n  "
         f"automodel finetune llm -c {config} --resume{launched} step_scheduler.global_batch_size={total} "
         f"dataloader.batch_size={micro}"

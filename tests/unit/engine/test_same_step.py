@@ -34,3 +34,13 @@ def test_other_steps_come_with_the_command_that_keeps_them(size, now, said):
     command = str(refused.value).splitlines()[-1].strip()
     assert command.startswith("automodel finetune llm -c out/run/config.yaml --resume")
     assert command.endswith(said)
+
+
+def test_a_step_that_so_many_ranks_cannot_share_names_the_most_that_can():
+    """One rank with a micro-batch of eight leaves nothing to share; two micro-batches can be shared by two of three."""
+    one = {"micro_batch_size": 8, "grad_acc_steps": 1}
+    with pytest.raises(UserError, match="which 2 ranks cannot share and 1 can.*\n.*--nproc-per-node 1 step_scheduler"):
+        check_same_step(one, {**one, "grad_acc_steps": 2}, 1, 2, "run.yaml")
+    two = {"micro_batch_size": 8, "grad_acc_steps": 2}
+    with pytest.raises(UserError, match="which 3 ranks cannot share and 2 can.*\n.*--nproc-per-node 2 step_scheduler"):
+        check_same_step(two, {**two, "grad_acc_steps": 3}, 1, 3, "run.yaml")
