@@ -46,6 +46,7 @@ from automodel.trainer.optimizers import (
     take_rates,
     trial_scheduler,
 )
+from automodel.trainer.raw_rows import evaluated, tokenise_datasets
 from automodel.trainer.read_once import read_once, samples_taken
 from automodel.trainer.stored_rows import MOST_FOR_A_PART, MOST_TOKENS, Held, NotStored, known_padding, store_rows
 from automodel.trainer.watched_events import unwatch_events, watch_events
@@ -78,6 +79,7 @@ class Trainer(transformers.Trainer):
         self._given_optimizer = self.optimizer is not None or self.lr_scheduler is not None
         self._speed_up(self.model)
         task = task_of(self.model)
+        tokenise_datasets(self, task)
         if task is not None and self.args.device.type == "cuda" and why_stock(self, Trainer) is None:
             compile_ahead(self.model, self.args, task)
             ahead.load_libraries(self.args.device)
@@ -93,8 +95,6 @@ class Trainer(transformers.Trainer):
         model = super().call_model_init(trial)
         self._speed_up(model)
         return model
-
-    # The way of a run.
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         self._fast = self._try_fast()
@@ -178,6 +178,12 @@ class Trainer(transformers.Trainer):
         if self._fast is not None and self._fast.step is None:
             return self._rows_loader(self._fast.rows)
         return super().get_train_dataloader()
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return super().get_eval_dataloader(evaluated(self, eval_dataset, task_of(self.model)))
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        return super().get_test_dataloader(evaluated(self, test_dataset, task_of(self.model)))
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
         fast = self._fast
@@ -319,8 +325,6 @@ class Trainer(transformers.Trainer):
             flat, self.optimizer = self.optimizer, None
             hand_over(flat, self.create_optimizer())
             self.callback_handler.optimizer = self.optimizer
-
-    # What looks at the model between two steps.
 
     def evaluation_loop(
         self,
