@@ -14,6 +14,8 @@ All ranks gather together, so all of them run forward equally often; one with fe
 from __future__ import annotations
 
 import dataclasses
+import logging
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -39,6 +41,7 @@ def shard(
     """Shards `whole`, its `blocks` one by one. `compute`: what gathered weights are cast to; none: as they are held.
     `reduce`: the dtype gradients are summed in; none: fp32. `offload`: parts live in host memory."""
     assert grid.weights is not None
+    _say_less()
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce or torch.float32)
     place = CPUOffloadPolicy() if offload else OffloadPolicy()
     # Codes of weights in few bits are no numbers that could be cast: each rank keeps them all, an eighth of fp32.
@@ -51,6 +54,14 @@ def shard(
     for module in sharded_modules(whole):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums
+
+
+def _say_less() -> None:
+    """Two remarks of torch that every rank would make in every run. A packed block returns a view of its rows, which
+    nobody writes into (tests compare every layout with one process). Weights that are cut twice are put together by two
+    gathers instead of one, when they are exported."""
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def sharded_modules(whole: nn.Module) -> list[FSDPModule]:
