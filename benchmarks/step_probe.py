@@ -86,6 +86,7 @@ WORKLOADS = {
     "qwen3-8b-qlora-1k-tight": Work("qwen3-8b", 1, (9.0, 0.0, 1024, 1024), **QLORA, **SMALL),
     "qwen3-8b-lora-short": Work("qwen3-8b", 8, SQUAD, **{**LORA, "rows": 128}, bucket=128),
     "llama1b-short16k": Work("llama-1b", 93, SQUAD, WRITE, rows=744, bucket=512),
+    "gemma2-2b-squad-b8": Work("gemma2-2b", 8, SQUAD, WRITE, rows=64, bucket=128, pure=True),
     "llama1b-32k": Work("llama-1b", 1, LONG, WRITE, rows=4),
     "llama1b-32k-selective": Work("llama-1b", 1, LONG, WRITE, rows=4, checkpointing="selective"),
     "llama1b-32k-full": Work("llama-1b", 1, LONG, WRITE, rows=4, checkpointing="full"),
@@ -114,6 +115,9 @@ def make_model(kind: str):
         )  # fmt: skip
         with torch.device("cuda"):
             return t.Qwen3ForCausalLM(config)
+    if kind == "gemma2-2b":
+        with torch.device("cuda"):
+            return t.Gemma2ForCausalLM(t.Gemma2Config(pad_token_id=None))  # the defaults are the 2B model
     if kind == "llama-1b":
         config = t.LlamaConfig(
             hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
