@@ -6,11 +6,14 @@ local cache with a tiny DistilBERT, a tiny BERT and real reviews.
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import tiny_runs as tiny
 
@@ -61,6 +64,57 @@ def test_the_baseline_script_runs_as_printed(machine, capsys):
     assert said[0].startswith("packed steps without padding (fp32, 96 rows held without padding); 12 steps")
     assert "Baseline training time:" in output.out
     assert "evaluation_strategy is now eval_strategy" in output.err
+
+
+def test_the_comparison_script_runs_as_printed_and_reads_the_memory_that_was_meant(machine, capsys, monkeypatch):
+    """Its parts are the document's own, with fewer steps; a GPU of 139 GiB is pretended, since it divides by memory."""
+    from automodel.trainer import children
+
+    document = "text-classification-example.md"
+    (baseline,) = [text for text in python_blocks(document) if "baseline_hf_training" in text[:40]]
+    (script,) = [text for text in python_blocks(document) if "performance_comparison.py" in text[:40]]
+    config = re.findall(r"^```yaml\n(.*?)^```", (REFERENCE / document).read_text(encoding="utf-8"), re.S | re.M)[0]
+    (machine / "baseline_hf_training.py").write_text(baseline)
+    shorter = config.replace("max_steps: 125", "max_steps: 6").replace("num_workers: 4", "num_workers: 0")
+    shorter = shorter.replace("num_workers: 2", "num_workers: 0").replace("persistent_workers: true", "")
+    (machine / "optimized_sentiment_classification.yaml").write_text(shorter)
+
+    peaks = iter([3 * 2**30, 2 * 2**30])
+
+    class Pretended:
+        def start(self):
+            pass
+
+        def peak(self):
+            return next(peaks)
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setattr(children, "Watched", Pretended)
+    for name, value in (("is_available", True), ("device_count", 1), ("get_device_name", "H200")):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *args: (100 * 2**30, 139 * 2**30))
+    run(machine, script)
+    said = capsys.readouterr()
+    assert "Reduction:    33.3% less memory" in said.out
+    assert "given is the most that the last process it started needed" in said.err
+    found = json.loads((machine / "performance_comparison_results.json").read_text())
+    assert found["results"]["baseline"]["max_gpu_memory_gb"] == 3.0
+    assert found["results"]["nemo_automodel"]["max_gpu_memory_gb"] == 2.0
+    assert found["results"]["improvements"]["speedup_factor"] > 0
+    assert found["system_info"]["gpu_name"] == "H200"
+
+
+def test_other_processes_of_a_script_are_left_alone():
+    from automodel.trainer.children import Children, translated
+
+    for command in ("python a.py", ["ls"], ["python", "-c", "1"], [sys.executable, "a.py"]):
+        assert translated(command) is command
+    assert translated(["python", "a.py", "-x"])[1:] == ["-m", "automodel.trainer.old_script", "a.py", "-x"]
+    children = Children()
+    done = children.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True)
+    assert done.stdout == "1\n"
+    assert children.peak is None
+    assert children.memory_allocated() == 0
 
 
 def test_accumulation_and_apex_examples_and_the_migration_snippet(machine, capsys):

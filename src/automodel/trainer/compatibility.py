@@ -44,10 +44,10 @@ BLOCKS: tuple[tuple[str, int, str, str], ...] = (
     ("text-classification-example", 34, "runs", f"as written under `automodel run`; `migrate` reads it; {SCRIPTS}"),
     ("text-classification-example", 103, "runs", DOCUMENTS),
     (
-        "text-classification-example", 179, "not run",
-        "needs GPUtil, and reads memory after the processes have ended; `automodel benchmark` does what it means",
+        "text-classification-example", 179, "runs",
+        f"under `automodel run`: GPUtil is stood in for, memory read after a process is the most it needed; {SCRIPTS}",
     ),
-    ("text-classification-example", 382, "not run", "see the block before it"),
+    ("text-classification-example", 382, "runs", f"as `automodel run performance_comparison.py`; {SCRIPTS}"),
     ("text-classification-example", 403, "runs", "the import of the drop-in; tests/unit/trainer"),
     ("text-classification-example", 412, "runs", "`automodel migrate` writes this; tests/unit/migrate"),
     ("text-classification-example", 433, "runs", DOCUMENTS),

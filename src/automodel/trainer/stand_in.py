@@ -3,7 +3,8 @@
 The one place that touches another library's names, and only in a process that was started for it: before the script
 runs, `transformers.Trainer`, `TrainingArguments` and `HfArgumentParser` are ours. Two more names that old scripts
 import are put where they were: `transformers.AdamW` (torch's, as transformers itself recommended when it was removed)
-and Apex's `amp`, whose `initialize` hands back what it is given, since mixed precision is part of the steps.
+and Apex's `amp`, whose `initialize` hands back what it is given, since mixed precision is part of the steps. Scripts
+that start others are looked after in `children.py`.
 
 With `--compare N`, Trainer's own code first trains a copy of the model for N steps; what each needed is said at the
 end.
@@ -35,6 +36,7 @@ from automodel.checkpoint import randomness
 from automodel.config.errors import UserError
 from automodel.migrate.old_names import RENAMED, WITHOUT_EFFECT
 from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.children import Children, gputil_module
 from automodel.trainer.trainer import Trainer
 
 STOCK_TRAINER = transformers.trainer.Trainer
@@ -86,10 +88,11 @@ def _amp_module() -> types.ModuleType:
 
 
 @contextmanager
-def stand_in() -> Generator[None]:
-    """The drop-in where scripts look for Trainer, for as long as the block lasts."""
+def stand_in(trainer: bool = True) -> Generator[None]:
+    """The drop-in where scripts look for Trainer, for as long as the block lasts; without `trainer` old names alone."""
     places: list[tuple[Any, str, Any]] = [
-        *((module, "Trainer", Trainer) for module in (transformers, transformers.trainer)),
+        *((module, "Trainer", Trainer) for module in (transformers, transformers.trainer) if trainer),
+        *(Children().places() if trainer else ()),
         (
             transformers,
             "TrainingArguments",
@@ -104,6 +107,8 @@ def stand_in() -> Generator[None]:
     if find_spec("apex") is None:
         added = {"apex": types.ModuleType("apex"), "apex.amp": _amp_module()}
         added["apex"].amp = added["apex.amp"]  # ty: ignore[missing-attribute]
+    if find_spec("GPUtil") is None:
+        added["GPUtil"] = gputil_module()
     sys.modules |= added
     try:
         for module, name, ours in places:
