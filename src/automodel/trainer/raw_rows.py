@@ -78,8 +78,10 @@ def tokenise_datasets(trainer: Any, task: str | None) -> None:
     """Puts tokenised datasets in the place of those that are not."""
     trainer.train_dataset = tokenised(trainer, trainer.train_dataset, task, "training")
     given = trainer.eval_dataset
-    if isinstance(given, dict) and not hasattr(given, "map"):
-        trainer.eval_dataset = {name: tokenised(trainer, part, task, name) for name, part in given.items()}
+    if isinstance(given, dict):
+        parts = {name: tokenised(trainer, part, task, name) for name, part in given.items()}
+        if any(parts[name] is not part for name, part in given.items()):
+            trainer.eval_dataset = parts
     else:
         trainer.eval_dataset = tokenised(trainer, given, task, "evaluation")
 
@@ -96,7 +98,13 @@ def evaluated(trainer: Any, dataset: Any, task: str | None) -> Any:
 def tokenised(trainer: Any, dataset: Any, task: str | None, what: str) -> Any:
     """The dataset with tokens; itself where it has some, or where it cannot be told what to tokenise."""
     words = trainer.processing_class
-    if dataset is None or task is None or not isinstance(words, PreTrainedTokenizerBase) or not _pads(trainer):
+    if (
+        dataset is None
+        or isinstance(dataset, dict)
+        or task is None
+        or not isinstance(words, PreTrainedTokenizerBase)
+        or not _pads(trainer)
+    ):
         return dataset
     row = _first_row(dataset)
     if row is None or any(name in row for name in TOKENISED):

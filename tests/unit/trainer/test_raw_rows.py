@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
 from automodel.trainer.arguments import TrainingArguments
 from automodel.trainer.sft import SFTConfig, SFTTrainer
@@ -59,6 +59,13 @@ def test_predicting_and_evaluating_texts_afterwards(tmp_path):
     trainer = trained(tmp_path, "bert", "text-classification", Dataset.from_list(rows))[0]
     assert trainer.predict(Dataset.from_list([{"text": row["text"]} for row in rows[:5]])).predictions.shape[0] == 5
     assert trainer.evaluate(Dataset.from_list(rows[:5]))["eval_loss"] > 0
+    parts = DatasetDict(a=Dataset.from_list(rows[:4]), b=trainer.train_dataset)
+    several = Trainer(
+        trainer.model, trainer.args, None, trainer.train_dataset, parts, processing_class=make_tokenizer()
+    )
+    assert several.eval_dataset["b"] is trainer.train_dataset
+    assert "input_ids" in several.eval_dataset["a"].column_names
+    assert several.evaluate()["eval_a_loss"] > 0
 
 
 def test_pairs_tags_and_language_models(tmp_path):
