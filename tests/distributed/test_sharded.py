@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -16,6 +17,7 @@ from many_runs import SAVED, SHARDED, STEPS, TOLERANCE, assert_same, start
 def test_a_layout_trains_what_one_process_trains(runs, ranks, name):
     one, many = runs / "on1" / name.split("-")[0], runs / f"on{ranks}" / name
     assert_same(one, many)
+    assert json.loads((many / "run" / "summary.json").read_text())["loaded"]["streamed"], "each rank read its own rows"
     file = "adapter_model.safetensors" if name.startswith(("adapter", "qlora")) else "model.safetensors"
     wanted, got = load_file(one / file), load_file(many / file)
     assert wanted.keys() == got.keys()

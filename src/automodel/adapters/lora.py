@@ -107,7 +107,8 @@ class LoraLinear(nn.Module):
         self.bias: nn.Parameter | None = base.bias  # ty: ignore[invalid-assignment]
         self.in_features, self.out_features = sizes(base)
         self.rank, self.scale, self.dropout = rank, scale, dropout
-        device = self.weight.device
+        # A base whose weights come later has no memory yet; what is drawn has to have some.
+        device = "cpu" if self.weight.is_meta else self.weight.device
         self.lora_A = nn.Parameter(torch.empty((rank, self.in_features), dtype=torch.float32, device=device))
         self.lora_B = nn.Parameter(torch.zeros((self.out_features, rank), dtype=torch.float32, device=device))
         self.training = base.training

@@ -37,7 +37,7 @@ from automodel.models.forward import make_loss_forward
 from automodel.models.fuse import fuse_shards
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
-from automodel.models.streamed import open_weights
+from automodel.models.streamed import OpenWeights, open_weights
 from automodel.optim.build import build_optimizer
 from automodel.optim.schedule import Schedule
 
@@ -48,18 +48,15 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     started, before = time.perf_counter(), psutil.Process().memory_info().rss
     grid = make_grid(layout, prepared.ranks.rank, plan.device)
     dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
-    weights = None
-    if prepared.adapter is None:
-        weights = open_weights(cfg.model, prepared.hf_config, prepared.task, dtype, cfg.seed)
+    weights = _weights_in_parts(prepared, dtype)
     if weights is None:
         model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
     else:
         model = weights.model
     align_pad_token(model, prepared.tokenizer)
     model.train()
-    if plan.packing is not None and prepared.adapter is not None:
-        pack_layers(model, plan.packing, plan.device, dtype, prepared.adapter.saved)
     if prepared.adapter is not None:
+        weights = _packed(prepared, model, weights, dtype)
         attach(model, prepared.adapter, seed=cfg.seed)
     if layout.tp > 1:
         apply_tensor_parallel(model, grid)
@@ -72,7 +69,8 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     shard(whole, repeated_blocks(model), grid, compute=half, reduce=reduce, offload=offload)
     if weights is not None:
         device = "cpu" if offload else plan.device
-        whole.to_empty(device=device)
+        # Adapters and weights in few bits have their numbers already.
+        whole._apply(lambda part: torch.empty_like(part, device=device) if part.is_meta else part.to(device))
         weights.fill(model, fill, plan.device)
     if plan.fused_kernels:  # after the weights: tables of angles are made from what the model holds
         fused = fuse_shards(model, torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device), plan.max_length)
@@ -81,6 +79,31 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     grown = psutil.Process().memory_info().rss - before
     step.loaded = Loaded(weights is not None, time.perf_counter() - started, grown, held_elements(model.parameters()))
     return model, step
+
+
+def _weights_in_parts(prepared: Prepared, dtype: torch.dtype) -> OpenWeights | None:
+    """Where the weights are read part by part; None where every rank has to read the whole: where the files are not as
+    the model is, where DoRA wants the lengths of all rows first, and where an adapter brings modules of its own."""
+    cfg, adapter = prepared.cfg, prepared.adapter
+    if adapter is not None and (adapter.dora or any(".lora_" not in name for name in adapter.start or ())):
+        return None
+    return open_weights(cfg.model, prepared.hf_config, prepared.task, dtype, cfg.seed)
+
+
+def _packed(prepared: Prepared, model: Any, weights: OpenWeights | None, dtype: torch.dtype) -> OpenWeights | None:
+    """Puts weights into few bits, where the plan says so, one after the other from their files; returns the rest. Codes
+    are not shared out: each rank keeps them all."""
+    plan, adapter = prepared.plan, prepared.adapter
+    if plan.packing is None or adapter is None:
+        return weights
+    if weights is None:
+        pack_layers(model, plan.packing, plan.device, dtype, adapter.saved)
+        return None
+    where = weights
+    names = pack_layers(
+        model, plan.packing, plan.device, dtype, adapter.saved, lambda name: where.read(name).to(dtype)
+    )  # fmt: skip
+    return weights.without([f"{name}.{kind}" for name in names for kind in ("weight", "bias")])
 
 
 def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:
