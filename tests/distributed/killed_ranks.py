@@ -31,6 +31,7 @@ from safetensors.torch import load_file
 import tiny_runs as tiny
 from automodel.checkpoint import store as store_module
 from automodel.checkpoint.store import CheckpointStore
+from automodel.distributed import processes
 from automodel.distributed.world import joined
 from automodel.models.lean_imports import import_transformers
 
@@ -46,6 +47,7 @@ def one_rank(rank: int, port: int, config: Path, out: Path, resume: bool) -> Non
     from automodel.plan.check import load_run_config
 
     faulthandler.register(signal.SIGUSR2)  # where a rank is that does not end
+    processes.MEETING = 0.0  # nobody imports anything: whoever is not there within twice the patience was killed
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(port)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "AUTOMODEL_HANG_SECONDS": "8"}

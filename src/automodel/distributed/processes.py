@@ -58,6 +58,7 @@ class Processes(Alone):
             # Before the ranks connect to each other: one that is killed meanwhile would be waited for, for hours.
             self._watch = Watch(world.rank, world.size, _own_connection(self._store))
         if not self._found:
+            self._store.set_timeout(PATIENCE)  # only now: a second connection must not be tried for so long
             with self._together("meeting"):
                 self._meet(gpus)
 
@@ -194,7 +195,6 @@ def _shared_store() -> dist.Store:
             f"not all {os.environ.get('WORLD_SIZE')} ranks came to {place} within {soon.seconds} s. Were all of them "
             f"started, and can they reach that address? ({str(error).splitlines()[0][:120]})"
         ) from error
-    store.set_timeout(PATIENCE)
     return dist.PrefixStore(f"automodel/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
