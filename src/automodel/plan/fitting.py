@@ -180,7 +180,8 @@ def _told(
     elif chosen.checkpointing != "none" and asked != "auto":
         which = "every layer" if asked == "full" else "every other layer"
         lines.append(Decision("checkpointing", asked, f"{which} is computed again in the backward pass; asked for"))
-    lines.append(_memory_line(hardware, load, chosen))
+    whole = not cfg.distributed.shards and cfg.distributed.tp_size * cfg.distributed.cp_size == 1
+    lines.append(_memory_line(hardware, load, chosen, whole))
     return chosen
 
 
@@ -204,7 +205,8 @@ def _tell_paging(cfg: RunConfig, hardware: Hardware, tried: list[Fitting], lines
         lines.append(Decision("paging", "not needed", "everything fits into GPU memory; the numbers are the same"))
 
 
-def _memory_line(hardware: Hardware, load: Load, chosen: Fitting) -> Decision:
+def _memory_line(hardware: Hardware, load: Load, chosen: Fitting, whole: bool) -> Decision:
+    """`whole`: every rank holds the whole model."""
     parts = chosen.estimate
     named = {"weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.states}
     if parts.adapter:
@@ -221,4 +223,6 @@ def _memory_line(hardware: Hardware, load: Load, chosen: Fitting) -> Decision:
     reason = "estimate: " + ", ".join(words)
     if not parts.fits(hardware.memory_gib):
         reason += "; this may not fit"
+        if whole and hardware.gpus > 1:
+            reason += f"; distributed.strategy: fsdp2 shares weights and states among {hardware.gpus} GPUs"
     return Decision("memory", f"{in_words(parts.total)} of {hardware.memory_gib:.0f} GiB", reason)

@@ -109,6 +109,21 @@ def test_the_plan_says_how_many_and_why(config):
     assert reasons()["device"] == one + "`automodel finetune llm --nproc-per-node 8` uses all"
 
 
+def test_a_model_that_does_not_fit_is_told_of_shards(config):
+    data = DataFacts(rows=1000, tokens=241_000, longest=512, max_length=512, has_validation=True)
+
+    def memory(gpus, text=""):
+        hardware = Hardware("cuda", "NVIDIA H200", gpus, 140.0, True, True, 16)
+        large = ModelFacts("bert", "bert", 30_000_000_000, True, "attention goes through the attention interface")
+        plan = make_plan(config(text), "text-classification", hardware, large, data)
+        return next(decision.reason for decision in plan.decisions if decision.name == "memory")
+
+    shared = "distributed.strategy: fsdp2 shares weights and states among 8 GPUs"
+    assert memory(8).endswith(f"; this may not fit; {shared}")
+    assert memory(1).endswith("; this may not fit")
+    assert shared not in memory(8, "distributed: {strategy: fsdp2}")
+
+
 def test_what_several_cannot_do_is_left_to_one(config):
     from automodel.engine.unasked_ranks import _prepared_or_why_not
 
