@@ -4,8 +4,9 @@ Batches differ in size, and the largest one of a run may come late. So its forwa
 the start. Where the GPU runs out of memory, micro-batches are halved and accumulated twice as often: the same examples
 a step, the same losses, less memory at a time. The plan says so.
 
-A captured step has its optimizer's states when it is tried. torch's optimizers make theirs in the first step, so as
-much memory is held free while an eager step is tried. On the CPU nothing is tried: the system has no error to catch.
+A captured step has its optimizer's states when it is tried. torch's optimizers make theirs in the first step, and
+gradients of the micro-batches before are there when the next one runs, so as much memory is held free while an eager
+step is tried. On the CPU nothing is tried: the system has no error to catch.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     steps = min(plan.total_steps, MOST_STEPS if loader.ranks == 1 else MOST_DEALT)
     batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
     try:
-        held_free = torch.empty(states_to_come(prepared, step), dtype=torch.uint8, device=plan.device)
+        held_free = torch.empty(bytes_to_come(prepared, step), dtype=torch.uint8, device=plan.device)
         step.probe(batch)
     except torch.cuda.OutOfMemoryError:
         return False
@@ -60,13 +61,15 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     return True
 
 
-def states_to_come(prepared: Prepared, step: TrainStep | CapturedStep) -> int:
-    """Bytes that the optimizer will take in its first step."""
+def bytes_to_come(prepared: Prepared, step: TrainStep | CapturedStep) -> int:
+    """What is there beside a later micro-batch and not beside the first: the optimizer's states, and the gradients that
+    are being summed up."""
     if isinstance(step, CapturedStep):
         return 0
     plan, trained = prepared.plan, sum(p.numel() for p in step.parameters)
     setting = Setting(plan.precision, False, False, plan.optimizer, plan.checkpointing, tokens=0, rows=0)
-    return round(estimate(None, trained, setting).states)
+    summed = sum(p.numel() * p.element_size() for p in step.parameters) if plan.grad_acc_steps > 1 else 0
+    return round(estimate(None, trained, setting).states) + summed
 
 
 def halved(prepared: Prepared) -> Prepared:

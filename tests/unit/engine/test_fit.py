@@ -12,7 +12,7 @@ from automodel.data.order import StepOrder
 from automodel.distributed.layout import Layout
 from automodel.distributed.world import ALONE
 from automodel.engine import steps
-from automodel.engine.fit import fits, halved, largest_micro_batch, states_to_come
+from automodel.engine.fit import bytes_to_come, fits, halved, largest_micro_batch
 from automodel.optim.kinds import KINDS
 from automodel.plan.plan import Decision, Plan
 
@@ -108,7 +108,10 @@ def test_an_eager_step_is_tried_with_the_largest_batch(path):
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("adamw", 2), ("sgd", 1), ("lion", 1), ("paged_adamw_32bit", 0)])
 def test_room_is_held_free_for_states_that_the_first_step_makes(optimizer, copies):
-    assert states_to_come(eager(16, optimizer=optimizer), SmallStep(16)) == 100 * 4 * copies
+    run = eager(16, optimizer=optimizer)
+    assert bytes_to_come(run, SmallStep(16)) == 100 * 4 * copies
+    summed = dataclasses.replace(run, plan=dataclasses.replace(run.plan, grad_acc_steps=2))
+    assert bytes_to_come(summed, SmallStep(16)) == 100 * 4 * (copies + 1), "the gradients of the micro-batch before"
 
 
 def test_eager_steps_on_a_gpu_are_halved_until_they_fit(monkeypatch):
