@@ -52,6 +52,10 @@ RUNS = {
         "model: {llama}\ntask: causal-lm\ndataset: {{path: {texts}}}\nvalidation_dataset: {{path: {texts}}}\n"
         "peft: {{dim: 4}}\nquantization: {{load_in_4bit: true, bnb_4bit_use_double_quant: true}}\n"
     ),
+    "dora": (
+        "model: {bert}\ntask: text-classification\ndataset: {{path: {rows}}}\nvalidation_dataset: {{path: {test}}}\n"
+        "peft: {{dim: 4, use_dora: true}}\n"
+    ),
     "topics": (
         "model: {qwen}\ntask: text-classification\ndataset: {{path: {rows}}}\nvalidation_dataset: {{path: {test}}}\n"
     ),
@@ -74,7 +78,7 @@ LAYOUTS = {
 PLAIN = ["classes", "padded", "words", "bins"]
 PLAIN_ON_FOUR = ["classes", "bins"]  # two cores: four ranks cost twice as much as two
 SHARDED = {
-    2: ["words-fsdp", "adapter-fsdp", "qlora-fsdp", "adapter-tp", "topics-sp", "words-tp", "classes-cp"],
+    2: ["words-fsdp", "adapter-fsdp", "qlora-fsdp", "dora-fsdp", "adapter-tp", "topics-sp", "words-tp", "classes-cp"],
     4: ["classes-hsdp", "bins-tp", "words-tpcp", "words-fsdp", "adapter-fsdp", "qlora-fsdp"],
 }
 """`run-layout`, by the number of ranks."""

@@ -18,7 +18,7 @@ def test_a_layout_trains_what_one_process_trains(runs, ranks, name):
     one, many = runs / "on1" / name.split("-")[0], runs / f"on{ranks}" / name
     assert_same(one, many)
     assert json.loads((many / "run" / "summary.json").read_text())["loaded"]["streamed"], "each rank read its own rows"
-    file = "adapter_model.safetensors" if name.startswith(("adapter", "qlora")) else "model.safetensors"
+    file = "adapter_model.safetensors" if name.startswith(("adapter", "qlora", "dora")) else "model.safetensors"
     wanted, got = load_file(one / file), load_file(many / file)
     assert wanted.keys() == got.keys()
     for key in wanted:

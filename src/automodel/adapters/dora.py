@@ -35,14 +35,23 @@ def row_lengths(squares_O: Tensor, weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor
 class DoraLinear(LoraLinear):
     def __init__(self, base: nn.Module, rank: int, scale: float, dropout: float):
         super().__init__(base, rank, scale, dropout)
-        squares_O = self.expanded(torch.float32).square().sum(1)
+        later = self.weight.is_meta  # `measure` is told the weight when it is read
+        squares_O = torch.zeros(self.out_features) if later else self.expanded(torch.float32).square().sum(1)
         self.register_buffer("squares", squares_O, persistent=False)
         self.lora_magnitude_vector = nn.Parameter(squares_O.sqrt())
 
     @torch.no_grad()
+    def measure(self, weight: Tensor, begins: bool) -> None:
+        """The lengths of the rows of a weight that this layer does not hold itself yet. `begins`: the trained lengths
+        begin with them."""
+        weight_OI = weight.t() if self.transposed else weight
+        self.squares = weight_OI.float().square().sum(1)
+        if begins:
+            self.lora_magnitude_vector.copy_(self.squares.sqrt())
+
+    @torch.no_grad()
     def _rows(self, weight_OI: Tensor) -> Tensor:
-        squares: Tensor = self.squares  # ty: ignore[invalid-assignment]
-        return row_lengths(squares, weight_OI, self.lora_A, self.lora_B, self.scale)
+        return row_lengths(self.squares, weight_OI, self.lora_A, self.lora_B, self.scale)
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = self.compute_dtype(x)

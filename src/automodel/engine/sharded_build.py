@@ -58,6 +58,7 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     if prepared.adapter is not None:
         weights = _packed(prepared, model, weights, dtype)
         attach(model, prepared.adapter, seed=cfg.seed)
+        _measure_rows(prepared, model, weights, dtype)
     if layout.tp > 1:
         apply_tensor_parallel(model, grid)
     if plan.checkpointing != "none":
@@ -83,9 +84,9 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
 
 def _weights_in_parts(prepared: Prepared, dtype: torch.dtype) -> OpenWeights | None:
     """Where the weights are read part by part; None where every rank has to read the whole: where the files are not as
-    the model is, where DoRA wants the lengths of all rows first, and where an adapter brings modules of its own."""
+    the model is, and where an adapter brings modules of its own."""
     cfg, adapter = prepared.cfg, prepared.adapter
-    if adapter is not None and (adapter.dora or any(".lora_" not in name for name in adapter.start or ())):
+    if adapter is not None and any(".lora_" not in name for name in adapter.start or ()):
         return None
     return open_weights(cfg.model, prepared.hf_config, prepared.task, dtype, cfg.seed)
 
@@ -104,6 +105,17 @@ def _packed(prepared: Prepared, model: Any, weights: OpenWeights | None, dtype: 
         model, plan.packing, plan.device, dtype, adapter.saved, lambda name: where.read(name).to(dtype)
     )  # fmt: skip
     return weights.without([f"{name}.{kind}" for name in names for kind in ("weight", "bias")])
+
+
+def _measure_rows(prepared: Prepared, model: Any, weights: OpenWeights | None, dtype: torch.dtype) -> None:
+    """DoRA begins with the lengths of all rows: weights that come later are read once for them, one after the other."""
+    adapter = prepared.adapter
+    if weights is None or adapter is None or not adapter.dora:
+        return
+    for name in adapter.ranks:
+        layer = model.get_submodule(name)
+        if layer.weight.is_meta:
+            layer.measure(weights.read(f"{name}.weight").to(dtype), begins=adapter.start is None)
 
 
 def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:
