@@ -161,13 +161,13 @@ class CapturedStep:
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         if self.unsettled == RING:
             self.settle()
-        self.unsettled += 1
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
         for micro_batch in batch.micro_batches:
             assert isinstance(micro_batch, PackedBatch)
             self._replay(micro_batch, count)
         if self.apart:
             self._update()
+        self.unsettled += 1  # now: a rehearsal before the replay settles what the steps before put off, not this one
         lr = self.schedule.lr_at(index, self.peak_lr)
         norm = self.optimizer.grad_norm.squeeze(0)
         return StepResult(self.last_loss.clone(), norm, lr, batch.num_tokens, batch.num_documents)

@@ -70,7 +70,6 @@ class TogetherStep(CapturedStep):
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         if self.unsettled == RING:
             self.settle()
-        self.unsettled += 1
         own = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
         count, tokens, samples = self.ranks.total([own, batch.num_tokens, batch.num_documents])
         with self.ranks.in_step():
@@ -81,6 +80,7 @@ class TogetherStep(CapturedStep):
                 self._learn_nothing()
             self._sum(marked=bool(batch.micro_batches))
             self._update()
+        self.unsettled += 1  # not before a rehearsal inside the step, which settles
         lr = self.schedule.lr_at(index, self.peak_lr)
         norm = self.optimizer.grad_norm.squeeze(0)
         return StepResult(self.last_loss.clone(), norm, lr, int(tokens), int(samples))

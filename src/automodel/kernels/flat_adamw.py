@@ -390,6 +390,7 @@ class FlatAdamW(torch.optim.Optimizer):
         steps = {int(entry["step"]) for entry in saved if entry}
         if len(steps) > 1:
             raise ValueError(f"saved parameters differ in step count ({sorted(steps)}); FlatAdamW keeps one for all")
+        self.settle()  # an update that waits is of the time before
         for mine, loaded in zip(self.param_groups, groups):
             mine.update({key: value for key, value in loaded.items() if key != "params"})
         for place, entry in zip(self.flat.places, saved):
