@@ -78,13 +78,7 @@ class OpenWeights:
 
     def read(self, name: str) -> Tensor:
         """One parameter, whole."""
-        from safetensors import safe_open
-
-        if name in self.drawn:
-            return self.drawn[name]
-        path, stored = self.files[name]
-        with safe_open(path, "pt") as file:
-            return file.get_tensor(stored)
+        return self.drawn[name] if name in self.drawn else _read(*self.files[name])
 
     def without(self, names: Sequence[str]) -> OpenWeights:
         """The rest, after somebody else has taken these."""
@@ -101,7 +95,8 @@ class OpenWeights:
         for module in self.model.modules():
             for key, parameter in module._parameters.items():
                 if parameter is not None and parameter.is_meta:
-                    module._parameters[key] = nn.Parameter(torch.empty_like(parameter, device=device))
+                    memory = torch.empty_like(parameter, device=device)
+                    module._parameters[key] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
 
         def whole(target: Tensor, part: Callable[[tuple[slice, ...]], Tensor]) -> None:
             with torch.no_grad():  # of this thread
@@ -118,8 +113,17 @@ def open_weights(
     cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype = torch.float32, seed: int = 42
 ) -> OpenWeights | None:
     """The model and where its weights are; None where only transformers' own loading will do."""
+    from safetensors import SafetensorError
+
     if (cfg.target or "").endswith(".from_config") or getattr(hf_config, "quantization_config", None):
         return None
+    try:
+        return _open(cfg, hf_config, task, dtype, seed)
+    except (SafetensorError, OSError, json.JSONDecodeError):  # damaged, as the ordinary way will say
+        return None
+
+
+def _open(cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype, seed: int) -> OpenWeights | None:
     source = find_model(cfg)
     stored = _stored_in(source)
     if stored is None or converts(hf_config.model_type):
@@ -136,7 +140,8 @@ def open_weights(
     files = {name: found for name in names if (found := _find(name, stored, model.base_model_prefix)) is not None}
     files = {name: found for name, found in files.items() if _fits(found, names[name].shape)}
     missing = [name for name in names if name not in files]
-    if any(not is_new_head(model, name, task) for name in missing):
+    ties = _ties(model)
+    if any(not is_new_head(model, name, task) for name in missing) or _differ(ties, stored, model.base_model_prefix):
         return None
     made = _initialise(model, set(missing), stored, seed)
     if made is None:
@@ -144,7 +149,7 @@ def open_weights(
     drawn = {name: made.pop(name) for name in missing}
     model.newly_initialised = frozenset(missing)  # ty: ignore[invalid-assignment]
     _read_generation_config(model, source)
-    return OpenWeights(model, files, drawn, made, _ties(model))
+    return OpenWeights(model, files, drawn, made, ties)
 
 
 def _read_generation_config(model: Any, source: Source) -> None:
@@ -166,6 +171,24 @@ def _ties(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         homes.setdefault(id(parameter), []).append(name)
     return tuple(tuple(names) for names in homes.values() if len(names) > 1)
+
+
+def _differ(ties: tuple[tuple[str, ...], ...], stored: dict[str, Path], prefix: str) -> bool:
+    """Whether names that the config ties have tensors of their own, with different numbers: transformers then leaves
+    them apart."""
+    for names in ties:
+        places = {found for name in names if (found := _find(name, stored, prefix)) is not None}
+        tensors = [_read(*place) for place in places] if len(places) > 1 else []
+        if any(not torch.equal(tensors[0], other) for other in tensors[1:]):
+            return True
+    return False
+
+
+def _read(path: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return file.get_tensor(name)
 
 
 def _stored_in(source: Source) -> dict[str, Path] | None:

@@ -10,6 +10,7 @@ import transformers as t
 from safetensors.torch import load_file, save_file
 
 import tiny_runs as tiny
+from automodel.config.errors import UserError
 from automodel.models.config import ModelConfig
 from automodel.models.load import load_hf_config, load_model
 from automodel.models.streamed import open_weights
@@ -143,3 +144,32 @@ def test_what_takes_the_ordinary_way(tmp_path):
     del tensors["model.norm.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     assert open_weights(cfg, config, "causal-lm") is None  # which then says what is missing
+
+
+def test_damaged_files_are_left_to_the_ordinary_way(tmp_path):
+    folder = tiny.make_model_folder(tmp_path, "llama")
+    cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
+    config = load_hf_config(cfg, "causal-lm")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert open_weights(cfg, config, "causal-lm") is None
+    with pytest.raises(UserError, match="are damaged"):
+        load_model(cfg, config, "causal-lm")
+    file.unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
+    assert open_weights(cfg, config, "causal-lm") is None
+
+
+def test_tables_that_only_the_config_ties(tmp_path):
+    """transformers leaves two stored tables with different numbers apart, whatever the config says."""
+    folder = tiny.make_model_folder(tmp_path, "llama", tie_word_embeddings=True)
+    cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
+    config = load_hf_config(cfg, "causal-lm")
+    tensors = load_file(folder / "model.safetensors")
+    words = tensors["model.embed_tokens.weight"]
+    for head, streamed in ((words.clone(), True), (words + 1, False)):
+        save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+        weights = open_weights(cfg, config, "causal-lm")
+        assert (weights is not None) == streamed
+        expected = load_model(cfg, config, "causal-lm")
+        assert (expected.lm_head.weight is expected.model.embed_tokens.weight) == streamed
