@@ -60,6 +60,16 @@ class Tagged:
         return {**made, "labels": labels}
 
 
+@dataclass(frozen=True)
+class WithoutLabels:
+    """For a collator that makes labels of the tokens, and cannot pad others."""
+
+    form: RowFormat
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {name: values for name, values in self.form(row).items() if name != "labels"}
+
+
 class TokenisedRows(torch.utils.data.Dataset):
     """A dataset of the script's own, row by row."""
 
@@ -112,6 +122,8 @@ def tokenised(trainer: Any, dataset: Any, task: str | None, what: str) -> Any:
     form = _form(row, task, words, trainer.model.config)
     if form is None:
         return dataset
+    if isinstance(form, RowFormat) and type(trainer.data_collator) is transformers.DataCollatorForLanguageModeling:
+        form = WithoutLabels(form)
     if task == "causal-lm" and type(trainer.data_collator) is transformers.DataCollatorWithPadding:
         trainer.data_collator = transformers.DataCollatorForSeq2Seq(words)
     print(f"automodel: the rows of the {what} dataset have no tokens, so they are tokenised", file=sys.stderr)

@@ -85,6 +85,11 @@ def test_pairs_tags_and_language_models(tmp_path):
                        processing_class=make_tokenizer(decoder=True))  # fmt: skip
     tuned.train()
     assert found[0] == pytest.approx([e["loss"] for e in tuned.state.log_history if "loss" in e], abs=1e-5)
+    labelling = transformers.DataCollatorForLanguageModeling(make_tokenizer(decoder=True), mlm=False)
+    trainer, same = trained(tmp_path, "llama", "causal-lm", plain, labelling)
+    assert trainer.acceleration.path == "packed"
+    assert len(same[0]) == len(found[0])
+    assert "labels" not in trainer.train_dataset.column_names, "the collator makes them"
     talks = Dataset.from_list([{"messages": [{"role": "user", "content": t}]} for t in texts])
     assert len(trained(tmp_path, "llama", "causal-lm", talks)[1][0]) == 3
 
