@@ -43,7 +43,10 @@ class MappedFunction:
         elif isinstance(self.function, ast.FunctionDef):
             for statement in self.function.body:
                 self._statement(statement)
-        sources = [call for call in tokenizers if call.args]
+        elif not self._tokenised(getattr(self.function, "body", None)):
+            text = ast.unparse(self.function)[:60]
+            self.document.block(self.mapped.lineno, f"`{text}`: what it does to rows is not understood")
+        sources = [call for call in tokenizers if _texts_of(call)]
         if sources:
             self._texts(sources[0])
         for call in tokenizers:
@@ -120,7 +123,7 @@ class MappedFunction:
         translates = self.document.get("task") == "seq2seq"
         plain = ("source_column",) if translates else ("text_column", "text_pair_column")
         keys = ("tokens_column",) if _has(call, "is_split_into_words") else plain
-        for key, argument in zip(keys, call.args):
+        for key, argument in zip(keys, _texts_of(call)):
             column, prefixed = self._column(argument), self._prefixed(argument) if translates else None
             if prefixed is not None:
                 self.document.set("dataset.source_prefix", prefixed[0], f"line {call.lineno}")
@@ -141,7 +144,7 @@ class MappedFunction:
             return
         given = next((k.value for k in call.keywords if k.arg == "text_target"), None)
         if given is None and call in sources[1:]:
-            given = call.args[0]
+            given = _texts_of(call)[0]
         if given is None:
             return
         column = self._column(given)
@@ -149,7 +152,7 @@ class MappedFunction:
             self.document.block(call.lineno, "the target is put together in the script")
             return
         self.document.set("dataset.target_column", column, f"line {call.lineno}")
-        if call is not sources[0]:
+        if not sources or call is not sources[0]:
             self._length(call, "dataset.max_target_length")
 
     def _aligned(self, call: ast.Call) -> None:
@@ -162,7 +165,7 @@ class MappedFunction:
             and isinstance(node.slice, ast.Constant)
             and self._column(node) is not None
         }
-        others = read - {self._column(argument) for argument in call.args}
+        others = read - {self._column(argument) for argument in _texts_of(call)}
         if len(others) == 1:
             self.document.set("dataset.label_column", others.pop(), f"line {call.lineno}")
 
@@ -174,6 +177,12 @@ class MappedFunction:
             self.document.set(path, self.script.value(given), "")
         except Unknown as unknown:
             self.document.block(unknown.line, f"max_length: {unknown.text}")
+
+
+def _texts_of(call: ast.Call) -> list[ast.expr]:
+    """What a tokenizer gets to read, by place or by name."""
+    named = {k.arg: k.value for k in call.keywords}
+    return [*call.args, *(named[name] for name in ("text", "text_pair")[len(call.args) :] if name in named)]
 
 
 def _has(call: ast.Call, keyword: str) -> bool:

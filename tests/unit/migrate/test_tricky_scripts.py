@@ -130,6 +130,9 @@ def more(b):
     return tokenizer(b['text'])
 data = load_dataset('imdb').map(more)
 args = TrainingArguments("out", learning_rate=1e-4)
+== labels of a lambda | 1 | what it does to rows is not understood
+data = load_dataset('imdb').map(lambda row: {**tokenizer(row["text"]), "labels": 1 - row["label"]})
+args = TrainingArguments("out", learning_rate=1e-4)
 == another Trainer | 4 | it comes from lightning
 from lightning import Trainer
 args = TrainingArguments("out", learning_rate=1e-4)
@@ -218,6 +221,12 @@ def test_supervised_tuning_keeps_what_is_learned_and_its_own_defaults(tmp_path):
         (tmp_path / "train.py").write_text(SFT.format(more=more))
         with pytest.raises(UserError, match=rf"line 4: .*{said}"):
             read_source(tmp_path / "train.py")
+
+
+def test_texts_that_a_tokenizer_gets_by_name(tmp_path):
+    text = HEAD.replace('batch["text"]', 'text=batch["review"], text_pair=batch["title"]') + ARGS + TAIL
+    found = migrated(tmp_path, text)[1]["dataset"]
+    assert (found["text_column"], found["text_pair_column"]) == ("review", "title")
 
 
 def test_sources_and_targets_of_a_summary(tmp_path):
