@@ -145,7 +145,7 @@ def cases():
         yield pytest.param(lines, *title.split(" | ")[1:], id=title.split(" | ")[0])
 
 
-@pytest.mark.parametrize(("middle", "line", "said"), cases())
+@pytest.mark.parametrize(("middle", "line", "said"), list(cases()))
 def test_lines_are_named_and_nothing_is_written(middle, line, said, tmp_path):
     (tmp_path / "train.py").write_text(HEAD + middle + TAIL)
     with pytest.raises(UserError) as caught:

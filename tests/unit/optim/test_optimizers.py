@@ -1,5 +1,6 @@
 """Every optimizer by its names: what it computes, what it takes, and that its state survives exactly."""
 
+import sys
 from typing import get_args, get_type_hints
 
 import pytest
@@ -168,16 +169,8 @@ def test_muon_equals_torchs_own_pair():
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
-    import builtins
-
-    real = builtins.__import__
-
-    def without(name, *rest, **more):
-        if name.startswith("bitsandbytes"):
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    for name in ("bitsandbytes", "bitsandbytes.optim"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     with pytest.raises(UserError, match=r"come from bitsandbytes, which is not installed: pip install 'automodel\[qu"):
         build_optimizer(model(), OptimizerConfig(name="adamw_8bit"))
 
