@@ -111,5 +111,5 @@ def gputil_module() -> types.ModuleType:
             ))  # fmt: skip
         return found
 
-    module.getGPUs = gpus  # ty: ignore[unresolved-attribute]
+    module.getGPUs = gpus  # ty: ignore[missing-attribute]
     return module
