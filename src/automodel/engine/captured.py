@@ -164,7 +164,7 @@ class CapturedStep:
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
         for micro_batch in batch.micro_batches:
             assert isinstance(micro_batch, PackedBatch)
-            self._replay(micro_batch, count)
+            self._replay(micro_batch, count or 1.0)  # nothing but classes of weight zero teaches nothing
         if self.apart:
             self._update()
         self.unsettled += 1  # now: a rehearsal before the replay settles what the steps before put off, not this one

@@ -101,6 +101,7 @@ class ShardedStep(TrainStep):
         own = list(batch.micro_batches)
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in own)
         count, tokens, samples = self.counted(count, batch)
+        count = count or 1.0
         rounds = self.ranks.highest(len(own))
         loss = torch.zeros((), device=self.device)
         for number in range(rounds):

@@ -174,7 +174,7 @@ class TrainStep:
         # Over all ranks: the loss is divided by the labels of the whole step, whoever has them.
         count, tokens, samples = self.ranks.total([count, batch.num_tokens, batch.num_documents])
         with self.ranks.in_step():
-            losses = self._micro_steps(batch, count)
+            losses = self._micro_steps(batch, count or 1.0)  # nothing but classes of weight zero teaches nothing
         own = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)  # a rank without documents
         loss = self.ranks.sum_gradients(self.parameters, own, self.wire)
         self.scaler.unscale_(self.optimizer)

@@ -75,7 +75,7 @@ class TogetherStep(CapturedStep):
         with self.ranks.in_step():
             for micro_batch in batch.micro_batches:
                 assert isinstance(micro_batch, PackedBatch)
-                self._replay(micro_batch, count)
+                self._replay(micro_batch, count or 1.0)
             if not batch.micro_batches:
                 self._learn_nothing()
             self._sum(marked=bool(batch.micro_batches))

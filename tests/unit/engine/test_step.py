@@ -95,3 +95,10 @@ def test_fp16_that_skips_most_steps_ends_with_an_error(run, monkeypatch, skipped
     else:
         assert finetune(cfg).summary["steps"] == 4
         assert seen == [2, 4]
+
+
+def test_a_step_of_nothing_but_a_class_without_weight_teaches_nothing(run):
+    cfg = run("dataloader.batch_size=1", "step_scheduler.max_steps=6", "loss_fn.class_weights=[0.0, 1.0]")
+    summary = finetune(cfg).summary
+    assert summary["status"] == "finished"
+    assert 0.0 < summary["train_loss"] < 1.0
