@@ -23,12 +23,13 @@ class LabelledLines(io.TextIOBase):
         self.stream, self.label, self._begun = stream, label, ""
 
     def write(self, text: str) -> int:
-        *lines, self._begun = (self._begun + text).split("\n")
+        *lines, begun = (self._begun + text).split("\n")
         self._put(lines)
+        self._begun = _last_state(begun) + "\r" * begun.endswith("\r")  # a long bar is not kept from its beginning on
         return len(text)
 
     def _put(self, lines: list[str]) -> None:
-        shown = [line.rpartition("\r")[2] for line in lines]  # of a progress bar, the last state
+        shown = [_last_state(line) for line in lines]
         out = [line if line.startswith(LABELLED_ALREADY) else self.label + line for line in shown]
         if out:
             self.stream.write("\n".join(out) + "\n")
@@ -51,6 +52,19 @@ class LabelledLines(io.TextIOBase):
 
     def fileno(self) -> int:
         return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # ty: ignore[incompatible-property-override]
+        return self.stream.encoding
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a script asks of its output (`buffer`, `reconfigure`)."""
+        return getattr(self.stream, name)
+
+
+def _last_state(line: str) -> str:
+    """What a line shows in the end: a progress bar begins again and again."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 @contextmanager

@@ -28,6 +28,19 @@ def test_pieces_become_labelled_lines():
     ]
 
 
+def test_long_bars_other_line_ends_and_what_else_scripts_ask():
+    raw = io.BytesIO()
+    lines = LabelledLines(io.TextIOWrapper(raw, encoding="utf-8", newline=""), "[rank1]: ")
+    for percent in range(1000):
+        lines.write(f"\r{percent}")
+    assert len(lines._begun) < 10
+    lines.write("\r")
+    lines.write("done\nfrom elsewhere\r\n")
+    assert lines.encoding == "utf-8"
+    assert lines.buffer is raw
+    assert raw.getvalue().decode() == "[rank1]: done\n[rank1]: from elsewhere\n"
+
+
 def test_the_first_rank_speaks_without_a_label(capsys):
     with labelled_output(0):
         print("loss")
