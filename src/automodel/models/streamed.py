@@ -95,8 +95,7 @@ class OpenWeights:
         for module in self.model.modules():
             for key, parameter in module._parameters.items():
                 if parameter is not None and parameter.is_meta:
-                    memory = torch.empty_like(parameter, device=device)
-                    module._parameters[key] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+                    module._parameters[key] = nn.Parameter(torch.empty_like(parameter, device=device))
 
         def whole(target: Tensor, part: Callable[[tuple[slice, ...]], Tensor]) -> None:
             with torch.no_grad():  # of this thread
@@ -137,6 +136,8 @@ def _open(cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype, seed:
         copy.deepcopy(hf_config), task, dtype=dtype, trust_remote_code=cfg.trust_remote_code, **asked
     )
     names = dict(model.named_parameters())
+    for parameter in names.values():  # all learn, whatever the model's code says: so does what transformers loads
+        parameter.requires_grad_(parameter.is_floating_point())
     files = {name: found for name in names if (found := _find(name, stored, model.base_model_prefix)) is not None}
     files = {name: found for name, found in files.items() if _fits(found, names[name].shape)}
     missing = [name for name in names if name not in files]
@@ -261,7 +262,7 @@ def _initialise(model: Any, missing: set[str], stored: dict[str, Path], seed: in
         found = _find(name, stored, model.base_model_prefix) if name in saved else None
         if found is not None:
             with safe_open(found[0], "pt") as file:
-                real[name] = file.get_tensor(found[1])
+                real[name] = file.get_tensor(found[1]).to(value.dtype)
         elif bool((value.isnan() if value.is_floating_point() else value == UNTOUCHED[value.dtype]).any()):
             return None
         if name in missing:

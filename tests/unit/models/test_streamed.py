@@ -21,6 +21,11 @@ DECODER = {
     "intermediate_size": 64, "max_position_embeddings": 128, **SIZES,
 }  # fmt: skip
 ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, **SIZES}
+SEQUENCES = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 48} | {
+    f"{side}_{name}": size
+    for side in ("encoder", "decoder")
+    for name, size in (("attention_heads", 4), ("ffn_dim", 64))
+}
 MODELS = {
     "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, vocab_size=48)),
     "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**DECODER, head_dim=8)),
@@ -29,6 +34,8 @@ MODELS = {
     "roberta": lambda: t.RobertaModel(t.RobertaConfig(**ENCODER | {"pad_token_id": 1}, max_position_embeddings=130)),
     "albert": lambda: t.AlbertModel(t.AlbertConfig(**ENCODER, embedding_size=16)),
     "modernbert": lambda: t.ModernBertModel(t.ModernBertConfig(**ENCODER, cls_token_id=1, sep_token_id=2)),
+    "bart": lambda: t.BartForConditionalGeneration(t.BartConfig(**SEQUENCES)),
+    "pegasus": lambda: t.PegasusForConditionalGeneration(t.PegasusConfig(**SEQUENCES)),
     "t5": lambda: t.T5ForConditionalGeneration(t.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)),
 }
 
@@ -53,6 +60,8 @@ def assert_alike(found, expected) -> None:
         assert wanted.keys() == got.keys()
         for name in wanted:
             assert torch.equal(wanted[name], got[name]), name
+            assert wanted[name].dtype == got[name].dtype, name
+            assert wanted[name].requires_grad == got[name].requires_grad, name
 
 
 @pytest.mark.parametrize(
@@ -78,14 +87,18 @@ def test_families(tmp_path, kind):
     """Either the same numbers, or a word that the ordinary way has to be taken."""
     torch.manual_seed(0)
     MODELS[kind]().save_pretrained(tmp_path)
-    task = {"t5": "seq2seq"}.get(
-        kind, "text-classification" if kind in ("roberta", "albert", "modernbert") else "causal-lm"
-    )
+    task = "text-classification" if kind in ("roberta", "albert", "modernbert") else "causal-lm"
+    task = "seq2seq" if kind in ("bart", "pegasus", "t5") else task
     cfg = ModelConfig(pretrained_model_name_or_path=str(tmp_path))
     config = load_hf_config(cfg, task, num_labels=2 if task == "text-classification" else None)
     weights = open_weights(cfg, config, task)
     assert weights is not None
     assert_alike(filled(weights), load_model(cfg, config, task))
+    for dtype in (torch.float32, torch.bfloat16):
+        weights, expected = open_weights(cfg, config, task, dtype), load_model(cfg, config, task, dtype=dtype)
+        assert weights is not None
+        weights.place("cpu")
+        assert_alike(weights.model, expected)
 
 
 def test_straight_to_a_device(tmp_path):
