@@ -2,6 +2,9 @@
 
 SIGUSR1 is what batch systems send some minutes before the time is up (`automodel launch slurm`). A second signal means
 now: the previous handlers are back by then, so it ends the process as usual.
+
+Ranks get their signals one after the other. One of them may have agreed to stop before its own comes, which is then
+still the first one, and must not end it while it saves or leaves: it is waited for beyond the context.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ class StopRequest:
 
     def __init__(self):
         self.requested: str | None = None
+        self._to_come = False
+        """Whether another rank was asked to stop, and this one's own signal is still on its way."""
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopRequest:
@@ -30,11 +35,13 @@ class StopRequest:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._restore()
+        if not self._to_come or self.requested:
+            self._restore()
 
     def agreed(self, ranks: Alone) -> str | None:
         """The signal that any rank got. All of them ask after the same step, so all stop there."""
         number = ranks.highest(signal.Signals[self.requested] if self.requested else 0)
+        self._to_come = bool(number) and self.requested is None
         return signal.Signals(number).name if number else None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
