@@ -27,7 +27,6 @@ from typing import Any, ClassVar
 
 import torch
 import transformers
-from transformers.trainer import skip_first_batches
 
 from automodel.config.errors import UserError
 from automodel.kernels import ahead
@@ -232,6 +231,8 @@ class Trainer(transformers.Trainer):
         begun, accumulation = 0, self.args.gradient_accumulation_steps
         resumes = epoch == epochs_trained and resume_from_checkpoint is not None
         if resumes and steps_trained_in_current_epoch:
+            from accelerate import skip_first_batches  # not above: who has no accelerate is told so by transformers
+
             train_dataloader = skip_first_batches(train_dataloader, steps_trained_in_current_epoch)
             begun = steps_trained_in_current_epoch // accumulation
         elif resumes:

@@ -1,0 +1,21 @@
+"""accelerate is Trainer's dependency, not ours: where it is missing, transformers says so, and nothing of ours before."""
+
+import subprocess
+import sys
+
+HIDDEN = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name.split(".")[0] == "accelerate" else find(name, *more)
+sys.modules["accelerate"] = None
+from automodel import Trainer, TrainingArguments
+print("imported", Trainer.__name__)
+TrainingArguments("nowhere", use_cpu=True, report_to="none")
+"""
+
+
+def test_transformers_own_words_and_not_an_import_of_ours():
+    done = subprocess.run([sys.executable, "-c", HIDDEN], capture_output=True, text=True, timeout=120)
+    assert "imported Trainer" in done.stdout, done.stderr
+    assert done.returncode == 1
+    assert "requires `accelerate" in done.stderr.splitlines()[-1]
