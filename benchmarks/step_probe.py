@@ -191,7 +191,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         late_table=None if table is None else table[0].weight,
         eight_bit=eight_bit_parameters(model) if work.eight_bit else (), placed=options.together,
     )  # fmt: skip
-    seed = torch.zeros(1, dtype=torch.int64, device="cuda")
+    early, seed = not (options.late_norm or options.together), torch.zeros(1, dtype=torch.int64, device="cuda")
     side = None if work.offload and work.lora else SideStream()  # it would keep the inner tensors of a layer longer
     fused = fuse(model, seed, side, work.lengths[3])
     if work.fp8:
@@ -203,9 +203,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5, seed=seed, accumulates=False,
         device="cuda", side=side,
-        late=LateUpdates(optimizer, layers, side.stream, table, not options.late_norm and not options.together)
-        if layers
-        else None,
+        late=LateUpdates(optimizer, layers, side.stream, table, early) if layers else None,
     )  # fmt: skip
     return step, model, fused
 
@@ -379,7 +377,6 @@ def main() -> None:
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
     parser.add_argument("--plain-table", action="store_true", help="a shared word table is updated with the rest")
     parser.add_argument("--late-norm", action="store_true", help="squares of all gradients at the end of a step")
-    parser.add_argument("--apart", action="store_true", help="adapters in passes of their own, not inside products")
     parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
     parser.add_argument("--commit", help="commit to note in the rows")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")
@@ -391,10 +388,6 @@ def main() -> None:
         from automodel.kernels import fp8_linear
 
         fp8_linear.FAST_BACKWARD = True
-    if options.apart:
-        from automodel.models import adapted_product
-
-        adapted_product.BESIDE = adapted_product.BELOW = False
     for name in options.names:
         probe = make_probe(name, options)
         measure(name, probe, options)

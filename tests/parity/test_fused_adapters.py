@@ -13,7 +13,6 @@ from automodel.adapters.config import PeftConfig
 from automodel.data.batch import IGNORE
 from automodel.kernels import fp8_linear
 from automodel.kernels.flat_parameters import FlatParameters
-from automodel.models import adapted_product
 from automodel.models.block_support import can_fuse_adapters
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.decoder_parts import DECODERS
@@ -93,13 +92,12 @@ def test_embeddings_and_head_may_be_trained_in_full_beside_the_adapters():
 
 
 @pytest.mark.parametrize("section", [{}, {"exclude_modules": ("up_proj", "v_proj")}])
-@pytest.mark.parametrize("inside", [True, False])
-def test_adapters_may_be_inside_the_products_or_apart(monkeypatch, section, inside):
-    monkeypatch.setattr(adapted_product, "BESIDE", inside)  # B of query, key, value, gate and up
-    monkeypatch.setattr(adapted_product, "BELOW", inside)  # A of down
-    plain = adapted("qwen3", "causal-lm", dim=8, **section)
+@pytest.mark.parametrize(("dim", "held"), [(8, 6), (3, 0)])
+def test_adapters_may_be_inside_the_products_or_apart(section, dim, held):
+    """Inside: B of query, key, value, gate and up, A of down; apart where ranks are no whole 16 bytes."""
+    plain = adapted("qwen3", "causal-lm", dim=dim, **section)
     ours, forward = fused_of(plain, "causal-lm")
-    assert len(ours.model.layers[0].forward.held) == (6 if inside else 0)
+    assert len(ours.model.layers[0].forward.held) == held
     assert_same(plain, ours, forward, "causal-lm")
 
 

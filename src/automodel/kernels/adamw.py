@@ -69,9 +69,10 @@ class AdamWState:
     """(groups, 8) fp32, columns `SETTINGS`: this step's numbers."""
     norm: torch.Tensor
     """(1,) fp32: norm of the last step's gradients, before clipping."""
-    partial: list[torch.Tensor]
-    """Squared sums, fp32, one for each program: of the blocks that are updated at once, then of each late part. All of
-    them are views of one tensor."""
+    partial: torch.Tensor
+    """Squared sums, fp32, one for each program."""
+    sections: list[torch.Tensor]
+    """Its parts: of the blocks that are updated at once, then of each late part."""
     lr_factors: torch.Tensor | None = None
     """(steps,) fp64: the group's learning rate is multiplied by element `step + skipped`, the last one ever after. A
     schedule goes on in a step that is skipped, as it does for whoever counts batches."""
@@ -96,11 +97,11 @@ class AdamWState:
             skipped=new(1, dtype=torch.int64),
             settings=new(groups, len(SETTINGS), dtype=torch.float32).fill_(NO_STEP),
             norm=new(1, dtype=torch.float32),
-            partial=_partial_sums(flat),
+            **_partial_sums(flat),
         )
 
 
-def _partial_sums(flat: FlatParameters) -> list[torch.Tensor]:
+def _partial_sums(flat: FlatParameters) -> dict[str, Any]:
     """Sections begin on whole 16 bytes, as Triton's kernels are made for; what no program writes stays zero."""
     most = NORM_PROGRAMS_PER_PROCESSOR * processors(flat.device)
     counts = [flat.n_blocks if flat.blocks_at_once is None else len(flat.blocks_at_once)]
@@ -111,7 +112,7 @@ def _partial_sums(flat: FlatParameters) -> list[torch.Tensor]:
     for n in programs:
         sections.append(whole[first : first + n])
         first += -(-n // 4) * 4
-    return sections
+    return {"partial": whole, "sections": sections}
 
 
 def prepare_reference(
@@ -214,13 +215,10 @@ def _launch(
 ) -> None:
     from automodel.kernels.adamw_triton import prepare_kernel
 
-    partial = None
-    if max_norm is not None:
-        first = state.partial[0]
-        partial = first if first._base is None else first._base
-        for section in range(len(state.partial)):
-            if section - 1 not in summed:
-                sum_squares(flat, state, addresses, section)
+    partial = None if max_norm is None else state.partial
+    for section in range(len(state.sections)) if partial is not None else ():
+        if section - 1 not in summed:
+            sum_squares(flat, state, addresses, section)
     groups, lazy = len(state.hyper), state.lazy
     rows = None if lazy is None or partial is None else lazy.square_sums()
     prepare_kernel[(1,)](
@@ -240,11 +238,11 @@ def _launch(
 
 
 def sum_squares(flat: FlatParameters, state: AdamWState, addresses: torch.Tensor, section: int) -> None:
-    """Squared sums of one section (`AdamWState.partial`)."""
+    """Squared sums of one section (`AdamWState.sections`)."""
     from automodel.kernels.adamw_triton import square_sums_kernel
 
     chosen = flat.blocks_at_once if section == 0 else flat.late_parts[section - 1].blocks
-    count, partial = flat.n_blocks if chosen is None else len(chosen), state.partial[section]
+    count, partial = flat.n_blocks if chosen is None else len(chosen), state.sections[section]
     if count:
         square_sums_kernel[(len(partial),)](
             addresses, flat.blocks, chosen, partial, flat.n_blocks, count,

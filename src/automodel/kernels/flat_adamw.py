@@ -30,8 +30,9 @@ from typing import Any
 import torch
 
 from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update, sum_squares
-from automodel.kernels.adamw8 import SIGNED_ZERO, EightBitMoments
+from automodel.kernels.adamw8 import EightBitMoments
 from automodel.kernels.dispatch import runs_triton
+from automodel.kernels.flat_adamw_state import load_into, state_of
 from automodel.kernels.flat_parameters import FlatParameters, Place
 from automodel.kernels.late_rows import LateRows
 from automodel.kernels.lazy_rows import LazyRows
@@ -48,6 +49,15 @@ _TORCH_GROUP_DEFAULTS = {
 def decays(name: str, parameter: torch.nn.Parameter) -> bool:
     """The usual rule: matrices and embeddings decay, biases and norms do not."""
     return parameter.ndim >= 2
+
+
+def _refuse_together(lazy: bool, late: bool, flat_gradients: bool, eight_bit: bool, placed: bool) -> None:
+    if placed and (lazy or flat_gradients):
+        raise ValueError("gradients have one place: placed excludes lazy and flat_gradients")
+    if (lazy or late) and flat_gradients:
+        raise ValueError("updates can be put off only where a step is one batch: lazy or late exclude flat_gradients")
+    if (lazy or late) and eight_bit:
+        raise ValueError("8-bit moments are updated in every step, all at once: eight_bit excludes lazy and late")
 
 
 class FlatAdamW(torch.optim.Optimizer):
@@ -81,14 +91,7 @@ class FlatAdamW(torch.optim.Optimizer):
         placed: every gradient is brought to a fixed place by `collect` and read from there, so that somebody may sum
         whole buffers of them over ranks before `step`."""
         late = [*late, [late_table]] if late_table is not None else late
-        if placed and (lazy is not None or flat_gradients):
-            raise ValueError("gradients have one place: placed excludes lazy and flat_gradients")
-        if (lazy is not None or late) and flat_gradients:
-            raise ValueError(
-                "updates can be put off only where a step is one batch: lazy or late exclude flat_gradients"
-            )
-        if (lazy is not None or late) and eight_bit:
-            raise ValueError("8-bit moments are updated in every step, all at once: eight_bit excludes lazy and late")
+        _refuse_together(lazy is not None, bool(late), flat_gradients, bool(eight_bit), placed)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **_TORCH_GROUP_DEFAULTS}
         super().__init__(params, defaults)
         self.flat = FlatParameters(self.param_groups, copy_dtype, lazy, late, with_moments=not eight_bit, placed=placed)
@@ -108,9 +111,8 @@ class FlatAdamW(torch.optim.Optimizer):
             self.device_state.loss_scale = torch.tensor([initial_loss_scale, 0.0], device=self.flat.device)
         self.gradient_buffers = self.flat.attach_gradients() if flat_gradients else []
         self._flat_addresses = [p.grad.data_ptr() for g in self.param_groups for p in g["params"] if flat_gradients]
-        pairs = [pair for part in self.flat.late_parts for pair in zip(part.places, part.gradients)]
-        fixed = {id(place.parameter): gradient.data_ptr() for place, gradient in pairs}
-        addresses = [fixed.get(id(place.parameter), 0) for place in self.flat.places]
+        fixed = [self.flat.fixed.get(id(place.parameter)) for place in self.flat.places]
+        addresses = [0 if gradient is None else gradient.data_ptr() for gradient in fixed]
         self._late_addresses = torch.tensor(addresses, dtype=torch.int64, device=self.flat.device)
         self._sent_hyper: list[list[float]] | None = None
         self._send_hyper()
@@ -344,71 +346,17 @@ class FlatAdamW(torch.optim.Optimizer):
         """Send changed `param_groups` to the device; captured graphs use them from the next replay on."""
         self._send_hyper()
 
-    # Saving and loading, in the layout of torch.optim.AdamW.
+    # Saving and loading, in the layout of torch.optim.AdamW (`flat_adamw_state.py`).
 
     def state_dict(self) -> dict[str, Any]:
-        """`{"state": {index: {step, exp_avg, exp_avg_sq[, weight]}}, "param_groups": …, "extra": …}`.
-
-        torch.optim.AdamW loads it, unless moments are in 8 bits (`adamw8.EIGHT_BIT_KEYS`); `weight` is the fp32 weight,
-        present where the model holds a 16-bit copy.
-        """
         self.settle()
-        step = self.device_state.step.to(torch.float32).reshape(()).cpu()
-        state: dict[int, dict[str, torch.Tensor]] = {}
-        for index, place in enumerate(self.flat.places):
-            entry = {"step": step.clone()}
-            entry |= {key: tensor.clone() for key, tensor in self.moments_of(place).items()}
-            if self.flat.copy is not None and not place.full_precision:
-                entry["weight"] = place.view(self.flat.weight).clone()
-            state[index] = entry
-        groups, first = [], 0
-        for group in self.param_groups:
-            indices = list(range(first, first + len(group["params"])))
-            groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
-            first += len(indices)
-        return {"state": state, "param_groups": groups, "extra": self._extra_state()}
+        return state_of(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        load_into(self, state_dict)
 
     def moments_of(self, place: Place) -> dict[str, torch.Tensor]:
         """Views of what is kept of one parameter: two moments, or codes and scales (`adamw8.EIGHT_BIT_KEYS`)."""
         if self.device_state.eight is not None:
             return self.device_state.eight.tensors(place)
         return {"exp_avg": place.view(self.flat.exp_avg), "exp_avg_sq": place.view(self.flat.exp_avg_sq)}
-
-    def _extra_state(self) -> dict[str, Any]:
-        scale = self.device_state.loss_scale
-        skipped = int(self.device_state.skipped)
-        return {"skipped": skipped, "loss_scale": None if scale is None else scale.cpu()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From this class or from torch.optim.AdamW over the same parameters in the same groups."""
-        groups = state_dict["param_groups"]
-        sizes = [len(group["params"]) for group in groups], [len(group["params"]) for group in self.param_groups]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"saved optimizer has groups of {sizes[0]} parameters, this one of {sizes[1]}")
-        saved = [state_dict["state"].get(index) for group in groups for index in group["params"]]
-        steps = {int(entry["step"]) for entry in saved if entry}
-        if len(steps) > 1:
-            raise ValueError(f"saved parameters differ in step count ({sorted(steps)}); FlatAdamW keeps one for all")
-        self.settle()  # an update that waits is of the time before
-        for mine, loaded in zip(self.param_groups, groups):
-            mine.update({key: value for key, value in loaded.items() if key != "params"})
-        for place, entry in zip(self.flat.places, saved):
-            for name, view in self.moments_of(place).items():
-                if entry and name not in entry:
-                    raise ValueError(f"saved moments are {', '.join(entry)}, but this optimizer keeps {name}")
-                view.copy_(entry[name]) if entry else view.fill_(SIGNED_ZERO if name == "exp_avg_code" else 0)
-            if entry and "weight" in entry:
-                place.view(self.flat.weight).copy_(entry["weight"])
-                place.parameter.copy_(entry["weight"])
-        step = steps.pop() if steps else 0
-        self.device_state.step.fill_(step)
-        if self.device_state.lazy is not None:
-            self.device_state.lazy.settled_at(step)
-        betas = torch.tensor([group["betas"] for group in self.param_groups], dtype=torch.float64)
-        self.device_state.powers.copy_(betas**step)
-        self._send_hyper()
-        extra = state_dict.get("extra", {})
-        self.device_state.skipped.fill_(extra.get("skipped", 0))
-        if self.device_state.loss_scale is not None and extra.get("loss_scale") is not None:
-            self.device_state.loss_scale.copy_(extra["loss_scale"])

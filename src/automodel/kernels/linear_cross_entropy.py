@@ -40,6 +40,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.few_classes import are_few, few_classes_cross_entropy
+from automodel.kernels.linear import fixed_place
 from automodel.kernels.logits_memory import padded_width, rows_at_a_time
 
 IGNORE = -100
@@ -244,7 +245,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         into_grad = into_grad and wanted[1] and weight_VN.is_leaf
         onto = weight_VN.grad if into_grad and _takes_products(weight_VN) else None
         # A gradient that waits for the next step has its place (`flat_parameters.py`), which is free by now.
-        place = weight_VN.__dict__.get("gradient_place") if into_grad and weight_VN.grad is None else None
+        place = fixed_place([weight_VN]) if into_grad and weight_VN.grad is None else None
         made = _chunk_by_chunk(
             hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted, onto_VN=onto, place_VN=place
         )

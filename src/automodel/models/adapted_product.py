@@ -46,17 +46,13 @@ def join_frozen(linears: Sequence[Any]) -> None:
         same_memory(weights)
 
 
-BESIDE, BELOW = True, True
-"""Whether joined layers have the B of their adapters beside their weights, and down its A below (`frozen.py`)."""
-
-
 @torch.no_grad()
 def put_beside(linears: Sequence[Any]) -> Frozen | None:
     """The frozen weights of joined layers in memory with room for their adapters; None where that is not for them."""
     adapters = low_ranks(linears)
     alike = len({a.scale for a in adapters}) == 1 and all(_is_plain(m) and is_frozen(m) for m in linears)
     rank = sum(a.a_RI.shape[0] for a in adapters)
-    if not BESIDE or len(linears) < 2 or not alike or rank % 8:  # what is written there are whole 16 bytes
+    if len(linears) < 2 or not alike or rank % 8:  # what is written there are whole 16 bytes
         return None
     return Beside([m.weight for m in linears], rank)
 
@@ -65,7 +61,7 @@ def put_beside(linears: Sequence[Any]) -> Frozen | None:
 def put_below(linear: Any) -> Frozen | None:
     """The frozen weight of down in memory with room for its adapter; None where that is not for it."""
     adapters = low_ranks((linear,))
-    if not BELOW or not adapters or not _is_plain(linear) or adapters[0].a_RI.shape[0] % 8:
+    if not adapters or not _is_plain(linear) or adapters[0].a_RI.shape[0] % 8:
         return None
     return Below(linear.weight, adapters[0].a_RI.shape[0])
 
