@@ -1,4 +1,4 @@
-"""accelerate is Trainer's dependency, not ours: where it is missing, transformers says so, and nothing of ours before."""
+"""accelerate is a dependency of Trainer, not ours: where it is missing, transformers says so, and we say nothing before."""
 
 import subprocess
 import sys
