@@ -1,13 +1,13 @@
-"""accelerate is a dependency of Trainer, not ours: where it is missing, transformers says so, and we say nothing before."""
+"""accelerate is a dependency of Trainer, not ours: where it is missing, transformers says so, and we nothing before."""
 
 import subprocess
 import sys
 
 HIDDEN = """
 import importlib.util, sys
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name.split(".")[0] == "accelerate" else find(name, *more)
-sys.modules["accelerate"] = None
+find, hidden = importlib.util.find_spec, ("accelerate", "peft", "trl")  # the others cannot be installed without it
+importlib.util.find_spec = lambda name, *more: None if name.split(".")[0] in hidden else find(name, *more)
+sys.modules.update(dict.fromkeys(hidden))
 from automodel import Trainer, TrainingArguments
 print("imported", Trainer.__name__)
 TrainingArguments("nowhere", use_cpu=True, report_to="none")
