@@ -163,7 +163,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fp8 import let_go_of_bf16, use_fp8
-    from automodel.models.fuse import fuse, layers_of, shared_table
+    from automodel.models.fuse import fuse, layers_of
     from automodel.models.recompute import use_own_checkpoints
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
@@ -181,14 +181,12 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         use_own_checkpoints(model, work.offload)
     at_once = options.plain_update or work.eight_bit or work.checkpointing != "none" or work.lora
     layers = [] if at_once else layers_of(model)
-    table = shared_table(model) if layers and not options.plain_table and not options.together else None
     waits = work.task == CLASSIFY and not options.plain_embeddings and not options.together
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0,
         copy_dtype=None if work.pure and not work.lora else torch.bfloat16,
         lr_factors=torch.ones(10_000, dtype=torch.float64),
         lazy=model.get_input_embeddings().weight if waits else None, late=late_parameters(layers),
-        late_table=None if table is None else table[0].weight,
         eight_bit=eight_bit_parameters(model) if work.eight_bit else (), placed=options.together,
     )  # fmt: skip
     early, seed = not (options.late_norm or options.together), torch.zeros(1, dtype=torch.int64, device="cuda")
@@ -203,7 +201,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5, seed=seed, accumulates=False,
         device="cuda", side=side,
-        late=LateUpdates(optimizer, layers, side.stream, table, early) if layers else None,
+        late=LateUpdates(optimizer, layers, side.stream, early) if layers else None,
     )  # fmt: skip
     return step, model, fused
 
@@ -375,7 +373,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
-    parser.add_argument("--plain-table", action="store_true", help="a shared word table is updated with the rest")
     parser.add_argument("--late-norm", action="store_true", help="squares of all gradients at the end of a step")
     parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
     parser.add_argument("--commit", help="commit to note in the rows")

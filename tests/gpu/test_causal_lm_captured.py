@@ -31,7 +31,7 @@ if torch.cuda.is_available():
     from automodel.losses.unprojected import Unprojected
     from automodel.models.auto import class_for_task
     from automodel.models.forward import make_forward, make_loss_forward
-    from automodel.models.fuse import fuse, layers_of, shared_table, will_fuse
+    from automodel.models.fuse import fuse, layers_of, will_fuse
     from automodel.optim.build import build_optimizer, parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
@@ -106,13 +106,13 @@ def steps_of(store, accumulation: int, count: int):
 def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=True, total=100, late=False, **loss):
     model.cuda().train()
     schedule = Schedule(LRSchedulerConfig(), total)
-    layers, table = (layers_of(model), shared_table(model)) if late else ([], None)
+    layers = layers_of(model) if late else []
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(lr=LR, weight_decay=0.01)), lr=LR, max_norm=1.0, copy_dtype=precision,
         flat_gradients=accumulation > 1,
         lr_factors=torch.tensor([schedule.lr_at(s, 1.0) for s in range(total)], dtype=torch.float64),
         initial_loss_scale=2.0**16 if precision == torch.float16 else None,
-        late=late_parameters(layers), late_table=None if table is None else table[0].weight,
+        late=late_parameters(layers),
     )  # fmt: skip
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream() if accumulation == 1 else None
@@ -122,7 +122,7 @@ def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=
         model, make_loss_forward(model, WRITE, "packed", swapped=swapped, fused=fused_loss),
         make_loss(LossConfig(**loss), WRITE, None, None), optimizer, schedule, peak_lr=LR,
         seed=seed, accumulates=accumulation > 1, device="cuda", side=side,
-        late=LateUpdates(optimizer, layers, side.stream, table) if late else None,
+        late=LateUpdates(optimizer, layers, side.stream) if late else None,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from automodel.models.compiled_blocks import repeated_blocks
 from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
-from automodel.models.fuse import fuse, layers_of, shared_table, will_fuse
+from automodel.models.fuse import fuse, layers_of, will_fuse
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.recompute import use_own_checkpoints, will_recompute
 from automodel.optim.build import build_optimizer, parameter_groups
@@ -129,7 +129,6 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     accumulates = plan.grad_acc_steps > 1
     layers = layers_of(model) if plan.late_update and will_fuse(model) else []
     together, host = prepared.ranks.together, plan.device == "cpu"
-    table = shared_table(model) if layers and not together and plan.fused_loss else None
     optimizer = FlatAdamW(
         parameter_groups(model, cfg.optimizer, loraplus_ratio(prepared)),
         lr=peak,
@@ -142,7 +141,6 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         initial_loss_scale=2.0**16 if plan.precision == "fp16" else None,
         lazy=model.get_input_embeddings().weight if plan.lazy_embeddings and will_fuse(model) else None,
         late=late_parameters(layers),
-        late_table=None if table is None else table[0].weight,  # ty: ignore[invalid-argument-type]
         eight_bit=eight_bit_parameters(model) if plan.optimizer is not None and plan.optimizer.bits == 8 else (),
         placed=together and not accumulates,
     )
@@ -177,7 +175,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         device=plan.device,
         side=side,
         compiled=plan.compile,
-        late=LateUpdates(optimizer, layers, side.stream, table, not together) if layers and side is not None else None,
+        late=LateUpdates(optimizer, layers, side.stream, not together) if layers and side is not None else None,
     )
 
 

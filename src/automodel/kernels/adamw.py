@@ -11,7 +11,8 @@ gradients lies in device memory: learning rate (with an optional table of factor
 the clip coefficient. A captured CUDA graph therefore advances by itself on replay, and nothing waits for the host.
 
 1. `square_sums`: one partial sum of g² per program, fp32. Gradients at fixed places that are complete before the end of
-   the backward pass may be summed up then, beside it (`late_update.py`).
+   the backward pass may be summed up then, beside it (`late_update.py`). Long gradients are walked over as they lie, at
+   4.5 TB/s; where each block has to be looked up in tables, half of that is left.
 2. `prepare`: one program adds them up in fp64, and turns hyper-parameters and step count into eight numbers per group.
    1 − β₂ᵗ is formed in fp64 from a running product: in fp32 the first step's 0.001 would be wrong in the fifth digit.
 3. `update`: one pass over p, m, v and g.
@@ -36,7 +37,7 @@ import torch
 
 from automodel.kernels.adamw8 import EightBitMoments, launch_update
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
-from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart
+from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart, Run
 from automodel.kernels.lazy_rows import RING, LazyRows
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
@@ -51,6 +52,14 @@ GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 UPDATE_WARPS = 8
 NORM_BLOCKS_PER_PROGRAM, NORM_WARPS = 4, 8
 NORM_PROGRAMS_PER_PROCESSOR = 4
+RUN_SQUARES = {"WALK": 8192, "STAGES": 3, "num_warps": 8}
+RUN_SQUARES_PER_PROCESSOR = 2
+RUN_UPDATE = {torch.float32: {"WALK": 4096, "STAGES": 3, "num_warps": 32}}
+RUN_UPDATE_NARROW = {"WALK": 8192, "STAGES": 1, "num_warps": 32}
+"""One program fills a processor: beside products, which need whole processors, a few of them are the update's."""
+SHARE_BESIDE = 2 / 5
+"""Of the processors, for an update that others compute beside. Of 32 to 264 programs on an H200, 48 to 56 are best, at
+1,400 and at 8,000 tokens, for fp32 and for bf16 weights."""
 
 
 @dataclass
@@ -73,6 +82,8 @@ class AdamWState:
     """Squared sums, fp32, one for each program."""
     sections: list[torch.Tensor]
     """Its parts: of the blocks that are updated at once, then of each late part."""
+    long_sections: list[torch.Tensor]
+    """The others: of each long gradient (`FlatParameters.long`)."""
     lr_factors: torch.Tensor | None = None
     """(steps,) fp64: the group's learning rate is multiplied by element `step + skipped`, the last one ever after. A
     schedule goes on in a step that is skipped, as it does for whoever counts batches."""
@@ -104,15 +115,21 @@ class AdamWState:
 def _partial_sums(flat: FlatParameters) -> dict[str, Any]:
     """Sections begin on whole 16 bytes, as Triton's kernels are made for; what no program writes stays zero."""
     most = NORM_PROGRAMS_PER_PROCESSOR * processors(flat.device)
-    counts = [flat.n_blocks if flat.blocks_at_once is None else len(flat.blocks_at_once)]
-    counts += [len(part.blocks) for part in flat.late_parts]
-    programs = [min(most, -(-count // NORM_BLOCKS_PER_PROGRAM)) for count in counts]
+    short = flat.n_blocks if flat.short_blocks is None else len(flat.short_blocks)
+    programs = [min(most, -(-short // NORM_BLOCKS_PER_PROGRAM))]
+    programs += [len(part.runs) * _run_programs(flat) for part in flat.late_parts]
+    programs += [_run_programs(flat)] * len(flat.long)
     whole = torch.zeros(sum(-(-n // 4) * 4 for n in programs), dtype=torch.float32, device=flat.device)
     sections, first = [], 0
     for n in programs:
         sections.append(whole[first : first + n])
         first += -(-n // 4) * 4
-    return {"partial": whole, "sections": sections}
+    parts = 1 + len(flat.late_parts)
+    return {"partial": whole, "sections": sections[:parts], "long_sections": sections[parts:]}
+
+
+def _run_programs(flat: FlatParameters) -> int:
+    return -(-RUN_SQUARES_PER_PROCESSOR * processors(flat.device) // 4) * 4
 
 
 def prepare_reference(
@@ -206,6 +223,7 @@ _TRITON_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 def _launch(
     flat: FlatParameters,
     state: AdamWState,
+    gradients: list[torch.Tensor | None],
     addresses: torch.Tensor,
     max_norm: float | None,
     skip_nonfinite: bool,
@@ -216,9 +234,17 @@ def _launch(
     from automodel.kernels.adamw_triton import prepare_kernel
 
     partial = None if max_norm is None else state.partial
-    for section in range(len(state.sections)) if partial is not None else ():
-        if section - 1 not in summed:
-            sum_squares(flat, state, addresses, section)
+    if partial is not None:
+        _sum_short(flat, state, addresses)
+        for index, section in zip(flat.long, state.long_sections):
+            gradient = gradients[index]
+            if gradient is None:
+                section.zero_()
+            else:
+                _sum_run(gradient.view(-1), section)
+        for part in range(len(flat.late_parts)):
+            if part not in summed:
+                sum_part(flat, state, part)
     groups, lazy = len(state.hyper), state.lazy
     rows = None if lazy is None or partial is None else lazy.square_sums()
     prepare_kernel[(1,)](
@@ -237,17 +263,29 @@ def _launch(
         lazy.update()
 
 
-def sum_squares(flat: FlatParameters, state: AdamWState, addresses: torch.Tensor, section: int) -> None:
-    """Squared sums of one section (`AdamWState.sections`)."""
+def _sum_short(flat: FlatParameters, state: AdamWState, addresses: torch.Tensor) -> None:
     from automodel.kernels.adamw_triton import square_sums_kernel
 
-    chosen = flat.blocks_at_once if section == 0 else flat.late_parts[section - 1].blocks
-    count, partial = flat.n_blocks if chosen is None else len(chosen), state.sections[section]
+    chosen, partial = flat.short_blocks, state.sections[0]
+    count = flat.n_blocks if chosen is None else len(chosen)
     if count:
         square_sums_kernel[(len(partial),)](
             addresses, flat.blocks, chosen, partial, flat.n_blocks, count,
             PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **_gradient_kinds(flat),
         )  # fmt: skip
+
+
+def sum_part(flat: FlatParameters, state: AdamWState, part: int) -> None:
+    """Squared sums of one late part, whose gradients are at their fixed places."""
+    programs = _run_programs(flat)
+    for index, run in enumerate(flat.late_parts[part].runs):
+        _sum_run(run.gradient, state.sections[1 + part][index * programs : (index + 1) * programs])
+
+
+def _sum_run(gradient: torch.Tensor, section: torch.Tensor) -> None:
+    from automodel.kernels.adamw_triton import square_run_kernel
+
+    square_run_kernel[(len(section),)](gradient, section, gradient.numel() // BLOCK, BLOCK=BLOCK, **RUN_SQUARES)
 
 
 def _gradient_kinds(flat: FlatParameters) -> dict[str, Any]:
@@ -274,12 +312,23 @@ def _update(
     )  # fmt: skip
 
 
+def _update_run(flat: FlatParameters, state: AdamWState, run: Run, share: float) -> None:
+    from automodel.kernels.adamw_triton import update_run_kernel
+
+    copy = None if flat.copy is None else run.of(flat.copy)
+    update_run_kernel[(max(1, int(share * processors(flat.device))),)](
+        run.of(flat.weight), run.of(flat.exp_avg), run.of(flat.exp_avg_sq), copy, run.gradient,
+        state.settings[run.group], run.blocks, BLOCK=BLOCK, **RUN_UPDATE.get(flat.dtype, RUN_UPDATE_NARROW),
+    )  # fmt: skip
+
+
 @torch.no_grad()
-def late_update(flat: FlatParameters, state: AdamWState, part: LatePart, addresses: torch.Tensor) -> None:
+def late_update(flat: FlatParameters, state: AdamWState, part: LatePart, beside: bool = False) -> None:
     """The update of one part of the parameters with the settings of the last step: the half of `adamw_step` that was
-    put off (`late_update.py`)."""
+    put off (`late_update.py`). `beside`: others compute at the same time."""
     if runs_triton(flat.weight):
-        _update(flat, state, addresses, part.blocks, zero_gradients=False)
+        for run in part.runs:
+            _update_run(flat, state, run, SHARE_BESIDE if beside else 1.0)
         return
     settings = state.settings.tolist()
     for place, gradient in zip(part.places, part.gradients):
@@ -306,9 +355,9 @@ def adamw_step(
     """One step for all parameters. `gradients` in the order of `flat.places`, None where there is none (left alone);
     `addresses` their data pointers, int64 on the device, 16-byte aligned, 0 for None. `chosen`: blocks to update now;
     the others get theirs from `late_update`, with the settings that this step leaves. `summed`: late parts whose
-    squares are summed up already (`sum_squares`)."""
+    squares are summed up already (`sum_part`)."""
     if runs_triton(flat.weight):
-        _launch(flat, state, addresses, max_norm, skip_nonfinite, zero_gradients, chosen, summed)
+        _launch(flat, state, gradients, addresses, max_norm, skip_nonfinite, zero_gradients, chosen, summed)
     else:
         adamw_reference(
             flat, state, gradients, max_norm=max_norm, skip_nonfinite=skip_nonfinite, zero_gradients=zero_gradients

@@ -200,4 +200,49 @@ def update_kernel(
         tl.store(COPY + flat, weight.to(COPY.dtype.element_ty), mask=changed)
 
 
+@triton.jit(do_not_specialize=["n_blocks"])
+def square_run_kernel(
+    GRADIENT, PARTIAL, n_blocks, BLOCK: tl.constexpr, WALK: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """Squared sums of a gradient of whole blocks, or of several that lie side by side."""
+    program, count = tl.program_id(0), n_blocks.to(tl.int64) * BLOCK
+    lanes = tl.arange(0, WALK)
+    total = tl.zeros((WALK,), tl.float32)
+    for first in tl.range(program.to(tl.int64) * WALK, count, tl.num_programs(0) * WALK, num_stages=STAGES):
+        g = tl.load(GRADIENT + first + lanes, mask=first + lanes < count, other=0.0).to(tl.float32)
+        total += g * g
+    tl.store(PARTIAL + program, tl.sum(total, axis=0))
+
+
+@triton.jit(do_not_specialize=["n_blocks"])
+def update_run_kernel(
+    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENT, TABLE, n_blocks,
+    BLOCK: tl.constexpr, WALK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """`update_kernel` for one run: all arguments begin with it, TABLE is its group's row. As many programs as there are
+    processors to use; each walks, and has the loads of the next tile under way while it computes one."""
+    shrink, step_size = tl.load(TABLE), tl.load(TABLE + 1)
+    one_minus_beta1, beta2, one_minus_beta2 = tl.load(TABLE + 2), tl.load(TABLE + 3), tl.load(TABLE + 4)
+    inv_sqrt_correction2, eps, clip = tl.load(TABLE + 5), tl.load(TABLE + 6), tl.load(TABLE + 7)
+    # −1 skips the step; a NaN goes through, as in torch.
+    count = tl.where(clip < 0.0, 0, n_blocks.to(tl.int64)) * BLOCK
+    lanes = tl.arange(0, WALK)
+    for first in tl.range(tl.program_id(0).to(tl.int64) * WALK, count, tl.num_programs(0) * WALK, num_stages=STAGES):
+        at = first + lanes
+        mine = at < count
+        weight = tl.load(WEIGHT + at, mask=mine, eviction_policy="evict_first").to(tl.float32)
+        exp_avg = tl.load(EXP_AVG + at, mask=mine, eviction_policy="evict_first").to(tl.float32)
+        exp_avg_sq = tl.load(EXP_AVG_SQ + at, mask=mine, eviction_policy="evict_first").to(tl.float32)
+        gradient = tl.load(GRADIENT + at, mask=mine, eviction_policy="evict_first").to(tl.float32) * clip
+        exp_avg += one_minus_beta1 * (gradient - exp_avg)
+        exp_avg_sq = beta2 * exp_avg_sq + one_minus_beta2 * gradient * gradient
+        denominator = tl.sqrt(exp_avg_sq) * inv_sqrt_correction2 + eps
+        weight = weight * shrink - step_size * exp_avg / denominator
+        tl.store(WEIGHT + at, weight.to(WEIGHT.dtype.element_ty), mask=mine, eviction_policy="evict_first")
+        tl.store(EXP_AVG + at, exp_avg.to(EXP_AVG.dtype.element_ty), mask=mine, eviction_policy="evict_first")
+        tl.store(EXP_AVG_SQ + at, exp_avg_sq.to(EXP_AVG_SQ.dtype.element_ty), mask=mine, eviction_policy="evict_first")
+        if COPY is not None:
+            tl.store(COPY + at, weight.to(COPY.dtype.element_ty), mask=mine)
+
+
 settle_keys(globals())

@@ -54,7 +54,8 @@ EXEMPT: dict[str, str] = {
 
 @recipe(
     "square_sums_kernel", "prepare_kernel", "update_kernel", "word_backward_kernel", "idle_steps_kernel",
-    "row_squares_kernel", "update_rows_kernel", "late_rows_kernel", blocks=("post-norm", "modernbert", "decoder"),
+    "row_squares_kernel", "update_rows_kernel", "square_run_kernel", "update_run_kernel",
+    blocks=("post-norm", "modernbert", "decoder"),
 )  # fmt: skip
 def words_and_optimizer(bench: Bench) -> None:
     """The word table and AdamW, which may know each other."""
@@ -97,7 +98,6 @@ def make_optimizer(facts: Facts, width: int) -> tuple[FlatAdamW, torch.nn.Parame
         initial_loss_scale=1.0 if facts.precision == "fp16" else None,
         lazy=words if facts.lazy else None,
         late=[[matrix]] if late else [],
-        late_table=words if late and facts.head.tied else None,
     )
     return optimizer, words
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
-from automodel.kernels.late_rows import late_rows_of
 from automodel.kernels.lazy_rows import LazyRows, RowGradients
 from automodel.kernels.side_stream import SideStream, gradients_by
 
@@ -47,8 +46,7 @@ class _WordEmbedding(torch.autograd.Function):
     def forward(ctx: Any, ids_T: Tensor, weight_VN: Tensor, runs_2T: Tensor, padding_id: int) -> Tensor:
         ctx.save_for_backward(ids_T, runs_2T)
         ctx.weight, ctx.padding_id = weight_VN, padding_id
-        late = late_rows_of(weight_VN)
-        return weight_VN.index_select(0, ids_T) if late is None else late.read(ids_T)
+        return weight_VN.index_select(0, ids_T)
 
     @staticmethod
     @once_differentiable
@@ -170,9 +168,7 @@ def word_embedding(
     if lazy is not None:
         assert runs_2T is not None, "rows that are updated when needed must be known"
         return _LazyWordEmbedding.apply(ids_T, weight_VN, runs_2T, -1 if padding_id is None else padding_id, lazy)
-    late = late_rows_of(weight_VN)
-    assert late is None or runs_2T is not None, "a table whose update is to come is read by its own kernel"
-    if runs_2T is None or (late is None and not runs_triton(weight_VN)):
+    if runs_2T is None or not runs_triton(weight_VN):
         return embedding_reference(ids_T, weight_VN, padding_id)
     return _WordEmbedding.apply(ids_T, weight_VN, runs_2T, -1 if padding_id is None else padding_id)
 

@@ -29,12 +29,11 @@ from typing import Any
 
 import torch
 
-from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update, sum_squares
+from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update, sum_part
 from automodel.kernels.adamw8 import EightBitMoments
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.flat_adamw_state import load_into, state_of
 from automodel.kernels.flat_parameters import FlatParameters, Place
-from automodel.kernels.late_rows import LateRows
 from automodel.kernels.lazy_rows import LazyRows
 
 CAPTURES_AT_ONCE = 64
@@ -77,7 +76,6 @@ class FlatAdamW(torch.optim.Optimizer):
         skip_nonfinite: bool = False,
         lazy: torch.nn.Parameter | None = None,
         late: Sequence[Sequence[torch.nn.Parameter]] = (),
-        late_table: torch.nn.Parameter | None = None,
         eight_bit: Sequence[torch.nn.Parameter] = (),
         placed: bool = False,
     ):
@@ -86,11 +84,9 @@ class FlatAdamW(torch.optim.Optimizer):
         multiply the loss by `self.loss_scale`. skip_nonfinite: a step with an infinite or NaN norm changes nothing.
         lazy: an embedding table whose rows are updated when they are read (`lazy_rows.py`); `settle` before reading it
         any other way. late: parts of the parameters that `step` leaves alone until `update_late` (`late_update.py`).
-        late_table: a word table that is one more of them, whose rows are read before (`late_rows.py`).
         eight_bit: parameters whose moments are kept in 8 bits (`adamw8.py`); those of all others are then fp32.
         placed: every gradient is brought to a fixed place by `collect` and read from there, so that somebody may sum
         whole buffers of them over ranks before `step`."""
-        late = [*late, [late_table]] if late_table is not None else late
         _refuse_together(lazy is not None, bool(late), flat_gradients, bool(eight_bit), placed)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, **_TORCH_GROUP_DEFAULTS}
         super().__init__(params, defaults)
@@ -101,7 +97,6 @@ class FlatAdamW(torch.optim.Optimizer):
         self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
         self.device_state.eight = EightBitMoments(self.flat, eight_bit) if eight_bit else None
         self._add_lazy_rows()
-        self._add_late_rows(late_table)
         self.skip_nonfinite = skip_nonfinite or initial_loss_scale is not None
         # Whether a gradient is finite shows in the norm, so skipping needs one even without clipping.
         self.max_norm = float("inf") if max_norm is None and self.skip_nonfinite else max_norm
@@ -111,9 +106,6 @@ class FlatAdamW(torch.optim.Optimizer):
             self.device_state.loss_scale = torch.tensor([initial_loss_scale, 0.0], device=self.flat.device)
         self.gradient_buffers = self.flat.attach_gradients() if flat_gradients else []
         self._flat_addresses = [p.grad.data_ptr() for g in self.param_groups for p in g["params"] if flat_gradients]
-        fixed = [self.flat.fixed.get(id(place.parameter)) for place in self.flat.places]
-        addresses = [0 if gradient is None else gradient.data_ptr() for gradient in fixed]
-        self._late_addresses = torch.tensor(addresses, dtype=torch.int64, device=self.flat.device)
         self._sent_hyper: list[list[float]] | None = None
         self._send_hyper()
         self._tables = self._new_tables()
@@ -132,15 +124,6 @@ class FlatAdamW(torch.optim.Optimizer):
                 state.lazy, state.lazy_group = rows, place.group
                 place.parameter.lazy_rows = rows  # ty: ignore[missing-attribute]
 
-    def _add_late_rows(self, table: torch.nn.Parameter | None) -> None:
-        if table is None:
-            return
-        flat, part = self.flat, self.flat.late_parts[-1]
-        place = part.places[0]
-        own = (place.view(b) for b in (flat.weight, flat.exp_avg, flat.exp_avg_sq))
-        settings = self.device_state.settings[place.group]
-        table.late_rows = LateRows(*own, part.gradients[0], settings, table.dtype)  # ty: ignore[missing-attribute]
-
     @property
     def lazy_rows(self) -> LazyRows | None:
         return self.device_state.lazy
@@ -153,9 +136,10 @@ class FlatAdamW(torch.optim.Optimizer):
         if self.device_state.lazy is not None:
             self.device_state.lazy.catch_up_all()
 
-    def update_late(self, part: int) -> None:
-        """The last step's update of one part of the parameters. Once for each step: a second call would repeat it."""
-        late_update(self.flat, self.device_state, self.flat.late_parts[part], self._late_addresses)
+    def update_late(self, part: int, beside: bool = False) -> None:
+        """The last step's update of one part of the parameters. Once for each step: a second call would repeat it.
+        `beside`: others compute at the same time, and keep most of the processors."""
+        late_update(self.flat, self.device_state, self.flat.late_parts[part], beside)
 
     def sum_late(self, part: int) -> None:
         """The squares of one part's gradients, before `step` asks for their norm: where all of them are there."""
@@ -163,7 +147,7 @@ class FlatAdamW(torch.optim.Optimizer):
         pairs = ((place.parameter.grad, fixed) for place, fixed in zip(late.places, late.gradients))
         there = all(gradient is not None and gradient.data_ptr() == fixed.data_ptr() for gradient, fixed in pairs)
         if there and self.max_norm is not None and runs_triton(self.flat.weight):
-            sum_squares(self.flat, self.device_state, self._late_addresses, 1 + part)
+            sum_part(self.flat, self.device_state, part)
             self.summed.add(part)
 
     def collect_late(self) -> None:

@@ -106,16 +106,6 @@ def layers_of(model: Any) -> list[nn.Module]:
     return swapped_encoder(model)[1]
 
 
-def shared_table(model: Any) -> tuple[nn.Module, nn.Module] | None:
-    """Of a decoder whose head shares the trained word table: the module that reads it, and the one before the head."""
-    if model.config.model_type not in DECODERS:
-        return None
-    words, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None or head.weight is not words.weight or not words.weight.requires_grad:
-        return None
-    return words, model.model.norm
-
-
 def _embeddings_and_last_layer(model: Any) -> tuple[Any, Any]:
     if model.config.model_type in DECODERS:
         return model.model.embed_tokens, model.model.layers[-1]

@@ -11,7 +11,7 @@ from automodel.config.errors import UserError
 from automodel.data.order import StepOrder
 from automodel.distributed.layout import Layout
 from automodel.distributed.world import ALONE
-from automodel.engine import steps
+from automodel.engine import fit, steps
 from automodel.engine.fit import bytes_to_come, fits, halved, largest_micro_batch
 from automodel.optim.kinds import KINDS
 from automodel.plan.plan import Decision, Plan
@@ -75,6 +75,12 @@ def test_one_example_that_does_not_fit_is_the_end():
         halved(prepared(1, 8))
 
 
+@pytest.fixture(autouse=True)
+def no_gpu_to_ask(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1600)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+
+
 class SmallStep:
     """An eager step with room for so many tokens."""
 
@@ -99,10 +105,13 @@ def eager(micro, path="padded", optimizer="adamw"):
 
 
 @pytest.mark.parametrize("path", ["packed", "padded"])
-def test_an_eager_step_is_tried_with_the_largest_batch(path):
+def test_an_eager_step_is_tried_with_the_largest_batch(monkeypatch, path):
     run, step = eager(16, path), SmallStep(16)
+    held = []
+    monkeypatch.setattr(fit, "_try", lambda step, batch, free, device: (held.append(free), step.probe(batch)))
     assert fits(run, step, loader_of(run))
-    assert [len(batch) for batch in step.tried] == [16]
+    assert [len(batch) for batch in step.tried] == [16, 16]
+    assert held == [100 * 8, 100 * 8 + 100], "states, then holes too: a sixteenth of what the first trial took"
     assert not fits(run, SmallStep(15), loader_of(run))
 
 

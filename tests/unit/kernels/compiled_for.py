@@ -126,12 +126,31 @@ def adamw_cases():
         flags = constant(NARROW=narrow, WIDE=wide, ZERO=True)
         yield f"square_sums_kernel {name}", adamw_triton.square_sums_kernel, kinds | sizes | flags, adamw.NORM_WARPS
         yield f"update_kernel {name}", adamw_triton.update_kernel, kinds | sizes | flags, adamw.UPDATE_WARPS
-        late = flags | constant(ZERO=False)
-        yield f"update_kernel {name} late", adamw_triton.update_kernel, kinds | sizes | late, adamw.UPDATE_WARPS
+    yield from run_cases(kinds)
     yield from adamw8_cases(kinds | sizes)
     prepare = kinds | types("*fp32", "ROW_PARTIAL HISTORY") | types("i32", "n_row_partials")
     prepare |= constant(LOSS_SCALE=None, GROUPS=2, BLOCK=1024, SKIP=True, LAZY_GROUP=0, RING=RING)
     yield "prepare_kernel", adamw_triton.prepare_kernel, prepare, 8
+
+
+def run_cases(kinds: dict):
+    """Long pieces: of masters with bf16 gradients, of bf16 weights, and gradients summed up in fp32."""
+    import torch
+
+    from automodel.kernels import adamw, adamw_triton
+    from automodel.kernels.flat_parameters import BLOCK
+
+    size = constant(BLOCK=BLOCK)
+    squares, warps = dict(adamw.RUN_SQUARES), adamw.RUN_SQUARES["num_warps"]
+    squares.pop("num_warps")
+    for dtype in ("*bf16", "*fp32"):
+        own = kinds | size | constant(**squares) | types(dtype, "GRADIENT")
+        yield f"square_run_kernel {dtype}", adamw_triton.square_run_kernel, own, warps
+    pure = types("*bf16", "WEIGHT EXP_AVG EXP_AVG_SQ") | constant(COPY=None)
+    for name, more, walk in (("masters", {}, adamw.RUN_UPDATE[torch.float32]), ("pure", pure, adamw.RUN_UPDATE_NARROW)):
+        own = kinds | size | types("*bf16", "GRADIENT") | more
+        own |= constant(**{key: value for key, value in walk.items() if key != "num_warps"})
+        yield f"update_run_kernel {name}", adamw_triton.update_run_kernel, own, walk["num_warps"]
 
 
 def adamw8_cases(kinds: dict):

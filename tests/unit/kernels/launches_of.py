@@ -32,7 +32,7 @@ from automodel.kernels.late_update import late_parameters
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import make_loss
 from automodel.models.forward import make_loss_forward
-from automodel.models.fuse import fuse, layers_of, shared_table
+from automodel.models.fuse import fuse, layers_of
 from automodel.models.fused_decoder import DECODERS
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
@@ -102,7 +102,6 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     """What `engine/captured.py` records, then what `engine/evaluate.py` does."""
     model.to(torch.bfloat16 if facts.precision == "bf16-pure" else torch.float32)
     late = not facts.accumulates and facts.shape.blocks != "stock"
-    table = shared_table(model) if late and facts.head.tied else None
     optimizer = FlatAdamW(
         parameter_groups(model, OptimizerConfig(decay_norms_and_biases=facts.groups == 1)),
         max_norm=1.0,
@@ -112,7 +111,6 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
         initial_loss_scale=2.0 if facts.precision == "fp16" else None,
         lazy=model.get_input_embeddings().weight if facts.lazy else None,
         late=late_parameters(layers_of(model)) if late else [],
-        late_table=None if table is None else table[0].weight,
     )
     optimizer._tables = optimizer._tables[1:]  # the row that a capture gets
     fused = fuse(model, torch.zeros(1, dtype=torch.int64), None, LONGEST) if facts.precision != "fp32" else 0
