@@ -61,9 +61,6 @@ RUNS = {
     ),
 }
 PER_BIN = ("batch_size: 2", "batch_size: 1")
-DROPOUT = (
-    "model: {dropping}\ntask: text-classification\ndataset: {{path: {rows}}}\nvalidation_dataset: {{path: {test}}}\n"
-)
 
 LAYOUTS = {
     "ddp": "strategy: ddp, dp_size: none",
@@ -103,7 +100,6 @@ def make_runs(folder: Path) -> Path:
     """on1/…, on2/…, on4/…."""
     places = {
         "bert": tiny.make_model_folder(folder / "bert"),
-        "dropping": tiny.make_model_folder(folder / "dropping", dropout=0.2),
         "llama": tiny.make_model_folder(folder / "llama", "llama", tie_word_embeddings=True),
         "qwen": make_qwen(folder / "qwen"),
         "rows": tiny.write_jsonl(folder / "rows.jsonl", tiny.reviews(41)),
@@ -116,9 +112,8 @@ def make_runs(folder: Path) -> Path:
             (folder / f"{name}{suffix}.yaml").write_text(
                 text.format(**places) + common + f"distributed: {{{layout}}}\n"
             )
-    (folder / "dropout.yaml").write_text(DROPOUT.format(**places) + COMMON)
     start(1, folder, list(RUNS))
-    start(2, folder, [*PLAIN, "dropout", *SHARDED[2]])
+    start(2, folder, [*PLAIN, *SHARDED[2]])
     start(4, folder, [*PLAIN_ON_FOUR, *SHARDED[4]])
     return folder
 

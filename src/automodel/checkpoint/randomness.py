@@ -12,6 +12,7 @@ from torch import Tensor
 from automodel.distributed.world import Alone
 
 RANK_STRIDE = 0x9E3779B97F4A7C15  # far apart: seeds that people choose are small numbers
+BESIDES = "host"  # the rest of a rank's state: Python's generator, and NumPy's position
 
 
 def capture() -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -30,12 +31,14 @@ def capture() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def capture_of_all(ranks: Alone) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """`capture`, and besides what the other ranks draw dropout from. Called by all of them."""
+    """`capture`, and besides what the other ranks draw from. Called by all of them."""
     tensors, values = capture()
-    for name in ("torch", "cuda"):
-        if name in tensors and ranks.size > 1:
-            states = ranks.gathered(tensors[name])
-            tensors |= {f"{name}.{rank}": state for rank, state in enumerate(states) if rank}
+    if ranks.size == 1:
+        return tensors, values
+    of_this_rank = {name: tensors[name] for name in ("torch", "cuda", "numpy") if name in tensors}
+    of_this_rank[BESIDES] = _as_numbers(values)
+    for name, state in of_this_rank.items():
+        tensors |= {f"{name}.{rank}": each for rank, each in enumerate(ranks.gathered(state)) if rank}
     return tensors, values
 
 
@@ -43,14 +46,32 @@ def restore_own(tensors: dict[str, Tensor], values: dict[str, Any], seed: int, r
     """`restore` for the first rank; the others take up their own generators, or begin new ones where there were fewer
     ranks. `group`: neighbours that must draw alike, as the first of them does."""
     leader = ranks.rank // group * group
-    own = {name: tensors.get(f"{name}.{leader}") for name in ("torch", "cuda")}
+    own = {name: tensors.get(f"{name}.{leader}") for name in ("torch", "cuda", "numpy")}
     restore(tensors, values)
     if leader == 0:
         return
     if own["torch"] is None:
         seed_rank(seed, ranks, group)
-    else:
-        restore({**tensors, **{name: state for name, state in own.items() if state is not None}}, values)
+        return
+    besides = tensors.get(f"{BESIDES}.{leader}")  # checkpoints of before have it of the first rank alone
+    values = values if besides is None else _from_numbers(besides)
+    restore({**tensors, **{name: state for name, state in own.items() if state is not None}}, values)
+
+
+def _as_numbers(values: dict[str, Any]) -> Tensor:
+    """What `capture` keeps as JSON, in one tensor that ranks can send; fp64 holds 32-bit words exactly."""
+    version, words, gauss = values["python"]
+    _, at, has_gauss, numpy_gauss = values["numpy"]
+    drawn = float("nan") if gauss is None else gauss
+    return torch.tensor([version, drawn, at, has_gauss, numpy_gauss, *words], dtype=torch.float64)
+
+
+def _from_numbers(numbers: Tensor) -> dict[str, Any]:
+    version, drawn, at, has_gauss, numpy_gauss, *words = numbers.tolist()
+    return {
+        "python": [int(version), [int(word) for word in words], None if drawn != drawn else drawn],
+        "numpy": ["MT19937", int(at), int(has_gauss), numpy_gauss],
+    }
 
 
 def seed_rank(seed: int, ranks: Alone, group: int = 1) -> None:

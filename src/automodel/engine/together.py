@@ -70,14 +70,16 @@ class TogetherStep(CapturedStep):
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         if self.unsettled == RING:
             self.settle()
+        passes = len(batch.micro_batches)
         own = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
-        count, tokens, samples = self.ranks.total([own, batch.num_tokens, batch.num_documents])
+        count, tokens, samples, of_all = self.ranks.total([own, batch.num_tokens, batch.num_documents, passes])
         with self.ranks.in_step():
             for micro_batch in batch.micro_batches:
                 assert isinstance(micro_batch, PackedBatch)
                 self._replay(micro_batch, count or 1.0)
             if not batch.micro_batches:
                 self._learn_nothing()
+            self._count_passes(passes, int(of_all))
             self._sum(marked=bool(batch.micro_batches))
             self._update()
         self.unsettled += 1  # not before a rehearsal inside the step, which settles
@@ -100,7 +102,14 @@ class TogetherStep(CapturedStep):
         for buffer in self.optimizer.flat.fixed_buffers:
             buffer.zero_()
         self._own_loss.zero_()
-        self.seed += 1
+
+    def _count_passes(self, own: int, of_all: int) -> None:
+        """An epoch's last step may have a micro-batch less for some ranks. The seeds of all count what the busiest has
+        done, which by `data/deal.py` is the mean, rounded up: so the first rank's count, which is saved, is everyone's.
+        """
+        missing = -(-of_all // self.ranks.size) - own
+        if missing:
+            self.seed += missing
 
     def _sum(self, marked: bool) -> None:
         """Over all ranks, on a stream of its own; the main one goes on when everything is there."""
