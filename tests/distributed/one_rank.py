@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -41,8 +43,7 @@ def talk() -> None:
         start = torch.full((3, 2), float(rank)).t()  # not contiguous
         ranks.same_start([start])
         assert (start == 0).all()
-        with ranks.ahead():
-            pass
+        go_ahead(ranks)
         shapes = [(3, 2), (4,), (2, 2), (5,)]
         parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
         parameters[0].grad = torch.full(shapes[0], 1.0 + rank)
@@ -70,6 +71,18 @@ def talk() -> None:
         trade_heads(rank, size)
         hold_pieces(rank, size)
         print("talked", flush=True)
+
+
+def go_ahead(ranks) -> None:
+    """As on two machines, the second of which has ranks 1 and 2: one after the other, and nobody waits for ever."""
+    world = ranks.world
+    ranks.world = dataclasses.replace(world, local_rank=[0, 0, 1][world.rank])
+    with ranks.ahead():
+        begun = time.time()
+        time.sleep(0.05)
+    ranks.world = world
+    times = [float(each) for each in ranks.gathered(torch.tensor(begun, dtype=torch.float64))]
+    assert times[0] + 0.05 <= times[1] <= times[2] - 0.05, times
 
 
 def overlap(ranks) -> None:

@@ -95,7 +95,8 @@ class Alone:
 
     @contextmanager
     def ahead(self) -> Generator[None]:
-        """The first rank runs the block, then the others: they find what it left in a cache."""
+        """The first rank runs the block, then the first of every other machine, then all: they find what one of them
+        left in a cache, also where every machine has its own."""
         yield
 
     def total(self, values: Sequence[float]) -> list[float]:

@@ -43,20 +43,27 @@ def prepare_or_step_aside(
     if ranks.size == 1 or not may_step_aside():
         return prepare(ranks=ranks)
 
-    def prepare_for(count: int) -> Prepared:
-        return prepare(ranks=ranks if count == ranks.size else ALONE, planned_ranks=count)
+    def prepare_for(count: int) -> Prepared | None:
+        if count == ranks.size:
+            return prepare(ranks=ranks)
+        # The refusal may have come before anything was read: the first rank tokenises, and the others only hear of it.
+        ranks.told(lambda: prepare(ranks=ALONE, planned_ranks=count) is not None)
+        return None
 
     prepared, why = _prepared_or_why_not(cfg, prepare_for, ranks.size)
     return prepared or step_aside(ranks, why)
 
 
-def _prepared_or_why_not(cfg: RunConfig, prepare: Callable[[int], Prepared], ranks: int) -> tuple[Prepared | None, str]:
+def _prepared_or_why_not(
+    cfg: RunConfig, prepare: Callable[[int], Prepared | None], ranks: int
+) -> tuple[Prepared | None, str]:
     """The run as `prepare(ranks)` makes it, or nothing and why fewer ranks are to do it. Raises `UserError` where those
     could not do it either. Every rank comes to the same conclusion, from the same data."""
     from automodel.distributed.processes import LostRankError
 
     try:
         prepared = prepare(ranks)
+        assert prepared is not None
     except LostRankError:
         raise
     except UserError as error:

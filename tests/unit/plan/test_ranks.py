@@ -145,3 +145,33 @@ def test_what_several_cannot_do_is_left_to_one(config):
 
     with pytest.raises(UserError, match="no file, said 1"):
         _prepared_or_why_not(config(), bad_for_both, 8)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_first_rank_reads_the_data_for_one(config, monkeypatch, rank):
+    """Refused before anything was read (a layout), so nothing is in the cache yet."""
+    from automodel.distributed.world import Alone
+    from automodel.engine import unasked_ranks
+
+    class OneOfTwo(Alone):
+        world = World(rank, 2, rank, 2)
+
+        def told(self, make):
+            return make() if self.first else True
+
+    prepared_for = []
+
+    def prepare_run(cfg, trust, *, ranks, planned_ranks=None, **_):
+        prepared_for.append(planned_ranks or ranks.size)
+        if prepared_for[-1] > 1:
+            raise UserError("cannot be shared by 2 ranks.")
+
+    def step_aside(ranks, why):
+        raise SystemExit(why)
+
+    monkeypatch.setattr(unasked_ranks, "prepare_run", prepare_run)
+    monkeypatch.setattr(unasked_ranks, "may_step_aside", lambda: True)
+    monkeypatch.setattr(unasked_ranks, "step_aside", step_aside)
+    with pytest.raises(SystemExit, match="2 cannot do it: cannot be shared by 2 ranks"):
+        unasked_ranks.prepare_or_step_aside(config(), (), None, OneOfTwo(), "")
+    assert prepared_for == ([2, 1] if rank == 0 else [2])
