@@ -3,8 +3,8 @@
 Makes the row llama1b-async-save.
 The run is built as `finetune` builds it, and its steps are timed in blocks: without a save, then with one at the start
 of the block. The difference is the stall: the snapshot, and whatever the writing thread takes away from the steps
-beside it. The row also says how long the disk took, how fast steps were meanwhile, and what a save costs that training
-waits for (`async_save: false`).
+beside it. The row also says how long the disk took, how fast steps were meanwhile, and with `--compare` what a save
+costs that training waits for (`async_save: false`).
 
     --workload llama1b-4k     any of benchmarks/workloads.py, or
     --run run.yaml            a config of your own
@@ -96,7 +96,7 @@ def measure(trained: Trained, count: int, saves: int) -> dict[str, Any]:
         store.wait()
         print(f"save: stall {1e3 * stalls[-1]:.1f} ms, call {1e3 * called:.1f} ms, drained in {drains[-1]:.1f} s")
     size = store.complete()[-1].size()
-    found = {
+    return {
         "ms_per_step": 1e3 * usual / count,
         "ms_p20": 1e3 * sorted(plain)[1] / count,
         "ms_p80": 1e3 * sorted(plain)[3] / count,
@@ -109,9 +109,14 @@ def measure(trained: Trained, count: int, saves: int) -> dict[str, Any]:
         "snapshot": store.last_place,
         "checkpoint_gb": size / 1e9,
     }
+
+
+def without_the_background(trained: Trained, count: int, usual_ms: float) -> float:
+    """Milliseconds that training stands still while a checkpoint is written as it waits."""
+    store = trained.run.checkpoints
+    assert store is not None
     store.background = False
-    waited = trained.block(count, saves=True)[0] - usual
-    return {**found, "stall_ms_without_async_save": 1e3 * waited}
+    return 1e3 * trained.block(count, saves=True)[0] - count * usual_ms
 
 
 def main() -> int:
@@ -122,6 +127,7 @@ def main() -> int:
     parser.add_argument("--rows", type=Path, help="JSON file to merge the row into")
     parser.add_argument("--steps", type=int, default=20, help="steps of a block")
     parser.add_argument("--saves", type=int, default=2, help="after a first one, which takes the memory")
+    parser.add_argument("--compare", action="store_true", help="also time a save that training waits for")
     parser.add_argument("--commit", help="commit to write into the row, in a copy without git")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="section.key=value")
     options = parser.parse_args()
@@ -135,6 +141,9 @@ def main() -> int:
         own = () if options.run else WORKLOADS[options.workload].settings
         trained = Trained(config, [*own, *options.settings], folder / "out")
         found = measure(trained, options.steps, options.saves)
+        if options.compare:
+            waited = without_the_background(trained, options.steps, found["ms_per_step"])
+            found["stall_ms_without_async_save"] = waited
     row = {"workload": "llama1b-async-save", **described(found, options)}
     if options.run or options.workload != "llama1b-4k":
         row["workload"] = f"{options.run or options.workload}-async-save"

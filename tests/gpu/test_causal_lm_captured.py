@@ -162,7 +162,7 @@ def test_losses_equal_the_plain_step_over_logits(kind, accumulation, monkeypatch
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "gemma2-capped"])
 def test_updates_under_the_next_step_change_nothing(kind, precision):
-    """Layers, and the word table where the head shares it, are updated when the next step is about to read them."""
+    """Layers are updated when the next step is about to read them."""
     store, found = make_store(), []
     for late in (False, True):
         step = captured(make_model(kind), precision=precision, late=late)
@@ -173,7 +173,8 @@ def test_updates_under_the_next_step_change_nothing(kind, precision):
         found.append((losses, {name: t.clone() for name, t in step.weights().items()}))
     assert found[1][0] == pytest.approx(found[0][0], rel=1e-3)
     for name, tensor in found[0][1].items():
-        assert (found[1][1][name] - tensor).norm() <= 1e-3 * tensor.norm(), name
+        most = 1e-2 if "norm" in name else 1e-3  # Gemma's norms begin at zero: what is left of them is all change
+        assert (found[1][1][name] - tensor).norm() <= most * tensor.norm(), name
 
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"z_loss": 1e-3}], ids=["smoothed", "z-loss"])

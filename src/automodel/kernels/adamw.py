@@ -54,9 +54,9 @@ NORM_BLOCKS_PER_PROGRAM, NORM_WARPS = 4, 8
 NORM_PROGRAMS_PER_PROCESSOR = 4
 RUN_SQUARES = {"WALK": 8192, "STAGES": 3, "num_warps": 8}
 RUN_SQUARES_PER_PROCESSOR = 2
-RUN_UPDATE = {torch.float32: {"WALK": 4096, "STAGES": 3, "num_warps": 32}}
-RUN_UPDATE_NARROW = {"WALK": 8192, "STAGES": 1, "num_warps": 32}
-"""One program fills a processor: beside products, which need whole processors, a few of them are the update's."""
+RUN_UPDATE_WARPS, RUN_UPDATE_BYTES = 32, 16
+"""One program fills a processor, each thread with loads of so many bytes: beside products, which need whole processors,
+a few of them are the update's."""
 SHARE_BESIDE = 2 / 5
 """Of the processors, for an update that others compute beside. Of 32 to 264 programs on an H200, 48 to 56 are best, at
 1,400 and at 8,000 tokens, for fp32 and for bf16 weights."""
@@ -316,9 +316,10 @@ def _update_run(flat: FlatParameters, state: AdamWState, run: Run, share: float)
     from automodel.kernels.adamw_triton import update_run_kernel
 
     copy = None if flat.copy is None else run.of(flat.copy)
+    walk = 32 * RUN_UPDATE_WARPS * RUN_UPDATE_BYTES // flat.weight.element_size()
     update_run_kernel[(max(1, int(share * processors(flat.device))),)](
         run.of(flat.weight), run.of(flat.exp_avg), run.of(flat.exp_avg_sq), copy, run.gradient,
-        state.settings[run.group], run.blocks, BLOCK=BLOCK, **RUN_UPDATE.get(flat.dtype, RUN_UPDATE_NARROW),
+        state.settings[run.group], run.blocks, BLOCK=BLOCK, WALK=walk, num_warps=RUN_UPDATE_WARPS,
     )  # fmt: skip
 
 

@@ -216,18 +216,18 @@ def square_run_kernel(
 
 @triton.jit(do_not_specialize=["n_blocks"])
 def update_run_kernel(
-    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENT, TABLE, n_blocks,
-    BLOCK: tl.constexpr, WALK: tl.constexpr, STAGES: tl.constexpr,
+    WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENT, TABLE, n_blocks, BLOCK: tl.constexpr, WALK: tl.constexpr
 ):  # fmt: skip
     """`update_kernel` for one run: all arguments begin with it, TABLE is its group's row. As many programs as there are
-    processors to use; each walks, and has the loads of the next tile under way while it computes one."""
+    processors to use; each walks."""
     shrink, step_size = tl.load(TABLE), tl.load(TABLE + 1)
     one_minus_beta1, beta2, one_minus_beta2 = tl.load(TABLE + 2), tl.load(TABLE + 3), tl.load(TABLE + 4)
     inv_sqrt_correction2, eps, clip = tl.load(TABLE + 5), tl.load(TABLE + 6), tl.load(TABLE + 7)
     # −1 skips the step; a NaN goes through, as in torch.
     count = tl.where(clip < 0.0, 0, n_blocks.to(tl.int64)) * BLOCK
     lanes = tl.arange(0, WALK)
-    for first in tl.range(tl.program_id(0).to(tl.int64) * WALK, count, tl.num_programs(0) * WALK, num_stages=STAGES):
+    # Loads ahead (num_stages=3) win nothing here: the warps of a program drift apart, and load for each other.
+    for first in tl.range(tl.program_id(0).to(tl.int64) * WALK, count, tl.num_programs(0) * WALK, num_stages=1):
         at = first + lanes
         mine = at < count
         weight = tl.load(WEIGHT + at, mask=mine, eviction_policy="evict_first").to(tl.float32)

@@ -135,8 +135,6 @@ def adamw_cases():
 
 def run_cases(kinds: dict):
     """Long pieces: of masters with bf16 gradients, of bf16 weights, and gradients summed up in fp32."""
-    import torch
-
     from automodel.kernels import adamw, adamw_triton
     from automodel.kernels.flat_parameters import BLOCK
 
@@ -147,10 +145,9 @@ def run_cases(kinds: dict):
         own = kinds | size | constant(**squares) | types(dtype, "GRADIENT")
         yield f"square_run_kernel {dtype}", adamw_triton.square_run_kernel, own, warps
     pure = types("*bf16", "WEIGHT EXP_AVG EXP_AVG_SQ") | constant(COPY=None)
-    for name, more, walk in (("masters", {}, adamw.RUN_UPDATE[torch.float32]), ("pure", pure, adamw.RUN_UPDATE_NARROW)):
-        own = kinds | size | types("*bf16", "GRADIENT") | more
-        own |= constant(**{key: value for key, value in walk.items() if key != "num_warps"})
-        yield f"update_run_kernel {name}", adamw_triton.update_run_kernel, own, walk["num_warps"]
+    for name, more, walk in (("masters", {}, 4096), ("pure", pure, 8192)):
+        own = kinds | size | types("*bf16", "GRADIENT") | constant(WALK=walk) | more
+        yield f"update_run_kernel {name}", adamw_triton.update_run_kernel, own, adamw.RUN_UPDATE_WARPS
 
 
 def adamw8_cases(kinds: dict):
