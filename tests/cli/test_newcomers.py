@@ -109,6 +109,7 @@ def test_the_plan_says_what_was_made_of_the_labels(typed):
     )
     classes = "model.problem_type=single_label_classification"
     assert "2 classes" in typed("plan", "-c", "run.yaml", "dataset=decimals.jsonl", classes)[1]
+    assert "regression, since model.num_labels is 1;" in typed("plan", "-c", "run.yaml", "model.num_labels=1")[1]
 
 
 def test_the_plan_as_json_is_only_json(typed):

@@ -72,7 +72,7 @@ class Columns:
         return list(self.features)
 
     def listed(self) -> str:
-        return ", ".join(f"{name} ({kind_of(feature)})" for name, feature in self.features.items())
+        return ", ".join(f"{shortened(name)} ({kind_of(feature)})" for name, feature in self.features.items())
 
     def required(self, name: str, key: str) -> str:
         """A column the config names under `key`."""
@@ -94,6 +94,12 @@ class Columns:
                 f"{self.section}.path: the file has a single column named {self.names[0]!r}, so its cells seem to be "
                 f"separated by {separator!r}. Save it with commas, or with tabs as .tsv."
             )
+        number = next((n for n in self.names if n.replace(".", "", 1).isdigit()), None)
+        if len(self.names) > 1 and number is not None and any(" " in name for name in self.names):
+            raise UserError(
+                f"{self.section}.path: the file's first line ({', '.join(map(shortened, self.names))}) looks like a "
+                "row and not like names of columns. Write the names above it, e.g. text,label."
+            )
         raise UserError(
             f"{self.section}.{key}: no column of the data is known to hold {what}. It has: {self.listed()}. "
             + (ways or f"Name the right one: {self.section}.{key}: <column>.")
@@ -114,6 +120,12 @@ class Columns:
         known = [n for n in names if n in self.features and is_string(self.features[n]) and n not in besides]
         if known:
             return known[0]
+        mixed = next((n for n in names if n in self.features and is_mixed(self.features[n])), None)
+        if mixed is not None:
+            raise UserError(
+                f"{self.section}.{key}: column '{mixed}' holds {kind_of(self.features[mixed])}: text in some rows, "
+                "numbers or lists in others. Write text in every row."
+            )
         strings = [n for n, f in self.features.items() if is_string(f) and n not in besides]
         if len(strings) == 1:
             return strings[0]
@@ -134,8 +146,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
+def shortened(name: str) -> str:
+    """A column's name as it can be shown: that of a file without a header may be a whole text."""
+    return name if len(name) <= 40 else f"{name[:37]}…"
+
+
 def is_string(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string") and type(feature).__name__ == "Value"
+
+
+def is_mixed(feature: Any) -> bool:
+    """Whether rows of a JSON file have values of different kinds in the column; `datasets` keeps those as JSON."""
+    return type(feature).__name__ == "Json"
 
 
 def is_list(feature: Any) -> bool:
@@ -154,6 +176,8 @@ def kind_of(feature: Any) -> str:
     if is_list(feature):
         inner = item_of(feature)
         return "lists of records" if isinstance(inner, dict) else f"lists of {kind_of(inner)}"
+    if is_mixed(feature):
+        return "values of different kinds"
     if type(feature).__name__ == "ClassLabel":
         return "class label"
     dtype = str(getattr(feature, "dtype", type(feature).__name__))

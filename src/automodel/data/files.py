@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.data.cells import check_encoding, first_row_options, in_words
 from automodel.data.columns import did_you_mean, is_string
 
 FORMATS = {
@@ -122,6 +123,9 @@ def class_folders(files: list[Path], root: Path) -> bool:
 
 def read_split(files: list[Path], root: Path, format: str, cache: Path, section: str) -> Any:
     """One split as a `datasets.Dataset`."""
+    if format in ("csv", "tsv", "json", "text"):
+        for file in files:
+            check_encoding(file, section)
     if format == "text":
         return _read_texts(files, root)
     import datasets
@@ -137,6 +141,9 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
         options["sep"] = "\t"
         if _has_stray_quotes(files[0]):
             options["quoting"] = 3  # csv.QUOTE_NONE
+    if format in ("csv", "tsv"):
+        for file in files:
+            options |= first_row_options(file, options, section)
     try:
         with quiet(datasets):
             rows = datasets.load_dataset(
@@ -307,7 +314,7 @@ def _unreadable(files: list[Path], format: str, error: Exception, section: str) 
     cause: BaseException = error
     while cause.__cause__ is not None and cause.__cause__ is not cause:
         cause = cause.__cause__
-    message = f"{section}.path: {named} cannot be read as {format.upper()}: {_first_line(cause)}."
+    message = f"{section}.path: {named} cannot be read as {format.upper()}: {in_words(_first_line(cause))}."
     if format == "json":
         for path in files:
             place = _bad_json_line(path)

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.columns import Columns, is_list, is_string, item_of
+from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of
 from automodel.data.config import DatasetConfig
 
 SINGLE = "single_label_classification"
@@ -116,6 +116,8 @@ def infer_labels(
     if not isinstance(label, str):
         return _checked(LabelMap(MULTI, len(label), tuple(label), vectors=True), num_labels, columns)
     feature = columns.features[label]
+    if is_mixed(feature):
+        raise UserError(_different_kinds(rows, label, columns))
     if is_list(feature):
         return _checked(_of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type), num_labels, columns)
     kind = _kind(rows, label, feature)
@@ -213,6 +215,18 @@ def _checked(found: LabelMap, num_labels: int | None, columns: Columns) -> Label
             "rows, or shuffle the file."
         )
     return found
+
+
+def _different_kinds(rows: Any, label: str, columns: Columns) -> str:
+    """Which row disagrees with the rows before it."""
+    first: dict[str, str] = {}
+    for number, value in enumerate(rows[label]):
+        if value is not None:
+            first.setdefault(type(value).__name__, f"row {number} has {value!r}")
+    return (
+        f"{columns.section}.label_column: column '{label}' holds values of different kinds: "
+        f"{', '.join(first.values())} (rows are counted from 0). Write all labels in one way."
+    )
 
 
 def _listed(names: Sequence[str]) -> str:

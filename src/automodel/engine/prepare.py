@@ -32,6 +32,7 @@ from automodel.models.block_support import (
     whole_layers,
 )
 from automodel.models.checkpointing import layer_dropout
+from automodel.models.config import ModelConfig
 from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import PackingSupport, packing_support
 from automodel.models.fp8 import products
@@ -106,7 +107,7 @@ def prepare_run(
         task=task,
         hardware=hardware,
         model=model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
-        data=_data_facts(train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0),
+        data=_data_facts(cfg, train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
         layout=layout,
         why_ranks=why_ranks,
@@ -147,7 +148,7 @@ def model_facts(
     )
 
 
-def _data_facts(train: PreparedData, validation: PreparedData | None, word_rows: int) -> DataFacts:
+def _data_facts(cfg: RunConfig, train: PreparedData, validation: PreparedData | None, word_rows: int) -> DataFacts:
     """What the plan must know of the data. `word_rows`: rows of the word table that it reads; 0: not counted."""
     mixture = train.mixture
     return DataFacts(
@@ -158,7 +159,7 @@ def _data_facts(train: PreparedData, validation: PreparedData | None, word_rows:
         has_validation=validation is not None,
         notes=_notes(train, validation),
         columns=train.description,
-        labels=labels_in_words(train),
+        labels=labels_in_words(train, cfg.model),
         lengths=train.store.lengths,
         word_rows=word_rows,
         learned=train.stats.supervised_share,
@@ -173,10 +174,13 @@ def words_read(data: PreparedData, table: Any, tokenizer: Any) -> np.ndarray:
     return np.empty(0, dtype=np.int64) if ids is None else ids
 
 
-def labels_in_words(data: PreparedData) -> str:
+def labels_in_words(data: PreparedData, model: ModelConfig) -> str:
     """`2 classes: neg, pos`; what was made of the labels must not be a surprise at the end."""
     if data.problem_type == "regression":
-        return "regression, since the labels are decimals; for classes set model.problem_type"
+        if model.problem_type:
+            return "regression, as model.problem_type says"
+        why = "model.num_labels is 1" if model.num_labels == 1 else "the labels are decimals"
+        return f"regression, since {why}; for classes set model.problem_type"
     if data.num_labels is None:
         return data.stats.learned_in_words(targets=data.task == "seq2seq")
     names = data.label_names or []

@@ -272,3 +272,20 @@ def test_a_changed_file_with_an_old_date_is_read_anew(load, tmp_path):
     write(path, [{"text": "changed", "label": 1}])
     os.utime(path, (1, 1))
     assert load(path).to_list() == [{"text": "changed", "label": 1}]
+
+
+def test_a_comma_at_the_end_of_each_line_shifts_nothing(load, tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\ngood film,1,\nbad film,0,\n")
+    assert load(tmp_path / "a.csv").to_list() == [{"text": "good film", "label": 1}, {"text": "bad film", "label": 0}]
+
+
+def test_letters_on_the_border_of_two_chunks_are_whole(tmp_path, monkeypatch):
+    from automodel.data import cells
+
+    monkeypatch.setattr(cells, "CHUNK", 4)
+    good, bad = tmp_path / "good.txt", tmp_path / "bad.txt"
+    good.write_text("abc\u20ac\nd\u20ac\u20ac", encoding="utf-8")
+    cells.check_encoding(good, "dataset")
+    bad.write_bytes("abc\u20ac\nd\u20ac\n".encode() + b"ab\xff")
+    with pytest.raises(UserError, match="line 3 holds the byte 0xff"):
+        cells.check_encoding(bad, "dataset")

@@ -71,6 +71,39 @@ CASES = [
         "a file with a header only", {"a.csv": "text,label\n"}, {"path": "{tmp}/a.csv"},
         "dataset.path: '{tmp}/a.csv' has no rows.",
     ),
+    (
+        "commas without quotes", {"a.csv": "text,label\nA good film, and long,1\nA bad film, and dull,0\n"},
+        {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv': line 2 has 3 cells, but the header has 2 (text, label). A text with a comma in "
+        'it must stand in double quotes: "so, like this".',
+    ),
+    (
+        "one comma without quotes", {"a.csv": "text,label\nA good film,1\nA bad film, and dull,0\n"},
+        {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' cannot be read as CSV: line 3 has 3 cells, but the header has 2. A text with a "
+        'comma in it must stand in double quotes: "so, like this".',
+    ),
+    (
+        "a quote that never ends", {"a.csv": 'text,label\nfine,1\n"bad film,0\nfine,1\n'}, {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' cannot be read as CSV: the double quote that opens near line 3 is never closed; "
+        'inside a quoted text, " is written "".',
+    ),
+    (
+        "no header", {"a.csv": "A good film,1\nA bad film,0\n"}, {"path": "{tmp}/a.csv"},
+        "dataset.path: the file's first line (A good film, 1) looks like a row and not like names of columns. Write "
+        "the names above it, e.g. text,label.",
+    ),
+    (
+        "an old encoding", {"a.jsonl": lines(GOOD).encode() + b'{"text": "caf\xe9", "label": 1}\n'},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.path: '{tmp}/a.jsonl' is not UTF-8: line 7 holds the byte 0xe9. Save it as UTF-8, e.g. `iconv -f "
+        "WINDOWS-1252 -t UTF-8 {tmp}/a.jsonl > utf8-a.jsonl`.",
+    ),
+    (
+        "a spreadsheet's encoding", {"a.csv": "text,label\nfine,1\n".encode("utf-16")}, {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' is UTF-16, not UTF-8. Save it as UTF-8, e.g. `iconv -f UTF-16 -t UTF-8 "
+        "{tmp}/a.csv > utf8-a.csv`.",
+    ),
     # --- which part of it ----------------------------------------------------------------------------------------
     (
         "a split that is not there",
@@ -105,6 +138,17 @@ CASES = [
     (
         "a text column of numbers", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "text_column": "label"},
         "dataset.text_column: column 'label' holds integers, not text. Columns of text here: text.",
+    ),
+    (
+        "text that is not always text", {"a.jsonl": lines([*GOOD, {"text": 5, "label": 1}])}, {"path": "{tmp}/a.jsonl"},
+        "dataset.text_column: column 'text' holds values of different kinds: text in some rows, numbers or lists in "
+        "others. Write text in every row.",
+    ),
+    (
+        "labels of two kinds", {"a.jsonl": lines([*GOOD, {"text": "fine", "label": "good"}])},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.label_column: column 'label' holds values of different kinds: row 0 has 0, row 6 has 'good' (rows are "
+        "counted from 0). Write all labels in one way.",
     ),
     (
         "no label column", {"a.jsonl": lines([{"text": "a", "answer": 1}] * 3)}, {"path": "{tmp}/a.jsonl"},
@@ -247,7 +291,7 @@ def test_message(tmp_path, bert_like, gpt_like, files, settings, message):
     for name, content in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     settings = {k: v.replace("{tmp}", str(tmp_path)) if k == "path" else v for k, v in settings.items()}
     options = {key: settings.pop(key) for key in ("role", "num_labels", "problem_type") if key in settings}
     task = settings.pop("task", "text-classification")
