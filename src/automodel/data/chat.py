@@ -134,21 +134,17 @@ class ChatTemplate:
         return whole, spans
 
     def _marked(self, messages: list[dict], tools: Any) -> list[tuple[int, int]]:
-        """The ranges that a template with `{% generation %}` marks."""
-        wanted = {"return_dict": True, "return_assistant_tokens_mask": True}
-        offsets = {"tokenizer_kwargs": {"return_offsets_mapping": True}}
-        made = _with_either_arguments(
-            lambda m: self._rendered(m, tools, tokenize=True, **wanted, **offsets),
-            messages,
-        )
-        spans: list[tuple[int, int]] = []
-        before = 0
-        for mark, (start, end) in zip(made["assistant_masks"], made["offset_mapping"]):
-            if mark and before:
-                spans[-1] = (spans[-1][0], end)
-            elif mark:
-                spans.append((start, end))
-            before = mark
+        """The ranges that a template with `{% generation %}` marks, as it is rendered: no tokenizer is asked, and those
+        written in Python could not answer."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        wanted: dict[str, Any] = {
+            "chat_template": self.tokenizer.get_chat_template(self.template, tools),
+            "return_assistant_tokens_mask": True,
+            **self.tokenizer.special_tokens_map,
+        }
+        _, marks = _with_either_arguments(lambda m: render_jinja_template([m], tools=tools, **wanted), messages)
+        spans = [(start, end) for start, end in marks[0] if end > start]
         if not spans:
             raise BadChat("the chat template marks nothing of the conversation as the assistant's ({% generation %})")
         return spans

@@ -13,6 +13,7 @@ from typing import Any
 
 from automodel.data.batch import IGNORE
 from automodel.data.labels import BadLabel, LabelMap
+from automodel.data.python_tokenizers import was_cut, word_numbers
 from automodel.data.samples import SampleWriter
 
 
@@ -23,13 +24,6 @@ def text_problem(text: Any, what: str = "text") -> str | None:
     if not isinstance(text, str):
         return f"the {what} is {type(text).__name__} and not text"
     return None if text.strip() else f"the {what} is empty"
-
-
-def was_cut(encoded: Any, position: int) -> bool:
-    """Whether the tokenizer left something out of this text."""
-    if encoded.encodings is not None:
-        return bool(encoded.encodings[position].overflowing)
-    return False
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,8 @@ class TextClassifier:
         for position, (i, label) in enumerate(kept):
             types = encoded["token_type_ids"][position] if self.token_types else None
             out.add(first + i, encoded["input_ids"][position], label=label, token_types=types)
-            out.truncated += was_cut(encoded, position)
+            whole = (rows[self.text][i], rows[self.pair][i]) if self.pair else (rows[self.text][i],)
+            out.truncated += was_cut(encoded, position, self.max_length, self.tokenizer, *whole)
 
     def _label(self, rows: dict[str, list], i: int) -> Any:
         if not isinstance(self.label, str):
@@ -133,13 +128,17 @@ class TokenClassifier:
             return_token_type_ids=self.token_types,
         )
         for position, (i, tags) in enumerate(kept):
-            labels = first_pieces(encoded.word_ids(position), tags)
+            pieces = word_numbers(encoded, position, self.tokenizer, rows[self.tokens][i])
+            labels = first_pieces(pieces, tags)
             if all(label == IGNORE for label in labels):
                 out.reject(first + i, f"no labelled word is left within max_length {self.max_length}")
                 continue
             types = encoded["token_type_ids"][position] if self.token_types else None
             out.add(first + i, encoded["input_ids"][position], token_labels=labels, token_types=types)
-            out.truncated += was_cut(encoded, position)
+            words = rows[self.tokens][i]
+            out.truncated += was_cut(
+                encoded, position, self.max_length, self.tokenizer, words, is_split_into_words=True
+            )
 
     def _tags(self, words: Any, tags: Any) -> list[int]:
         if not words:

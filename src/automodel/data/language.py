@@ -20,6 +20,7 @@ import numpy as np
 from automodel.data.batch import IGNORE
 from automodel.data.chat import BadChat, ChatTemplate, parsed_tools
 from automodel.data.classify import text_problem
+from automodel.data.python_tokenizers import learned_tokens
 from automodel.data.samples import SampleWriter
 from automodel.data.written_answers import read_answer
 
@@ -55,19 +56,8 @@ def add_spanned(
     tokens (chat templates write them themselves)."""
     if not texts:
         return
-    encoded = tokenizer(
-        [t.text for t in texts],
-        add_special_tokens=special,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        verbose=False,
-    )
-    for position, text in enumerate(texts):
-        ids = np.asarray(encoded["input_ids"][position], dtype=np.int64)
-        offsets = np.asarray(encoded["offset_mapping"][position], dtype=np.int64).reshape(-1, 2)
-        learned = np.zeros(len(ids), dtype=bool)
-        for start, end in text.spans:
-            learned |= (offsets[:, 1] > start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0])
+    made = learned_tokens(tokenizer, [t.text for t in texts], [t.spans for t in texts], special)
+    for text, (ids, learned) in zip(texts, made, strict=True):
         if text.spans[-1][1] >= len(text.text.rstrip()):
             ids, learned = _stopped(ids, learned, tokenizer)
         if everything:

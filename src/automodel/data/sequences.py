@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from automodel.data.classify import text_problem, was_cut
+from automodel.data.classify import text_problem
+from automodel.data.python_tokenizers import was_cut
 from automodel.data.samples import SampleWriter
 
 
@@ -56,4 +57,6 @@ class SourceTarget:
         )
         for position, i in enumerate(kept):
             out.add(first + i, inputs["input_ids"][position], target_ids=labels["input_ids"][position])
-            out.truncated += was_cut(inputs, position) or was_cut(labels, position)
+            source_cut = was_cut(inputs, position, self.max_length, self.tokenizer, f"{self.prefix}{sources[i]}")
+            room = self.max_target_length
+            out.truncated += source_cut or was_cut(labels, position, room, self.tokenizer, text_target=targets[i])
