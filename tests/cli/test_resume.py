@@ -119,8 +119,10 @@ def test_resume_refuses_another_config_and_a_finished_run(reference):
     assert "already finished its 48 steps" in finished.stderr
     changed = tiny.automodel(*arguments, "--resume", "optimizer.lr=0.5", check=False, **cache)
     assert changed.returncode == 2
-    assert "the config differs from the one this run was started with" in changed.stderr
-    assert "optimizer" in changed.stderr
+    assert changed.stderr.startswith(
+        "error: --resume: the config differs from the one this run was started with.\n"
+        "  optimizer.lr: was 0.001, now 0.5\n"
+    )
     again = tiny.automodel(*arguments, check=False, **cache)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr

@@ -22,6 +22,7 @@ from automodel.engine.evaluate import Evaluator, Share
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import check_room
+from automodel.engine.same_run import changes_of_course
 from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
@@ -199,7 +200,11 @@ def _restore(
     rng, alike = checkpoint.tensors("rng"), prepared.layout.tp
     randomness.restore_own(rng, state["rng"], prepared.cfg.seed, prepared.ranks, alike)
     prepared.ranks.barrier()  # nothing is written before everyone has read
-    return TrainState.from_json(state["train"]), [*notes, *_changes_since(state, _kind_of(step), prepared)]
+    return TrainState.from_json(state["train"]), [
+        *notes,
+        *_changes_since(state, _kind_of(step), prepared),
+        *changes_of_course(prepared.cfg, folder),
+    ]
 
 
 def _kind_of(step: TrainStep | CapturedStep) -> str:

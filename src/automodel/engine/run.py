@@ -26,6 +26,7 @@ from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evalu
 from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import written_at_the_end
+from automodel.engine.same_run import check_same_run
 from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
 from automodel.metrics.progress import Progress
@@ -86,7 +87,7 @@ def finetune(
         raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
     folder = open_folder(cfg.checkpoint.checkpoint_dir, resume=resume, overwrite=overwrite)
     if resume:
-        _check_same_run(cfg, folder)
+        check_same_run(cfg, folder)
     if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
         console.print("Reading the model and the data …", style="dim")
     begun = (folder.read_json("plan.json") or {}) if resume else {}
@@ -305,23 +306,3 @@ def _config_dict(cfg: RunConfig) -> dict[str, Any]:
     import yaml
 
     return yaml.safe_load(dump_config(cfg))
-
-
-MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
-
-
-def _check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
-    """A resumed run must train the same model on the same data; how long and how loud may change."""
-    import yaml
-
-    if not folder.config.exists():
-        raise UserError(f"--resume: {folder.config} is missing, so the run cannot be recognised. Use --overwrite.")
-    before = yaml.safe_load(folder.config.read_text())
-    after = _config_dict(cfg)
-    changed = [k for k in MUST_MATCH if before.get(k) != after.get(k)]
-    if changed:
-        lines = "\n".join(f"  {k}: was {before.get(k)!r}, now {after.get(k)!r}" for k in changed)
-        raise UserError(
-            f"--resume: the config differs from the one this run was started with.\n{lines}\n"
-            f"Use {folder.config}, or start a new run in another folder."
-        )

@@ -348,8 +348,10 @@ def _intervals(
     validate = 0
     if data.has_validation:
         validate = schedule.val_every_steps or min(steps_per_epoch, total)
-        often = f"every {validate} steps"
-        lines.append(Decision("validation", often, "and at the end" if schedule.val_every_steps else "once an epoch"))
+        often, why = f"every {validate} steps", "and at the end" if schedule.val_every_steps else "once an epoch"
+        if not schedule.val_every_steps and total <= steps_per_epoch:
+            often, why = "at the end", "the run has no more than one epoch; step_scheduler.val_every_steps: N for more"
+        lines.append(Decision("validation", often, why))
     else:
         lines.append(Decision("validation", "none", "no validation_dataset"))
     if not cfg.checkpoint.enabled:

@@ -1,0 +1,74 @@
+"""Whether a config may go on with a run, and what a person should know where it goes on differently.
+
+What decides what is learned from what (`MUST_MATCH`) has to be as it was: a run is one experiment. How long it is, and
+how the learning rate falls, may change; but then losses bend where they did not before, so it is said (`COURSE`). The
+rest, how often something is logged, evaluated or saved, changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from automodel.config.dump import dump_config
+from automodel.config.errors import UserError
+from automodel.engine.folder import RunFolder
+from automodel.plan.config import RunConfig
+
+MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
+COURSE = (
+    "lr_scheduler",
+    "step_scheduler.max_steps",
+    "step_scheduler.num_epochs",
+    "training_optimizations.gradient_clipping",
+)
+
+
+def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
+    """A resumed run must train the same model on the same data. Raises `UserError` with the keys that differ."""
+    if not folder.config.exists():
+        raise UserError(f"--resume: {folder.config} is missing, so the run cannot be recognised. Use --overwrite.")
+    changed = _changed(cfg, folder, MUST_MATCH)
+    if changed:
+        lines = "".join(f"  {key}: was {before}, now {after}\n" for key, before, after in changed)
+        raise UserError(
+            f"--resume: the config differs from the one this run was started with.\n{lines}"
+            f"Use {folder.config}, or start a new run in another folder."
+        )
+
+
+def changes_of_course(cfg: RunConfig, folder: RunFolder) -> list[str]:
+    """What may change, and bends the curves."""
+    falls = not cfg.lr_scheduler.name.startswith("constant")
+    notes = []
+    for key, before, after in _changed(cfg, folder, COURSE):
+        longer = key.startswith("step_scheduler") and falls
+        then = "; the learning rate goes on as in a run of that length" if longer else ""
+        notes.append(f"{key} was {before} so far, now {after}{then}.")
+    return notes
+
+
+def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:
+    """Dotted keys whose values differ between the run's config and this one, with both values."""
+    before = _flat(yaml.safe_load(folder.config.read_text(encoding="utf-8")))
+    after = _flat(yaml.safe_load(dump_config(cfg)))
+    watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
+    return [
+        (key, _shown(before.get(key)), _shown(after.get(key)))
+        for key in dict.fromkeys(watched)
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        out |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return out
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,42 @@
+"""What `--resume` says of a config that is not the run's."""
+
+from __future__ import annotations
+
+import pytest
+
+from automodel.config.dump import dump_config
+from automodel.config.errors import UserError
+from automodel.config.load import load_config
+from automodel.engine.folder import RunFolder
+from automodel.engine.same_run import changes_of_course, check_same_run
+from automodel.plan.config import RunConfig
+
+
+@pytest.fixture
+def resumed(tmp_path):
+    """The config of a run with other settings, and the run's folder."""
+    file = tmp_path / "run.yaml"
+    file.write_text("model: m\ndataset: d.csv\ntask: text-classification\nstep_scheduler: {max_steps: 10}\n")
+    folder = RunFolder(tmp_path / "out")
+    folder.config.parent.mkdir(parents=True)
+    folder.config.write_text(dump_config(load_config(RunConfig, [file])))
+    return lambda *settings: (load_config(RunConfig, [file], settings), folder)
+
+
+def test_only_what_differs_is_named(resumed):
+    check_same_run(*resumed("step_scheduler.log_every_steps=3"))
+    with pytest.raises(UserError) as caught:
+        check_same_run(*resumed("optimizer.lr=1e-3", "peft.dim=4", "seed=7"))
+    lines = str(caught.value).split("\n")
+    assert "  optimizer.lr: was 5e-05, now 0.001" in lines
+    assert "  seed: was 42, now 7" in lines
+    assert "  peft.dim: was not set, now 4" in lines
+    assert not any("weight_decay" in line for line in lines)
+
+
+def test_what_bends_the_curves_is_said(resumed):
+    assert changes_of_course(*resumed("step_scheduler.log_every_steps=3", "step_scheduler.val_every_steps=2")) == []
+    assert changes_of_course(*resumed("step_scheduler.max_steps=20", "lr_scheduler.name=cosine")) == [
+        "step_scheduler.max_steps was 10 so far, now 20; the learning rate goes on as in a run of that length.",
+        "lr_scheduler.name was linear so far, now cosine.",
+    ]
