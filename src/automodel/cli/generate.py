@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from automodel.cli.predict import Progress
+from automodel.cli.predict import Progress, get_ready, tell
 from automodel.config.errors import UserError
+
+if TYPE_CHECKING:
+    from automodel.engine.predict import Predictor
 
 app = typer.Typer(help="Let a fine-tuned language model write.")
 
@@ -50,15 +52,7 @@ def generate(
     you watch.
     """
     _check(run, prompt, input_file, output, overwrite, text_column)
-    from automodel.engine.gpu_context import open_gpu_context
-    from automodel.models.lean_imports import import_transformers
-
-    open_gpu_context()
-    import_transformers()
-    from automodel.engine import tables
-
-    if output is not None:
-        tables.check_output(output, input_file)
+    get_ready(output, input_file)
     from automodel.engine.predict import Predictor
     from automodel.engine.prompts import prompt_writer
 
@@ -71,33 +65,27 @@ def generate(
                 f"'{run}' holds a {predictor.task} model, and `generate` is for causal language models. Use: "
                 f"automodel predict {run} …"
             )
-        if input_file is not None:
-            rows: Any = tables.read_table(input_file)
-            items = tables.questions_of(rows, predictor, text_column, None).items
-        else:
-            items = prompt or []
-            rows = [{"prompt": text} for text in items]
+        rows, items = _prompts(predictor, prompt or [], input_file, text_column)
         watched = len(items) == 1 and input_file is None and num_beams == 1 and not as_json and output is None
         writer = prompt_writer(predictor.saved, raw=raw, system=system)
         answers = predictor.generate(
             items, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, num_beams=num_beams, seed=seed,
             system=system, raw=raw, on_text=_Printer(keep=writer.continues) if watched else None,
         )  # fmt: skip
-    done = tables.answered(rows, answers)
-    if output is not None:
-        tables.write_table(output, done)
-    if as_json:
-        for row in done:
-            print(tables.json_line(row))
-    elif watched:
-        print()
-    elif output is None:
-        for answer in answers:
-            print("(no answer)" if answer is None else answer.prediction)
-    for note in predictor.notes:
-        print(f"note: {note}", file=sys.stderr)
-    if output is not None:
-        print(f"Wrote {len(done):,} rows to {output}", file=sys.stderr)
+    shown = [""] if watched else ("(no answer)" if answer is None else answer.prediction for answer in answers)
+    tell(predictor, rows, answers, output, as_json, shown)
+
+
+def _prompts(
+    predictor: Predictor, given: list[str], input_file: str | None, text_column: str | None
+) -> tuple[Any, list[Any]]:
+    """The rows that answers are put beside, and the prompts."""
+    if input_file is None:
+        return [{"prompt": text} for text in given], given
+    from automodel.engine import tables
+
+    rows = tables.read_table(input_file)
+    return rows, tables.questions_of(rows, predictor, text_column, None).items
 
 
 def _check(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from automodel.config.errors import UserError
 
 if TYPE_CHECKING:
     from automodel.engine.predict import Predictor
+    from automodel.engine.tables import Questions
 
 app = typer.Typer(help="Classify or complete text with a fine-tuned model.")
 
@@ -57,15 +59,7 @@ def predict(
         raise UserError(f"--{'text' if text_column else 'pair'}-column names a column of --input, which is not given.")
     if input_file is not None and pair:
         raise UserError("--pair belongs to texts on the command line; for a file, name the column: --pair-column.")
-    from automodel.engine.gpu_context import open_gpu_context
-    from automodel.models.lean_imports import import_transformers
-
-    open_gpu_context()
-    import_transformers()
-    from automodel.engine import tables
-
-    if output is not None:
-        tables.check_output(output, input_file)
+    get_ready(output, input_file)
     from automodel.engine.predict import Predictor
 
     with Progress() as progress:
@@ -80,29 +74,62 @@ def predict(
         if asked and predictor.task not in GENERATES:
             flag = next(iter(asked)).replace("_", "-")
             raise UserError(f"--{flag} is for models that generate text; '{run}' holds a {predictor.task} model.")
-        if input_file is not None:
-            table = tables.read_table(input_file)
-            questions = tables.questions_of(table, predictor, text_column, pair_column)
-            rows: Any = table
-        else:
-            questions = tables.Questions(given, pair or None)
-            rows = [{"text": text} for text in given]
-            if pair:
-                rows = [{**row, "text_pair": second} for row, second in zip(rows, pair)]
+        rows, questions = _questions(predictor, given, pair, input_file, (text_column, pair_column))
         answers = _ask(predictor, questions, asked)
+    shown = (_shown(item, answer) for item, answer in zip(questions.items, answers))
+    tell(predictor, rows, answers, output, as_json, shown)
+
+
+def get_ready(output: Path | None, input_file: str | None) -> None:
+    """What takes long begins, and a file that cannot be written is found."""
+    from automodel.engine.gpu_context import open_gpu_context
+    from automodel.models.lean_imports import import_transformers
+
+    open_gpu_context()
+    import_transformers()
+    from automodel.engine import tables
+
+    if output is not None:
+        tables.check_output(output, input_file)
+
+
+def tell(
+    predictor: Predictor, rows: Any, answers: list[Any], output: Path | None, as_json: bool, shown: Iterable[str]
+) -> None:
+    """Answers beside what was asked, into a file or as JSON; otherwise as they are shown to people."""
+    from automodel.engine import tables
+
     done = tables.answered(rows, answers)
     if output is not None:
         tables.write_table(output, done)
     if as_json:
-        for row in done:
-            print(tables.json_line(row))
-    elif output is None:
-        for item, answer in zip(questions.items, answers):
-            print(_shown(item, answer))
+        shown = map(tables.json_line, done)
+    if as_json or output is None:
+        for line in shown:
+            print(line)
     for note in predictor.notes:
         print(f"note: {note}", file=sys.stderr)
     if output is not None:
         print(f"Wrote {len(done):,} rows to {output}", file=sys.stderr)
+
+
+def _questions(
+    predictor: Predictor,
+    given: list[str],
+    pair: list[str] | None,
+    input_file: str | None,
+    columns: tuple[str | None, str | None],
+) -> tuple[Any, Questions]:
+    """The rows that answers are put beside, and what is asked."""
+    from automodel.engine import tables
+
+    if input_file is not None:
+        table = tables.read_table(input_file)
+        return table, tables.questions_of(table, predictor, *columns)
+    rows = [{"text": text} for text in given]
+    if pair:
+        rows = [{**row, "text_pair": second} for row, second in zip(rows, pair)]
+    return rows, tables.Questions(given, pair or None)
 
 
 def _texts(texts: list[str], input_file: str | None) -> list[str]:

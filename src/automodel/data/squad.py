@@ -28,10 +28,7 @@ class SupervisedTexts(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         store = self.prepared.store
-        if not -len(store) <= index < len(store):
-            raise IndexError(index)
-        index %= len(store)
-        part = slice(int(store.offsets[index]), int(store.offsets[index + 1]))
+        _, part = store.place(index)
         ids = torch.tensor(store.input_ids[part].astype("int64"))
         assert store.token_labels is not None
         labels = torch.tensor(store.token_labels[part].astype("int64"))

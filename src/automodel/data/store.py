@@ -68,6 +68,13 @@ class TokenStore:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def place(self, index: int) -> tuple[int, slice]:
+        """A sample's number, counted from the end where it is negative, and where its tokens lie."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        return index, slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+
     def __reduce__(self):
         """Travels to a spawned process as the folder's name, never as a copy of the arrays."""
         if self.folder is None:

@@ -74,10 +74,7 @@ class TextClassificationDataset(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         store = self.prepared.store
-        if not -len(store) <= index < len(store):
-            raise IndexError(index)
-        index %= len(store)
-        part = slice(int(store.offsets[index]), int(store.offsets[index + 1]))
+        index, part = store.place(index)
         ids = torch.tensor(store.input_ids[part].astype("int64"))
         assert store.labels is not None
         item = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor(store.labels[index])}

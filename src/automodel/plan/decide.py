@@ -6,15 +6,14 @@ weights. Each small function below decides one thing and returns it together wit
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
 from automodel.distributed.layout import ONE, Layout
-from automodel.plan.asked import asked_precision, decide_batch
-from automodel.plan.bins import decide_bins, no_packing
+from automodel.plan.asked import asked_precision
+from automodel.plan.batches import Batches, cut_into_steps
+from automodel.plan.bins import no_packing
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
@@ -41,8 +40,6 @@ from automodel.plan.speed import (
     tell_what_is_read,
 )
 
-DEFAULT_EPOCHS = 3
-
 
 def make_plan(
     cfg: RunConfig,
@@ -57,20 +54,14 @@ def make_plan(
     lines = _what(cfg, task, hardware, model, data, layout, why_ranks)
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
-    batches, mean_tokens = _batches(cfg, data, layout.data_ranks, lines)
+    batches, mean_tokens = cut_into_steps(cfg, data, layout.data_ranks, lines)
     total, count = batches.total_steps, batches.total_steps * batches.grad_acc_steps
     bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, count, lines)
     bucket = share_tokens(layout, bucket, model.shape, lines)
-    size = cfg.packed_sequence.packed_sequence_size
-    load = load_of(task, path, data, batch=batches.micro_batch_size, batches=count, bucket=bucket, size=size)
-    fused_loss = decide_loss(cfg, task, model, hardware, precision, load.rows, lines)
-    room: list[Decision] = []
-    fitting = decide_fitting(
-        cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, layout=layout,
-        accumulates=batches.grad_acc_steps > 1, smallest=bool(size) or batches.micro_batch_size == 1, lines=room,
+    fused_loss, fitting, room = _room(
+        cfg, task, hardware, model, data, batches, precision=precision, path=path, bucket=bucket, layout=layout,
+        lines=lines,
     )  # fmt: skip
-    refuse_packed(cfg, layout, model.model_type)
-    refuse_with_shards(layout, fitting.kind, precision, cfg)
     lines += adapter(cfg, model.trained, model.parameters, model.adapter_in_words)
     lines += how_it_learns(cfg, total, fitting.kind)
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
@@ -96,7 +87,7 @@ def make_plan(
         parameters=model.parameters,
         decisions=tuple(lines),
         fused_loss=fused_loss,
-        packed_sequence_size=size,
+        packed_sequence_size=cfg.packed_sequence.packed_sequence_size,
         optimizer=fitting.kind,
         checkpointing=fitting.checkpointing,
         packing=fitting.packing,
@@ -105,6 +96,34 @@ def make_plan(
         **batches._asdict(),
         **step._asdict(),
     )
+
+
+def _room(
+    cfg: RunConfig,
+    task: str,
+    hardware: Hardware,
+    model: ModelFacts,
+    data: DataFacts,
+    batches: Batches,
+    *,
+    precision: str,
+    path: Literal["packed", "padded"],
+    bucket: int,
+    layout: Layout,
+    lines: list[Decision],
+) -> tuple[bool, Fitting, list[Decision]]:
+    """What the memory decides: whether logits are stored, optimizer and checkpointing. Its own lines come later."""
+    micro, accumulation, room = batches.micro_batch_size, batches.grad_acc_steps, []
+    size, count = cfg.packed_sequence.packed_sequence_size, batches.total_steps * accumulation
+    load = load_of(task, path, data, batch=micro, batches=count, bucket=bucket, size=size)
+    fused_loss = decide_loss(cfg, task, model, hardware, precision, load.rows, lines)
+    fitting = decide_fitting(
+        cfg, hardware, model, load, precision=precision, path=path, stored_logits=not fused_loss, layout=layout,
+        accumulates=accumulation > 1, smallest=bool(size) or micro == 1, lines=room,
+    )  # fmt: skip
+    refuse_packed(cfg, layout, model.model_type)
+    refuse_with_shards(layout, fitting.kind, precision, cfg)
+    return fused_loss, fitting, room
 
 
 class _Step(NamedTuple):
@@ -130,7 +149,7 @@ def _step(
     model: ModelFacts,
     data: DataFacts,
     compiling: CompileFacts,
-    batches: _Batches,
+    batches: Batches,
     tokens: float,
     fitting: Fitting,
     *,
@@ -193,35 +212,6 @@ def _what(
         lines.append(Decision("mixture", f"{data.mixture.total:,} examples an epoch", data.mixture.in_words()))
     lines += [Decision("note", "data", note) for note in data.notes]
     return lines
-
-
-class _Batches(NamedTuple):
-    """How the data is cut into steps, under the plan's own names."""
-
-    micro_batch_size: int
-    """Documents, at most."""
-    grad_acc_steps: int
-    """Micro-batches of a step, for each rank."""
-    global_batch_size: int
-    """Documents of a step; their mean, where bins are filled up to a size."""
-    steps_per_epoch: int
-    total_steps: int
-    num_epochs: float
-
-
-def _batches(cfg: RunConfig, data: DataFacts, ranks: int, lines: list[Decision]) -> tuple[_Batches, float]:
-    """The batches, and the tokens of a micro-batch on average."""
-    micro, accumulation = decide_batch(cfg, lines, ranks)
-    examples = micro * accumulation * ranks
-    mean_tokens = micro * data.tokens / max(1, data.rows)
-    bins = decide_bins(cfg, data, accumulation * ranks, lines)
-    if bins is None:
-        steps_per_epoch, total, epochs = _steps(cfg, _equal_epochs(cfg, data.rows, examples), lines)
-    else:
-        steps_per_epoch, total, epochs = _steps(cfg, bins.steps_in, lines)
-        micro, examples = bins.most_documents, round(bins.packing(0).mean_documents * accumulation * ranks)
-        mean_tokens = bins.size * bins.packing(0).fill(bins.lengths, bins.size)
-    return _Batches(micro, accumulation, examples, steps_per_epoch, total, epochs), mean_tokens
 
 
 def _pins(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:
@@ -297,48 +287,6 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
     grouping = cfg.dataloader.group_by_length is not False
     lines.append(Decision("path", "padded", reason + ("; batches of similar lengths" if grouping else "")))
     return "padded"
-
-
-def _equal_epochs(cfg: RunConfig, rows: int, global_batch: int) -> Callable[[int], int]:
-    """Steps of an epoch where a step counts examples."""
-    steps_per_epoch = rows // global_batch if cfg.dataloader.drop_last else math.ceil(rows / global_batch)
-    if steps_per_epoch == 0:
-        raise UserError(
-            f"dataloader.drop_last drops everything: {rows} examples do not fill one batch of {global_batch}. "
-            "Set drop_last: false or use a smaller batch."
-        )
-    return lambda _epoch: steps_per_epoch
-
-
-def _steps(cfg: RunConfig, steps_in: Callable[[int], int], lines: list[Decision]) -> tuple[int, int, float]:
-    """Steps of the first epoch, of the run, and how many epochs that makes. Epochs packed by size differ a little."""
-    schedule = cfg.step_scheduler
-    if schedule.max_steps is not None and schedule.num_epochs is None:
-        total = schedule.max_steps
-        reason = f"max_steps; an epoch is {steps_in(0)}"
-    else:
-        count = schedule.num_epochs or DEFAULT_EPOCHS
-        steps = [steps_in(epoch) for epoch in range(count)]
-        total, reason = sum(steps), _epochs(steps)
-        if schedule.max_steps is not None:
-            total = min(schedule.max_steps, total)
-            reason = f"the smaller of max_steps {schedule.max_steps} and {reason}"
-    lines.append(Decision("steps", total, reason))
-    return steps_in(0), total, _epochs_of(total, steps_in)
-
-
-def _epochs(steps: list[int]) -> str:
-    each = str(steps[0]) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}"
-    return f"{len(steps)} epoch{'s' if len(steps) != 1 else ''} of {each}"
-
-
-def _epochs_of(total: int, steps_in: Callable[[int], int]) -> float:
-    """How many epochs so many steps are."""
-    epoch = 0
-    while total > steps_in(epoch):
-        total -= steps_in(epoch)
-        epoch += 1
-    return epoch + total / steps_in(epoch)
 
 
 def _intervals(
