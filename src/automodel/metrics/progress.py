@@ -38,6 +38,10 @@ _TITLES = {
 }
 
 
+BESIDE_STATUS = 34
+"""Characters of the bar's line besides status and counts: ten of the bar, both times, `ETA`, a slash, blanks."""
+
+
 class Progress:
     """The run's voice on the terminal. `step` and `validation` take values as they are logged to `metrics.jsonl`."""
 
@@ -78,7 +82,8 @@ class Progress:
             self._bar.start()
             self._bar.update(self._task, completed=step)
             if values:
-                self._bar.update(self._task, status=self._printable(_status(values, self._memory_title)))
+                room = self.console.width - BESIDE_STATUS - 2 * len(str(self.total_steps))
+                self._bar.update(self._task, status=self._printable(_status(values, self._memory_title, room)))
         if line is not None:
             self._print(self._step_tag(step), line)
 
@@ -167,18 +172,21 @@ def _compact(value: float) -> str:
     return f"{value:.1f}" if value >= 1 or value == 0 or not math.isfinite(value) else f"{value:.2g}"
 
 
-def _status(values: Mapping[str, float], memory_title: str) -> str:
-    """The short form beside the bar."""
-    parts = []
+def _status(values: Mapping[str, float], memory_title: str, room: int) -> str:
+    """The short form beside the bar: as much of it as fits into so many characters. The log lines have the rest."""
+    parts = {}
     if "loss" in values:
-        parts.append(f"loss {format_value(values['loss'])}")
+        parts["loss"] = f"loss {format_value(values['loss'])}"
     if "lr" in values:
-        parts.append(f"lr {format_lr(values['lr'])}")
+        parts["lr"] = f"lr {format_lr(values['lr'])}"
     if "steps_per_s" in values:
-        parts.append(f"{_compact(values['steps_per_s'])} steps/s")
+        parts["speed"] = f"{_compact(values['steps_per_s'])} steps/s"
     if "memory_gib" in values:
-        parts.append(f"{memory_title.split()[0]} {format_memory(values['memory_gib'])}")
-    return "  ".join(parts)
+        parts["memory"] = f"{memory_title.split()[0]} {format_memory(values['memory_gib'])}"
+    for least in ("memory", "lr", "speed", "loss"):
+        if len("  ".join(parts.values())) > room:
+            parts.pop(least, None)
+    return "  ".join(parts.values())
 
 
 def _make_bar(console: Console) -> Bar:
@@ -192,7 +200,6 @@ def _make_bar(console: Console) -> Bar:
         TextColumn("ETA"),
         TimeRemainingColumn(),
     ]
-    if console.width >= 70:  # in a narrow pane the numbers would squeeze out the bar; the log lines have them
-        columns.append(TextColumn("{task.fields[status]}", markup=False))
+    columns.append(TextColumn("{task.fields[status]}", markup=False))
     # Four redraws a second: more would cost a noticeable share of two cores.
     return Bar(*columns, console=console, expand=True, refresh_per_second=4)

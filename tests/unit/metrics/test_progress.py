@@ -127,3 +127,27 @@ def test_a_dumb_terminal_gets_plain_lines():
     with Progress(10, console=console) as progress:
         progress.step(5, {"loss": 1.0})
     assert out.getvalue() == "[Step 5/10] Loss: 1.000\n"
+
+
+@pytest.mark.parametrize(
+    ("width", "there", "left_out"),
+    [
+        (120, ["loss 0.692", "lr 3.7e-6", "10.2 steps/s", "Host 0.6GB"], []),
+        (80, ["loss 0.692", "10.2 steps/s"], ["Host 0.6GB"]),
+        (60, ["loss 0.692"], ["lr 3.7e-6", "steps/s"]),
+        (48, [], ["loss"]),
+    ],
+)
+def test_a_narrow_bar_leaves_numbers_out_and_keeps_its_times_whole(width, there, left_out):
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, width=width, _environ={"TERM": "xterm-256color"}, color_system=None
+    )
+    with Progress(12_500, console=console) as progress:
+        progress.step(10_000, {"loss": 0.692, "lr": 3.7e-6, "steps_per_s": 10.2, "memory_gib": 0.6})
+    bar = out.getvalue().splitlines()[-2]
+    assert "10000/12500" in bar
+    assert "ETA" in bar
+    assert "…" not in bar
+    assert all(part in bar for part in there)
+    assert not any(part in bar for part in left_out)
