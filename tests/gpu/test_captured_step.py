@@ -271,3 +271,35 @@ def test_layers_updated_under_the_next_step_end_where_all_end(kind):
     assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-5)
     for name in finals[0]:
         torch.testing.assert_close(finals[1][name], finals[0][name], rtol=1e-3, atol=1e-6, msg=name)
+
+
+def test_a_step_that_cannot_be_recorded_leaves_nothing_behind():
+    """The second shape asks for a number in the middle of its backward pass: it runs eagerly, the others as graphs, and
+    the losses are those of a run whose steps were all recorded."""
+    store = make_store()
+    batches = list(steps_of(store, 8, 1, 12, sort_tokens=True))
+    wanted = run(captured(make_model("bert", 0.0), 1, late=True)[0], batches)
+    step, _ = captured(make_model("bert", 0.0), 1, late=True)
+    said: list[str] = []
+    step.warn = said.append
+
+    def asks(gradient):
+        if len(step.graphs) == 1 and not said and torch.cuda.is_current_stream_capturing():
+            gradient.sum().item()
+
+    def enters(_layer, args, kwargs):
+        value = args[0] if args else kwargs["hidden_states"]
+        getattr(value, "branch_TN", value).register_hook(asks)
+
+    layers_of(step.model)[1].register_forward_pre_hook(enters, with_kwargs=True)
+    main = torch.cuda.current_stream()
+    found = run(step, batches)
+    assert len(said) == 1
+    assert "could not be captured" in said[0]
+    assert torch.cuda.current_stream() == main
+    assert not step.side.pieces
+    assert len(step.graphs) > 2, "some were recorded after it"
+    with step.compute(), torch.no_grad():
+        step.model.eval()
+        step.forward(batches[0].micro_batches[0].to("cuda"))
+    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4)

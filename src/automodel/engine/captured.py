@@ -242,18 +242,31 @@ class CapturedStep:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            # The outer block: where a capture cannot be ended, torch leaves its stream the current one.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
+            ):
                 work()
-        except torch.cuda.OutOfMemoryError:
-            raise
         except RuntimeError as error:
+            self._forget_recording()
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
             reason = str(error).splitlines()[0]
             self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead: {reason}")
-            self._drop_gradients()
             return Uncaptured(work, self._drop_gradients)
         self.optimizer.finish_capture()
         self._drop_gradients()
         return graph
+
+    def _forget_recording(self) -> None:
+        """What a recording that failed has left in the hands of others: events of it cannot be waited for."""
+        if self.side is not None:
+            self.side.forget()
+        if self.late is not None:
+            self.late.done = [None] * len(self.late.done)
+        self.optimizer.finish_capture()
+        self._drop_gradients()
 
     def _on_stream(self):
         self.stream.wait_stream(torch.cuda.current_stream())

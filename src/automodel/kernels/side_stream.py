@@ -56,6 +56,11 @@ class SideStream:
             torch.cuda.current_stream().wait_stream(self.stream)
             self.pieces.clear()
 
+    def forget(self) -> None:
+        """Pieces of a recording that failed: they were never queued, their events may not be waited for outside of it,
+        and what they read is of no use to anybody."""
+        self.pieces.clear()
+
 
 def gradients_by(
     side: SideStream | None, parameters: Sequence[Tensor], gradients: Callable[[], Sequence[Tensor]], *reads: Any
