@@ -137,6 +137,23 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_it_continues_exactly(
     assert tiny.losses(folder / "out") == losses
 
 
+def test_a_damaged_best_checkpoint_does_not_cost_the_model(folder):
+    """It is found at the end, when all steps are done. With a rate of almost nothing no evaluation beats the first."""
+    how = ("optimizer.lr=1e-12", "step_scheduler.val_every_steps=2")
+    summary, _ = finetune(folder, *how)
+    assert summary["exported_step"] == 2
+    (folder / "out" / "run" / "exported.json").unlink()
+    path = folder / "out" / "run" / "steps" / "step-00000002" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    summary, said = finetune(folder, *how, resume=True)
+    assert "The checkpoint of step 2, the best by loss, cannot be used" in said
+    assert f"{path} was changed after it was written (SHA-256 differs); the last weights are exported." in said
+    assert summary["exported_step"] == 8
+    assert (folder / "out" / "model.safetensors").exists()
+
+
 def test_another_number_of_ranks_is_told_how_to_keep_the_steps(folder, monkeypatch):
     """As after two ranks of batch 4, of which one was lost."""
     import json

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 LATEST = "LATEST"
 UNFINISHED = ".unfinished-"
+NAME = re.compile(r"step-\d{8,}")
 VERSION = 2
 """1 had no rank files, and no hash of the manifest itself; it is read as well."""
 
@@ -116,13 +118,23 @@ class Checkpoint:
             raise DamagedCheckpointError(f"{path} was changed after it was written (SHA-256 differs).")
 
 
+def damage_of(checkpoint: Checkpoint, share: int = 0, of: int = 1) -> str:
+    """What is wrong with a share of its files (every `of`-th); nothing where they are whole."""
+    try:
+        checkpoint.verify(list(checkpoint.files())[share::of])
+    except DamagedCheckpointError as error:
+        return str(error)
+    return ""
+
+
 def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Every finished checkpoint, oldest first. A finished one has its manifest: it was renamed into place."""
-    found = [path for path in folder.glob("step-*") if (path / MANIFEST).exists()]
+    """Every finished checkpoint, oldest first. A finished one has its manifest: it was renamed into place. Somebody's
+    copy under another name (`step-00000120.bak`) is none of ours."""
+    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and (path / MANIFEST).exists()]
     return sorted((Checkpoint(int(path.name.removeprefix("step-")), path) for path in found), key=lambda c: c.step)
 
 

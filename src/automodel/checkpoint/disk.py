@@ -3,6 +3,7 @@ lists or checks checkpoints need not wait for it."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass
@@ -18,10 +19,14 @@ class Written:
 
 
 def flush_to_disk(path: Path) -> None:
-    """So that a rename never outlives the bytes it names. Folders too."""
+    """So that a rename never outlives the bytes it names. Folders too, where the file system can: some that lie behind
+    a network (SMB, object stores) know no such thing, and refuse it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
+            raise
     finally:
         os.close(descriptor)
 

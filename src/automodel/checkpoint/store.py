@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from automodel.checkpoint import catalog
-from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError
+from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError, damage_of
 from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
 from automodel.checkpoint.parts import file_of, header_of_parts, is_sharded, parts_of
 from automodel.checkpoint.snapshot import Camera, Groups
@@ -209,7 +209,11 @@ class CheckpointStore:
         passed_over = []
         for step in reversed(self.ranks.told(lambda: [c.step for c in self.complete()])):
             checkpoint = Checkpoint(step, self.folder / catalog.name_of(step))
-            problems = [text for text in texts_of_all(self.ranks, self._damage(checkpoint)) if text]
+            problems = [
+                text
+                for text in texts_of_all(self.ranks, damage_of(checkpoint, self.ranks.rank, self.ranks.size))
+                if text
+            ]
             if not problems:
                 return checkpoint, passed_over
             passed_over.append(f"{problems[0]} Falling back to the checkpoint before it.")
@@ -354,14 +358,6 @@ class CheckpointStore:
         raise SaveFailedError(
             f"{text}. Make room and continue with --resume; checkpoint.on_error: continue would have trained on."
         )
-
-    def _damage(self, checkpoint: Checkpoint) -> str:
-        """What is wrong with this rank's share of the files."""
-        try:
-            checkpoint.verify(list(checkpoint.files())[self.ranks.rank :: self.ranks.size])
-        except DamagedCheckpointError as error:
-            return str(error)
-        return ""
 
 
 def texts_of_all(ranks: Alone, text: str) -> list[str]:

@@ -14,10 +14,11 @@ from typing import Any
 
 from rich.console import Console
 
-from automodel.checkpoint.store import replace_text
+from automodel.checkpoint.catalog import Checkpoint, damage_of
+from automodel.checkpoint.store import CheckpointStore, replace_text, texts_of_all
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
-from automodel.distributed.world import Alone, joined
+from automodel.distributed.world import ALONE, Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
@@ -224,12 +225,8 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     best, checkpoints = run.state.best, run.checkpoints
     chosen: dict[str, Any] = {"exported_step": run.state.step}
     if run.prepared.cfg.checkpoint.keep_best and best.step is not None and best.step != run.state.step and checkpoints:
-        if run.prepared.layout.fsdp:
-            checkpoints.wait()
-            run.prepared.ranks.barrier()  # the first rank has put the last one into its place
-        checkpoint = checkpoints.at(best.step)
+        checkpoint, problem = _whole_checkpoint(run, checkpoints, best.step)
         if checkpoint is not None:
-            checkpoint.verify()
             read: Any = checkpoint.parts if run.prepared.layout.fsdp else checkpoint.tensors
             run.step.load_weights(read("model"), str(checkpoint.folder))
             run.progress.info(f"Exporting step {best.step}, the best by {best.metric} ({best.value:.4f})")
@@ -238,9 +235,9 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
             alone = not run.prepared.layout.fsdp  # then the other ranks have gone
             metrics = run.evaluator() if alone else evaluate_for_all(run.evaluator, run.prepared.ranks)
             chosen |= {"validation": metrics.values, "confusion_matrix": metrics.confusion_matrix}
-        else:  # it could not be written, and the run went on (checkpoint.on_error: continue)
-            missing = f"The checkpoint of step {best.step}, the best by {best.metric}, is missing"
-            run.progress.warn(f"{missing}; the last weights are exported.")
+        else:
+            what = f"The checkpoint of step {best.step}, the best by {best.metric}, {problem}"
+            run.progress.warn(f"{what}; the last weights are exported.")
     run.step.finish()
     tokenizer = run.prepared.tokenizer
     if run.prepared.train.chat_template:
@@ -260,6 +257,23 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     after = model_files(run.folder.root)
     run.folder.write_json(EXPORTED, sorted(name for name in after if after[name] != before.get(name)))
     return chosen
+
+
+def _whole_checkpoint(run: Run, checkpoints: CheckpointStore, step: int) -> tuple[Checkpoint | None, str]:
+    """The checkpoint of a step, or why it cannot be used: it could not be written and the run went on (`checkpoint.
+    on_error: continue`), or its files were changed since. Ranks that export together come to the same answer."""
+    ranks = ALONE
+    if run.prepared.layout.fsdp:
+        ranks = run.prepared.ranks
+        checkpoints.wait()
+        ranks.barrier()  # the first rank has put the last one into its place
+    checkpoint = checkpoints.at(step)
+    problem = "is missing"
+    if checkpoint is not None:
+        damage = damage_of(checkpoint, ranks.rank, ranks.size)
+        problem = f"cannot be used: {damage.rstrip('.')}" if damage else ""
+    problems = [text for text in texts_of_all(ranks, problem) if text]
+    return (None, problems[0]) if problems else (checkpoint, "")
 
 
 def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:

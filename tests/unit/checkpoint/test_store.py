@@ -1,8 +1,11 @@
 """Checkpoints are complete or absent, and damage is named."""
 
+import errno
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -84,6 +87,28 @@ print("ready", flush=True)
 for step in range(1, 100000):
     store.save(step, {"model": {"w": torch.full((400, 400), float(step))}}, {"step": step})
 """
+
+
+def test_a_copy_under_another_name_is_no_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, {"model": {"w": torch.zeros(2)}}, {})
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000001.bak")
+    store.save(2, {"model": {"w": torch.zeros(2)}}, {})
+    assert [checkpoint.step for checkpoint in store.complete()] == [2]
+    assert (tmp_path / "step-00000001.bak").is_dir(), "nobody else's files are removed"
+
+
+def test_a_file_system_that_cannot_flush_folders_holds_checkpoints(tmp_path, monkeypatch):
+    flush = os.fsync
+
+    def only_files(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    CheckpointStore(tmp_path).save(1, {"model": {"w": torch.zeros(2)}}, {})
+    assert CheckpointStore(tmp_path).latest()[0] is not None
 
 
 def test_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
