@@ -25,6 +25,7 @@ from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, op
 from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import Observer
+from automodel.engine.one_writer import only_writer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import written_at_the_end
 from automodel.engine.same_run import check_same_run
@@ -86,19 +87,20 @@ def finetune(
         console = Console(quiet=True, force_terminal=False)
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
-    folder = open_folder(cfg.checkpoint.checkpoint_dir, resume=resume, overwrite=overwrite)
-    if resume:
-        check_same_run(cfg, folder)
-    if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
-        console.print("Reading the model and the data …", style="dim")
-    begun = (folder.read_json("plan.json") or {}) if resume else {}
-    prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
-    print_plan(prepared.plan, console)
-    tf32 = prepared.plan.device == "cuda" and (
-        prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
-    )
-    with fp32_products(tf32), kept_heap(prepared.plan.device):
-        return _carry_out(prepared, folder, console, resume, started, observer or Observer())
+    with only_writer(cfg.checkpoint.checkpoint_dir, ranks):
+        folder = open_folder(cfg.checkpoint.checkpoint_dir, resume=resume, overwrite=overwrite)
+        if resume:
+            check_same_run(cfg, folder)
+        if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
+            console.print("Reading the model and the data …", style="dim")
+        begun = (folder.read_json("plan.json") or {}) if resume else {}
+        prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
+        print_plan(prepared.plan, console)
+        tf32 = prepared.plan.device == "cuda" and (
+            prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
+        )
+        with fp32_products(tf32), kept_heap(prepared.plan.device):
+            return _carry_out(prepared, folder, console, resume, started, observer or Observer())
 
 
 def _carry_out(

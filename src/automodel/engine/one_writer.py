@@ -1,0 +1,66 @@
+"""One run at a time in a run folder.
+
+Two runs that write into one folder, started twice by mistake or by a sweep that forgot to name its folders, would mix
+their checkpoints and metrics, and the second would put the first one's `run/` aside while it is being written. So the
+first rank of a run holds a lock on the folder (`flock` on the directory: no file is left behind, and the kernel lets go
+of it however the process ends). Workers of a process that was killed hold it a moment longer, hence the waiting. Where
+a file system has no such locks, runs go on without.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from automodel.config.errors import UserError
+from automodel.distributed.world import Alone
+
+LET_GO_S = 10.0  # workers notice within 5 s that the process they work for is gone
+
+
+@contextmanager
+def only_writer(checkpoint_dir: str, ranks: Alone) -> Generator[None]:
+    """Holds the run folder for as long as the block lasts. Raises `UserError` where another run holds it."""
+    root = Path(checkpoint_dir).expanduser()
+    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    held: list[int] = []
+    try:
+        ranks.told(lambda: held.extend(_lock(root)))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        for folder in made if ranks.first else ():  # an error before the run began leaves nothing behind
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _lock(root: Path) -> list[int]:
+    """The open lock; none where there cannot be one. What is wrong with the folder is said by who opens it."""
+    try:
+        import fcntl
+
+        root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    except (ImportError, OSError):
+        return []
+    until = time.monotonic() + LET_GO_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.1)
+                continue
+            os.close(descriptor)
+            raise UserError(
+                f"another run is writing into {root} at this moment. Wait for its end, or choose another folder: "
+                "checkpoint.checkpoint_dir=./another"
+            ) from None
+        except OSError:  # a file system without locks
+            os.close(descriptor)
+            return []
+        return [descriptor]

@@ -1,0 +1,52 @@
+"""Two runs never write into one folder, and whoever fails leaves none behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.engine import one_writer
+from automodel.engine.one_writer import only_writer
+
+FIRST = SimpleNamespace(first=True, told=lambda make: make())
+
+HOLD = """
+import fcntl, os, sys, time
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(one_writer, "LET_GO_S", 0.2)
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    other.stdout.readline()
+    with pytest.raises(UserError, match="another run is writing into .* at this moment"), only_writer(tmp_path, FIRST):
+        pytest.fail("it was let in")
+    other.kill()  # the kernel lets go
+    other.wait()
+    for _ in range(2):
+        with only_writer(str(tmp_path), FIRST):
+            pass
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path):
+    with only_writer(str(tmp_path / "a" / "b"), FIRST):
+        assert (tmp_path / "a" / "b").is_dir()
+    assert list(tmp_path.iterdir()) == []
+    with only_writer(str(tmp_path / "a" / "b"), FIRST):
+        (tmp_path / "a" / "b" / "config.json").write_text("{}")
+    assert (tmp_path / "a" / "b" / "config.json").exists()
+
+
+def test_what_is_no_folder_is_left_to_others(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with only_writer(str(tmp_path / "file"), FIRST):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
