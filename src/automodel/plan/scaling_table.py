@@ -11,11 +11,13 @@ from automodel.distributed.layout import Layout
 from automodel.plan.memory import ModelShape
 from automodel.plan.scaling import H200, Job, Machine, Prediction, predict
 
-MEASURED = 61_786
-"""Tokens a second of `llama1b-4k` on one H200 (benchmarks/results/h200.json): captured steps, fused blocks."""
-EAGER = 42_900
-"""The same workload by HF Trainer with bf16 weights (../shared/PERFORMANCE.md): eager steps of stock blocks. Shards run
-eager steps of fused blocks, where the family has them, which should be faster and has not been measured."""
+MEASURED = 61_240
+"""Tokens a second of `llama1b-4k` on one H200 by the captured, fused steps of several ranks, gradients summed by a real
+NCCL group of one (`step_probe.py llama1b-4k --together`). One rank alone does 63.0k."""
+EAGER = 55_816
+"""The same by the sharded step, eager and with fused blocks (row `llama1b-4k-fsdp2-sharded`)."""
+STOCK = 41_962
+"""The same with stock blocks, which cut matrices have."""
 
 
 def _llama(layers: int, width: int, heads: int, inner: int, tied: bool, head: int = 128) -> ModelShape:
@@ -59,7 +61,8 @@ def rows() -> list[tuple[Job, Layout, Prediction, Prediction]]:
     made = []
     for job, gpus, layout in LAYOUTS:
         assert layout.size == gpus
-        now = efficiency(EAGER if layout.fsdp else MEASURED)
+        sharded = STOCK if layout.tp > 1 else EAGER
+        now = efficiency(sharded if layout.fsdp else MEASURED)
         made.append((job, layout, predict(job, layout, now), predict(job, layout, efficiency(MEASURED))))
     return made
 
