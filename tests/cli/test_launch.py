@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -169,7 +168,6 @@ def test_what_cannot_work_is_refused_before_it_waits_in_a_queue(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_ray_train_on_a_local_ray(folder):
     done = tiny.automodel(
         "launch", "ray", "-c", folder / "run.yaml", "--workers", "2", "--cpu", "--submit",
