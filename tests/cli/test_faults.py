@@ -76,6 +76,12 @@ def test_a_full_disk_ends_the_run_at_the_next_save_and_keeps_the_last_checkpoint
     assert summary["steps"] == 8
 
 
+def test_a_disk_that_was_full_from_the_beginning_leaves_nothing_to_resume(folder, monkeypatch):
+    Disk(monkeypatch, {2})
+    with pytest.raises(UserError, match="There is no earlier checkpoint. Make room and start again;"):
+        finetune(folder)
+
+
 def test_on_error_continue_trains_on(folder, monkeypatch):
     Disk(monkeypatch, {4})
     summary, said = finetune(folder, "checkpoint.on_error=continue", "checkpoint.keep_last=9")

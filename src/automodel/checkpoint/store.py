@@ -355,9 +355,8 @@ class CheckpointStore:
         if self.on_error == "continue":
             self.warn(f"{text}; training goes on (checkpoint.on_error: continue).")
             return
-        raise SaveFailedError(
-            f"{text}. Make room and continue with --resume; checkpoint.on_error: continue would have trained on."
-        )
+        then = "continue with --resume" if kept else "start again"
+        raise SaveFailedError(f"{text}. Make room and {then}; checkpoint.on_error: continue would have trained on.")
 
 
 def texts_of_all(ranks: Alone, text: str) -> list[str]:

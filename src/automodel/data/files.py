@@ -12,6 +12,7 @@ Parsing is left to `datasets` (its builders are what hub datasets are read with)
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import logging
@@ -24,6 +25,7 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.data.cells import check_encoding, first_row_options, in_words
 from automodel.data.columns import did_you_mean, is_string
+from automodel.data.store import unwritable
 
 FORMATS = {
     ".csv": "csv",
@@ -157,7 +159,18 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
     except Exception as error:
         if "corresponds to no data" in str(error) or all(file.stat().st_size == 0 for file in files):
             raise UserError(f"{section}.path: '{files[0]}' has no rows.") from error
+        if _no_room(error):
+            raise unwritable(cache, "there is not enough space on the disk") from error
         raise UserError(_unreadable(files, format, error, section)) from error
+
+
+def _no_room(error: BaseException | None) -> bool:
+    """Whether `datasets` failed at its own cache, and not at the files."""
+    while error is not None:
+        if isinstance(error, OSError) and (error.errno == errno.ENOSPC or "Not enough disk space" in str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _numbers_with_gaps(rows: Any) -> Any:

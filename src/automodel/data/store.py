@@ -21,6 +21,7 @@ Reading never touches single tokens in Python: a batch is a handful of slices an
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from automodel.config.errors import UserError
 from automodel.data.samples import Samples
 
 FORMAT = 1  # raise it when the layout changes; older folders are then rebuilt
@@ -128,19 +130,34 @@ def open_or_build(
 
     `build` returns the chunks to write and a function that gives the meta once all of them were taken.
     """
-    with contextlib.suppress(FileNotFoundError, DamagedStore):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, DamagedStore):
         return TokenStore.open(folder), True
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
     temporary = folder.parent / f"{folder.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    temporary.mkdir()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(folder.parent)
+        temporary.mkdir()
+    except OSError as error:
+        raise unwritable(folder.parent, error.strerror or str(error)) from error
     try:
         chunks, meta = build()
         _write(temporary, chunks, meta, vocabulary)
         _move_into_place(temporary, folder)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):  # the rows may come from a network
+            raise
+        raise unwritable(folder.parent, error.strerror or str(error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return TokenStore.open(folder, verify=False), False
+
+
+def unwritable(cache: Path, reason: str) -> UserError:
+    """A cache on a full or read-only disk."""
+    return UserError(
+        f"the cache folder {cache} cannot be written: {reason}. Make room, or name another one with dataset.cache_dir "
+        "or the environment variable AUTOMODEL_CACHE."
+    )
 
 
 def _as_arrays(samples: Samples) -> dict[str, np.ndarray | None]:

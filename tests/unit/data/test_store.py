@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from automodel.config.errors import UserError
 from automodel.data.samples import SampleWriter
 from automodel.data.store import DamagedStore, TokenStore, open_or_build
 
@@ -153,3 +154,18 @@ def test_two_processes_at_once(tmp_path):
     assert [process.exitcode for process in processes] == [0] * 4
     assert len(TokenStore.open(tmp_path / "s")) == 10
     assert [p.name for p in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError) as caught:
+        open_or_build(tmp_path / "file" / "key", lambda: pytest.fail("nothing is read"), vocabulary=10)
+    assert str(caught.value).startswith(f"the cache folder {tmp_path}/file cannot be written: ")
+    assert str(caught.value).endswith("dataset.cache_dir or the environment variable AUTOMODEL_CACHE.")
+
+    def fill():
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match="cannot be written: No space left on device. Make room"):
+        open_or_build(tmp_path / "cache" / "key", fill, vocabulary=10)
+    assert list((tmp_path / "cache").iterdir()) == []
