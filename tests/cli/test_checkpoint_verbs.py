@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -68,8 +69,18 @@ def test_prune_keeps_the_newest_that_is_whole(run, how):
     would = tiny.automodel("checkpoint", "prune", run, "--drop-best", "--dry-run").stdout
     assert "Would remove steps: 4, 8" in would
     assert len(list((run / "run" / "steps").glob("step-*"))) == 3
+    under_way, left_behind = (
+        run / "run" / "steps" / f".unfinished-step-{name}" for name in ("00000010-1", "00000009-1")
+    )
+    for folder in (under_way, left_behind):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+        os.utime(folder, (0, 0))
+    os.utime(left_behind / "model.safetensors", (0, 0))
     done = tiny.automodel("checkpoint", "prune", run, "--drop-best").stdout
     assert "Removed steps: 4, 8" in done
+    assert under_way.exists(), "the run may be training, and this its next checkpoint"
+    assert not left_behind.exists()
     assert [path.name for path in (run / "run" / "steps").glob("step-*")] == ["step-00000006"]
     assert (run / "run" / "steps" / "LATEST").read_text() == "step-00000006\n"
 

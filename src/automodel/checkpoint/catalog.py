@@ -21,8 +21,10 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,14 +165,25 @@ def drop_old(folder: Path, keep_last: int, protected: Iterable[int]) -> list[int
     kept = {checkpoint.step for checkpoint in every[-keep_last:]} | set(protected)
     dropped = [checkpoint for checkpoint in every if checkpoint.step not in kept]
     for checkpoint in dropped:
-        retire(checkpoint.folder)
+        with suppress(FileNotFoundError):  # somebody prunes at the same time
+            retire(checkpoint.folder)
     return [checkpoint.step for checkpoint in dropped]
 
 
-def clean(folder: Path) -> None:
-    """Removes what a killed save left behind."""
+def clean(folder: Path, idle: float = 0.0) -> None:
+    """Removes what a killed save left behind; what was written to in the last `idle` seconds may be a save that is
+    under way."""
     for leftover in folder.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        if not idle or time.time() - _last_change(leftover) > idle:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _last_change(folder: Path) -> float:
+    changes = [0.0]
+    for path in (folder, *folder.glob("*")):
+        with suppress(FileNotFoundError):  # it has just been renamed into place
+            changes.append(path.stat().st_mtime)
+    return max(changes)
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:

@@ -54,12 +54,13 @@ class Camera:
     def __init__(self):
         self.device_is_full = False
 
-    def take(self, groups: Groups) -> Snapshot | None:
-        """The parts as they are now; None where there is no room for a copy."""
+    def take(self, groups: Groups, beside: int = 1) -> Snapshot | None:
+        """The parts as they are now; None where there is no room for a copy. `beside`: ranks of this machine that take
+        one at the same time, each of which may have its share of the free memory and no more."""
         every = [(group, name, part.data) for group, parts in groups.items() for name, part in parts.items()]
         on_gpu = [item for item in every if item[2].is_cuda]
         on_host = [item for item in every if not item[2].is_cuda]
-        available = psutil.virtual_memory().available
+        available = psutil.virtual_memory().available // beside
         if _bytes(on_host) > available // 2:
             return None
         copies: dict[tuple[str, str], Tensor] = {}

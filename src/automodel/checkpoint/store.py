@@ -149,7 +149,8 @@ class CheckpointStore:
             return
         snapshot = None
         if self.background:
-            snapshot = self._camera.hold(work.groups) if last else self._camera.take(work.groups)
+            beside = self.ranks.world.local_size if work.sharded else 1
+            snapshot = self._camera.hold(work.groups) if last else self._camera.take(work.groups, beside)
         self.last_place = snapshot.place if snapshot else "none"
         if snapshot is None:
             self._carry_out(work)

@@ -28,6 +28,9 @@ class Verbs(TyperGroup):
 
 app = typer.Typer(no_args_is_help=True, help="List, check, thin out and convert the checkpoints of a run.", cls=Verbs)
 
+LEFT_BEHIND = 3600.0
+"""Seconds after which nobody is writing an unfinished checkpoint any more."""
+
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder (checkpoint.checkpoint_dir).")]
 Step = Annotated[int | None, typer.Option("--step", help="The checkpoint of this step.")]
 
@@ -111,7 +114,7 @@ def prune(
         catalog.point_latest(steps, whole[-1].step)  # before anything it could name is gone
         for checkpoint in doomed:
             catalog.retire(checkpoint.folder)
-        catalog.clean(steps)
+        catalog.clean(steps, idle=LEFT_BEHIND)  # the run may be training and saving
     what = ", ".join(str(checkpoint.step) for checkpoint in doomed) or "none"
     print(f"{'Would remove' if dry_run else 'Removed'} steps: {what} ({_size(freed)}); kept: {sorted(kept)}")
 

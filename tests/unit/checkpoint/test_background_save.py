@@ -7,6 +7,8 @@ import torch
 
 from automodel.checkpoint import snapshot as snapshot_module
 from automodel.checkpoint import store as store_module
+from automodel.checkpoint.parts import Part
+from automodel.checkpoint.snapshot import Camera
 from automodel.checkpoint.store import CheckpointStore, SaveFailedError
 
 
@@ -134,6 +136,18 @@ def test_without_room_for_a_copy_it_is_written_at_once(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path)
     store.begin(1, {"model": {"w": torch.ones(8)}}, {})
     assert (tmp_path / "step-00000001" / "manifest.json").exists()
+
+
+def test_ranks_of_one_machine_share_the_room_for_copies(monkeypatch):
+    """Each would find that its own fits, and all together would end in the system killing one."""
+
+    class Memory:
+        available = 400
+
+    monkeypatch.setattr(snapshot_module.psutil, "virtual_memory", lambda: Memory)
+    groups = {"model": {"w": Part.whole(torch.ones(16))}}  # 64 bytes, of the half that may be taken
+    assert Camera().take(groups, beside=3) is not None
+    assert Camera().take(groups, beside=4) is None
 
 
 def test_the_last_one_is_written_as_it_is(tmp_path, monkeypatch):
