@@ -154,28 +154,26 @@ class FlatAdamW(torch.optim.Optimizer):
         """Gradients that were not written to their fixed places are copied there."""
         for part in self.flat.late_parts:
             for place, fixed in zip(part.places, part.gradients):
-                gradient = place.parameter.grad
-                if gradient is None:
-                    fixed.zero_()
-                elif gradient.data_ptr() != fixed.data_ptr():
-                    fixed.copy_(gradient)
+                self._bring(place)
                 place.parameter.grad = fixed
 
     def collect(self, places: Iterable[Place]) -> list[torch.Tensor]:
-        """Gradients of these parameters to their fixed places (`placed`). Returns those that were elsewhere: who copies
-        on a second stream has to keep them until it is done."""
-        elsewhere = []
-        for place in places:
-            gradient, fixed = place.parameter.grad, self.flat.fixed[id(place.parameter)]
-            if gradient is None:
-                fixed.zero_()
-                continue
-            self._have_gradients.add(id(place.parameter))
-            if gradient.data_ptr() != fixed.data_ptr():
-                fixed.copy_(gradient)
-                elsewhere.append(gradient)
-                place.parameter.grad = fixed
-        return elsewhere
+        """Gradients of these parameters to their fixed places. Returns those that were elsewhere: who copies on another
+        stream has to keep them until it is done."""
+        places = list(places)
+        self._have_gradients.update(id(p.parameter) for p in places if p.parameter.grad is not None)
+        return [gradient for gradient in map(self._bring, places) if gradient is not None]
+
+    def _bring(self, place: Place) -> torch.Tensor | None:
+        """A gradient to its fixed place; zeros where there is none. Returns it where it was elsewhere."""
+        gradient, fixed = place.parameter.grad, self.flat.fixed[id(place.parameter)]
+        if gradient is None:
+            fixed.zero_()
+            return None
+        if gradient.data_ptr() == fixed.data_ptr():
+            return None
+        place.parameter.grad = fixed.copy_(gradient)
+        return gradient
 
     def hand_out(self) -> None:
         """`.grad` is what was collected, for `step` to read. A parameter that has never had a gradient has none, and is
