@@ -94,6 +94,10 @@ def test_files_keep_their_columns_and_order(predict, work):
     assert (code, lines, errors) == (0, [], f"Wrote 3 rows to {work / 'a.jsonl'}\n")
     written = [json.loads(line) for line in (work / "a.jsonl").read_text().splitlines()]
     assert [row["id"] for row in written] == [7, 8, 9]
+    again = ("out", "--input", source, "--text-column", "text", "--output", work / "a.jsonl")
+    refusal = f"error: --output: '{work / 'a.jsonl'}' exists. Name another file, or replace it with --overwrite.\n"
+    assert predict(*again) == (2, [], refusal)
+    assert predict(*again, "--overwrite")[0] == 0
     assert [row["prediction"] for row in written] == ["good", "bad", "good"]
     predict("out", "-i", source, "--text-column", "text", "-o", work / "a.csv", "--batch-size", 1)
     with open(work / "a.csv", newline="") as file:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from automodel.cli.predict import Progress, get_ready, tell
+from automodel.cli.predict import Progress, check_overwrite, get_ready, tell
 from automodel.config.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,10 +103,7 @@ def _check(
         raise UserError("give either prompts (--prompt TEXT) or a file of them (--input FILE).")
     if input_file is None and text_column:
         raise UserError("--text-column names a column of --input, which is not given.")
-    if output is not None and output.is_file() and not overwrite:
-        raise UserError(f"--output: '{output}' exists. Name another file, or replace it with --overwrite.")
-    if overwrite and output is None:
-        raise UserError("--overwrite is about the file that --output names, which is not given.")
+    check_overwrite(output, input_file, overwrite)
 
 
 class _Printer:

@@ -29,7 +29,7 @@ VERBS = {
     "predict": ("automodel.cli.predict", "Classify or complete text with a fine-tuned model."),
     "generate": ("automodel.cli.generate", "Let a fine-tuned language model answer or continue prompts."),
     "evaluate": ("automodel.cli.evaluate", "Measure a fine-tuned model on a dataset."),
-    "export": ("automodel.cli.export", "Write the model of an adapter run as a plain Hugging Face folder."),
+    "export": ("automodel.cli.export", "Write base and adapter of a run as one plain model."),
     "checkpoint": ("automodel.cli.checkpoint", "List, check, thin out and convert the checkpoints of a run."),
     "examples": ("automodel.cli.examples", "List and copy example configs."),
     "quickstart": ("automodel.cli.quickstart", "Fine-tune a real model on real reviews, in minutes."),

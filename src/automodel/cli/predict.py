@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +33,7 @@ def predict(
         str | None, typer.Option("--input", "-i", help="CSV, JSONL, Parquet, text … file; its columns are kept.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,
     text_column: Annotated[str | None, typer.Option(help="Column of --input that holds the text.")] = None,
     pair_column: Annotated[str | None, typer.Option(help="Column of --input that holds the second text.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="Second text of a pair, one for each text.")] = None,
@@ -59,6 +61,7 @@ def predict(
         raise UserError(f"--{'text' if text_column else 'pair'}-column names a column of --input, which is not given.")
     if input_file is not None and pair:
         raise UserError("--pair belongs to texts on the command line; for a file, name the column: --pair-column.")
+    check_overwrite(output, input_file, overwrite)
     get_ready(output, input_file)
     from automodel.engine.predict import Predictor
 
@@ -78,6 +81,16 @@ def predict(
         answers = _ask(predictor, questions, asked)
     shown = (_shown(item, answer) for item, answer in zip(questions.items, answers))
     tell(predictor, rows, answers, output, as_json, shown)
+
+
+def check_overwrite(output: Path | None, input_file: str | None, overwrite: bool) -> None:
+    """A file that exists is replaced only where that is said; the input never is."""
+    if overwrite and output is None:
+        raise UserError("--overwrite is about the file that --output names, which is not given.")
+    if output is None or overwrite or not output.is_file():
+        return
+    if input_file is None or not os.path.exists(input_file) or not os.path.samefile(output, input_file):
+        raise UserError(f"--output: '{output}' exists. Name another file, or replace it with --overwrite.")
 
 
 def get_ready(output: Path | None, input_file: str | None) -> None:
