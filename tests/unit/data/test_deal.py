@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 
 import numpy as np
@@ -21,6 +22,36 @@ def test_every_item_goes_to_one_rank_and_hands_differ_by_one(ranks, count):
     sizes = [len(hand) for hand in hands]
     assert max(sizes) - min(sizes) <= 1
     assert all(hand == sorted(hand) for hand in hands)
+
+
+def dealt_one_by_one(costs: np.ndarray, ranks: int) -> list[list[int]]:
+    """As the docstring says it, looking at every rank for every item. Runs that go on must be dealt the same."""
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0.0] * ranks
+    room = -(-len(costs) // ranks)
+    full = ranks - (room * ranks - len(costs))
+    for item in np.argsort(-costs, kind="stable").tolist():
+        limit = room - 1 if sum(len(hand) == room for hand in hands) >= full else room
+        taker = min((r for r in range(ranks) if len(hands[r]) < limit), key=lambda r: (loads[r], r))
+        hands[taker].append(item)
+        loads[taker] += float(costs[item])
+    return [sorted(hand) for hand in hands]
+
+
+def test_the_least_loaded_rank_with_room_takes_the_next():
+    chance = np.random.default_rng(0)
+    for _ in range(200):
+        ranks, count = int(chance.integers(1, 9)), int(chance.integers(0, 40))
+        costs = costs_of(chance.integers(1, int(chance.integers(2, 300)), count))  # with equal ones
+        assert deal(costs, ranks) == dealt_one_by_one(costs, ranks)
+
+
+def test_a_thousand_ranks_do_not_wait_for_it():
+    """In every step, on every rank: two seconds where each document looks at each rank."""
+    costs = costs_of(np.random.default_rng(0).integers(10, 2000, 8192))
+    begun = time.process_time()
+    deal(costs, 1024)
+    assert time.process_time() - begun < 0.5
 
 
 def test_hands_cost_almost_the_same():
