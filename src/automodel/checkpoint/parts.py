@@ -136,8 +136,9 @@ class SavedGroup(Mapping[str, SavedTensor]):
 
     def __init__(self, folder: Path, group: str):
         self._tensors: dict[str, SavedTensor] = {}
+        found: set[tuple[str, tuple[int, ...], tuple[int, ...]]] = set()
         for path in files_of(folder, group):
-            self._add(path)
+            self._add(path, found)
         for tensor in self._tensors.values():
             there = sum(math.prod(stored.size) for stored in tensor.stored)
             if there != math.prod(tensor.shape):
@@ -146,7 +147,8 @@ class SavedGroup(Mapping[str, SavedTensor]):
                     f"whole has {math.prod(tensor.shape):,}."
                 )
 
-    def _add(self, path: Path) -> None:
+    def _add(self, path: Path, found: set[tuple[str, tuple[int, ...], tuple[int, ...]]]) -> None:
+        """The rectangles of a file, where they were not `found` in another: replicas are alike."""
         header = _header_of(path)
         notes = header.pop("__metadata__", {})
         begins, shapes = json.loads(notes.get(WHERE, "{}")), json.loads(notes.get(WHOLE, "{}"))
@@ -155,7 +157,8 @@ class SavedGroup(Mapping[str, SavedTensor]):
             start = tuple(begins[name][BEGINS]) if begins else (0,) * len(size)
             whole = torch.Size(shapes.get(name, size))
             tensor = self._tensors.setdefault(name, SavedTensor(name, TORCH_DTYPES[entry["dtype"]], whole))
-            if not any((stored.start, stored.size) == (start, size) for stored in tensor.stored):  # replicas are alike
+            if (name, start, size) not in found:
+                found.add((name, start, size))
                 tensor.stored.append(_Stored(path, start, size))
 
     def __getitem__(self, name: str) -> SavedTensor:
