@@ -83,15 +83,18 @@ class FastPath:
         self.losses: list[torch.Tensor] = []
         """Of steps whose loss nobody has read yet; on the device."""
 
-    def begin(self, optimizer: torch.optim.Optimizer | None, steps_done: int) -> torch.optim.Optimizer:
-        """Makes the step, and gives back its optimizer. `optimizer`: Trainer's own, for plain steps."""
+    def begin(
+        self, optimizer: torch.optim.Optimizer | None, steps_done: int = 0, loader: Any = None
+    ) -> torch.optim.Optimizer:
+        """Makes the step, and gives back its optimizer. `optimizer`: Trainer's own, for plain steps. `steps_done`: of a
+        run that is resumed, and `loader` what its micro-batches come from."""
         self.model.train()
         _unwrap(self.model)
         if self.plan.capture:
             self.step = make_captured_step(self._prepared(), self.model)
             ahead.wait_for_imports()
             ahead.wait()
-            self.step.seed += steps_done  # no draw of a fresh start again
+            self.step.seed += passes_of(steps_done, loader, self.plan.grad_acc_steps)  # dropout counts them
             self._gradients = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
             return self.step.optimizer
         assert optimizer is not None
@@ -175,6 +178,17 @@ class FastPath:
                 for parameter in self.model.parameters():  # each its own memory again, as whoever saves them expects
                     parameter.data = parameter.data.clone()
             self.step = None
+
+
+def passes_of(steps: int, loader: Any, accumulation: int) -> int:
+    """Micro-batches of so many optimizer steps. The last step of an epoch may have fewer; a loader that does not know
+    its length is not expected to end."""
+    try:
+        epoch = len(loader)
+    except TypeError:
+        return steps * accumulation
+    epochs, rest = divmod(steps, -(-epoch // accumulation))
+    return epochs * epoch + rest * accumulation
 
 
 def _unwrap(model: Any) -> None:

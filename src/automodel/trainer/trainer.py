@@ -193,7 +193,7 @@ class Trainer(transformers.Trainer):
             self.lr_scheduler, self._created_lr_scheduler = None, False
         earlier = self.optimizer
         if fast.plan.capture:
-            flat: Any = fast.begin(None, self.state.global_step)
+            flat: Any = fast.begin(None, self.state.global_step, train_dataloader)
             self.optimizer = flat
             if earlier is not None:  # a second call of train() goes on with its moments
                 load_moments(flat, earlier.state_dict())
@@ -202,7 +202,7 @@ class Trainer(transformers.Trainer):
         else:
             self.create_optimizer()
             rates = self.optimizer
-            fast.begin(self.optimizer, self.state.global_step)
+            fast.begin(self.optimizer)
         self.create_scheduler(max_steps, optimizer=rates)
         self.model_wrapped = self.model
         if resume_from_checkpoint is not None:
