@@ -10,7 +10,7 @@ is filled in last, where no file says otherwise.
 
 from __future__ import annotations
 
-from automodel.config.tree import Entry, Mapping, Place, Scalar, is_null
+from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Place, Scalar, is_null
 
 PLACES = {
     "provider": "provider",
@@ -116,13 +116,27 @@ def _says_nothing(key: str, place: str, raw: Mapping) -> bool:
     return False
 
 
-def fill_defaults(tree: Mapping) -> None:
-    """What the tool assumes where no file says anything."""
+def fill_defaults(tree: Mapping, flat_files: set[str]) -> list[str]:
+    """What the tool assumes where nobody says anything; returned in words, since it is nowhere to be read. A batch size
+    from a config of ours is a whole step, and not a quarter of one."""
+    ours = _file_of(tree, "dataloader.batch_size") not in {None, COMMAND_LINE, *flat_files}
+    assumed = []
     for path, text in DEFAULTS.items():
-        if not _has(tree, path) and not any(_has(tree, other) for other in TAKEN.get(path, ())):
+        taken = any(_has(tree, other) for other in TAKEN.get(path, ()))
+        if not _has(tree, path) and not taken and not (ours and path == "step_scheduler.grad_acc_steps"):
             _put(tree, path, Scalar(text, True, tree.place), tree.place)
-    if "quantization" in tree.entries and "peft" not in tree.entries:
+            assumed.append(f"{path}={text}")
+    if "quantization" in tree.entries and not is_null(tree.entries["quantization"].node) and "peft" not in tree.entries:
         tree.entries["peft"] = Entry("peft", Mapping({}, tree.place), tree.place)
+        assumed.append("peft={}")
+    return assumed
+
+
+def _file_of(tree: Mapping, path: str) -> str | None:
+    section, _, key = path.partition(".")
+    outer = tree.entries.get(section)
+    inner = outer.node.entries.get(key) if outer is not None and isinstance(outer.node, Mapping) else None
+    return inner.place.name if inner is not None else None
 
 
 def _has(tree: Mapping, path: str) -> bool:

@@ -48,6 +48,8 @@ class Loaded(Generic[T]):
     first_file: str
     bad: set[str]
     """Paths, in field names, whose values are missing or do not fit."""
+    assumed: tuple[str, ...] = ()
+    """`key=value` of what flat settings leave to their tool."""
 
     def is_bad(self, path: str) -> bool:
         """Whether the key, or a section around it, has been complained about already."""
@@ -82,26 +84,26 @@ def read_config(
     first_file = str(files[0]) if files else COMMAND_LINE
     keys = Normaliser(schema, complaints)
     tree = Mapping({}, Place(0, 0, first_file))
-    readable, flat = True, False
+    readable, flat = True, set()
     for layer, file in enumerate(files):
         raw = read_file(file, layer, complaints)
         readable = readable and raw is not None
         if raw is not None and is_flat(raw, str(file)):
-            raw, flat = sorted_into_sections(raw), True
+            raw = sorted_into_sections(raw)
+            flat.add(str(file))
         if raw is not None:
             merge(tree, keys.normalise(raw, schema), schema, complaints)
     if not readable:  # half a config would only be blamed for what the other half sets
         return Loaded(None, complaints, {}, first_file, set())
-    if flat:
-        fill_defaults(tree)
     for text in overrides:
         setting = setting_layer(text, len(files), complaints)
         if setting is not None:
             merge(tree, keys.normalise(setting, schema), schema, complaints)
+    assumed = fill_defaults(tree, flat) if flat else []
     fill(tree, complaints)
     builder = _Builder(schema, tuple(trust), complaints)
     config = builder.build(schema, tree, "", "")
-    return Loaded(config, complaints, builder.places, first_file, builder.bad)
+    return Loaded(config, complaints, builder.places, first_file, builder.bad, tuple(assumed))
 
 
 class _Builder:

@@ -22,6 +22,14 @@ ENUMERATIONS = {
     "IntervalStrategy", "SaveStrategy", "HubStrategy", "SchedulerType", "OptimizerNames", "DebugOption",
     "EvaluationStrategy", "ParallelMode", "FSDPOption", "DistributedType",
 }  # fmt: skip
+FLAT_ONLY = {
+    "provider", "use_4bit", "use_8bit", "use_nested_quant", "bnb_4bit_compute_dtype", "bnb_4bit_quant_type", "lora_r",
+    "lora_alpha", "lora_dropout", "lora_target_modules", "max_seq_length", "model_name", "base_model", "dataset_path",
+    "packing",
+}  # fmt: skip
+"""Keys of flat settings that TrainingArguments do not have."""
+FIELDS_SAVED = 60
+"""Saved arguments have more fields than this, whoever made them (TRL's have `packing`, too)."""
 PACKAGES = ("transformers.", "accelerate.", "trl.", "automodel.trainer.")
 
 
@@ -89,10 +97,18 @@ def read_json(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(
-            f"{path} is not JSON: {error}. Settings with comments are read by `-c {path}` directly."
+            f"{path} is not JSON: {error}. Flat settings with comments need no migration: they are a config, as in "
+            f"`automodel finetune llm -c {path}`."
         ) from error
     if not isinstance(found, dict):
         raise UserError(f"{path} holds a {type(found).__name__}, not the arguments of a Trainer.")
+    other = sorted(set(found) & FLAT_ONLY)
+    if other and len(found) < FIELDS_SAVED:
+        raise UserError(
+            f"{path} holds flat settings ({', '.join(other[:4])}), which need no migration: they are a config as "
+            f"they are. `automodel config show -c {path}` shows them in their sections; add `-c` with model and dataset "
+            "where they name none."
+        )
     return found
 
 

@@ -7,6 +7,8 @@ Each check is a small generator that yields problems.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -64,6 +66,8 @@ def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), 
                 loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
     loaded.complaints.raise_if_any()
     assert loaded.config is not None
+    if loaded.assumed and "RANK" not in os.environ:  # once, where several ranks read the config
+        print(f"Flat settings, with their tool's defaults: {', '.join(loaded.assumed)}", file=sys.stderr)
     return loaded.config
 
 

@@ -59,8 +59,18 @@ def test_what_the_tool_assumes_is_filled_in_where_no_file_says_otherwise(tmp_pat
         tmp_path, '{"use_4bit": true, "bf16": true}', "optimizer.lr=1e-3",
         yaml="model: some/model\ndataset: data.jsonl\ntask: causal-lm\ndataloader: {batch_size: 16}\n",
     )  # fmt: skip
-    assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps, cfg.optimizer.lr) == (16, 4, 1e-3)
+    assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps, cfg.optimizer.lr) == (16, None, 1e-3)
     assert cfg.peft is not None
+
+
+def test_what_is_assumed_is_said_and_the_command_line_comes_first(tmp_path, capsys):
+    quantised = json.dumps(ALONE | {"use_4bit": True})
+    cfg = load(tmp_path, quantised, "step_scheduler.global_batch_size=16")
+    assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps) == (1, None)
+    said = "Flat settings, with their tool's defaults: dataloader.batch_size=1, optimizer.lr=2e-4, peft={}\n"
+    assert capsys.readouterr().err == said
+    cfg = load(tmp_path, quantised, "quantization=null")
+    assert (cfg.quantization, cfg.peft) == (None, None)
 
 
 def test_switches_that_are_off_turn_nothing_on(tmp_path):
