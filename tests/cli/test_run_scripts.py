@@ -173,3 +173,4 @@ def test_scripts_that_are_not_there_or_fail(tmp_path, capsys, monkeypatch):
         error = capsys.readouterr().err
         assert said in error
         assert "runpy" not in error
+        assert ("did not call Trainer.train()" in error) == (name == "ends")

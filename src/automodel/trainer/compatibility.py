@@ -45,7 +45,10 @@ BLOCKS: tuple[tuple[str, int, str, str], ...] = (
     ("text-classification-example", 103, "runs", DOCUMENTS),
     (
         "text-classification-example", 179, "runs",
-        f"under `automodel run`: GPUtil is stood in for, memory read after a process is the most it needed; {SCRIPTS}",
+        (
+            "under `automodel run`: GPUtil is stood in for, memory read after a process is the most it needed; "
+            f"on a GPU, since it divides by that memory; {SCRIPTS}"
+        ),
     ),
     ("text-classification-example", 382, "runs", f"as `automodel run performance_comparison.py`; {SCRIPTS}"),
     ("text-classification-example", 403, "runs", "the import of the drop-in; tests/unit/trainer"),

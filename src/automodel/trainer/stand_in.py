@@ -242,6 +242,7 @@ def run_script(script: Path, arguments: list[str], compare: int = 0) -> list[str
     finally:
         sys.argv, sys.path[:] = before
         Trainer.watchers.remove(watch)
-        for line in watch.summary():
+        failed = isinstance(sys.exc_info()[1], Exception)
+        for line in watch.summary() if watch.calls or not failed else ():  # what failed says enough by itself
             print(f"automodel: {line}", file=sys.stderr)
     return watch.summary()
