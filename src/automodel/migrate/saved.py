@@ -106,8 +106,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if other and len(found) < FIELDS_SAVED:
         raise UserError(
             f"{path} holds flat settings ({', '.join(other[:4])}), which need no migration: they are a config as "
-            f"they are. `automodel config show -c {path}` shows them in their sections; add `-c` with model and dataset "
-            "where they name none."
+            f"they are. `automodel config show -c {path}` shows them in their sections; add `-c` with model and "
+            "dataset where they name none."
         )
     return found
 
