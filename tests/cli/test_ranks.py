@@ -38,6 +38,8 @@ def start(folder, *more, gpus: int | None = None) -> subprocess.Popen:
     how = ["-m", "automodel"] if gpus is None else ["-c", SEEMS_TO_HAVE.format(gpus=gpus)]
     command = [sys.executable, *how, "finetune", "llm", "-c", str(folder / "run.yaml"), *more]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "AUTOMODEL_CACHE": str(folder / "cache")}
+    (folder / "temporary").mkdir(exist_ok=True)
+    env["TMPDIR"] = str(folder / "temporary")
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -58,6 +60,7 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130
     assert said.count("Stopped by SIGUSR1") == 1
+    assert not any((run / "temporary").iterdir())  # torchrun leaves a folder with every start
     assert said.count("continue with --resume") == 1
 
     process = start(run, "distributed.dp_size=2", "--resume", "--max-restarts", "1")  # the config may say how many, too

@@ -82,7 +82,8 @@ def _run_once(ranks: int, arguments: Sequence[str]) -> tuple[int, int]:
         signal.signal(signal.SIGUSR1, _pass_on)
     settings = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0", "--monitor-interval", "0.1"]
     try:
-        torchrun.run(torchrun.parse_args([*settings, "-m", "automodel", *arguments]))
+        with TemporaryDirectory(prefix="automodel-ranks-") as logs:  # torchrun would leave one behind with every start
+            torchrun.run(torchrun.parse_args([*settings, "--log-dir", logs, "-m", "automodel", *arguments]))
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         # Others miss a killed rank at once and may be found dead in the same look, which tells seconds apart only. But

@@ -88,7 +88,8 @@ def finetune(
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
     with only_writer(cfg.checkpoint.checkpoint_dir, ranks):
-        folder = open_folder(cfg.checkpoint.checkpoint_dir, resume=resume, overwrite=overwrite)
+        options = {"resume": resume, "overwrite": overwrite}
+        folder = RunFolder(Path(ranks.told(lambda: str(open_folder(cfg.checkpoint.checkpoint_dir, **options).root))))
         if resume:
             check_same_run(cfg, folder)
         if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
