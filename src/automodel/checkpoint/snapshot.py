@@ -53,6 +53,10 @@ class Camera:
 
     def __init__(self):
         self.device_is_full = False
+        self.copied = 0
+        """Bytes of the last snapshot on a GPU: steps beside it look as if they had needed them too."""
+        self.peak = 0
+        """Bytes that steps have needed at once."""
 
     def take(self, groups: Groups, beside: int = 1) -> Snapshot | None:
         """The parts as they are now; None where there is no room for a copy. `beside`: ranks of this machine that take
@@ -94,7 +98,9 @@ class Camera:
     ) -> tuple[Place, list[Tensor], list[torch.cuda.Event]] | None:
         device = tensors[0].device
         size = sum(_rounded(tensor) for tensor in tensors)
-        if not self.device_is_full and has_room(device, size):
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated(device) - self.copied)
+        if not self.device_is_full and has_room(device, size, self.peak):
+            self.copied = size
             try:
                 copies = _places_for(tensors, torch.empty(size, dtype=torch.uint8, device=device))
             except torch.OutOfMemoryError:  # free memory in pieces
@@ -121,11 +127,13 @@ def _cloned(tensors: Sequence[Tensor]) -> list[Tensor]:
         return list(threads.map(clone, tensors))
 
 
-def has_room(device: torch.device, size: int) -> bool:
-    """Whether the GPU can hold so much besides what it holds and may still need."""
+def has_room(device: torch.device, size: int, peak: int) -> bool:
+    """Whether the GPU can hold so much besides what it holds and will need again. `peak`: bytes that steps have needed
+    at once. Between two steps most of that lies in the allocator's cache; whoever took it would leave the next step,
+    which runs before the copy is on the disk, without memory."""
     free, total = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return size + max(LEAST_SPARE, total // 20) <= free + cached
+    needed = max(peak, torch.cuda.memory_allocated(device))
+    return size + max(LEAST_SPARE, total // 20) <= free + torch.cuda.memory_reserved(device) - needed
 
 
 @torch.no_grad()

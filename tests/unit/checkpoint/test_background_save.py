@@ -150,6 +150,17 @@ def test_ranks_of_one_machine_share_the_room_for_copies(monkeypatch):
     assert Camera().take(groups, beside=4) is None
 
 
+@pytest.mark.parametrize(("peak", "fits"), [(45, True), (60, True), (61, False), (75, False)])
+def test_a_copy_on_the_gpu_leaves_the_next_step_its_memory(monkeypatch, peak, fits):
+    """80 GiB, of which weights and states take 15, and activations the rest up to the peak: between two steps those are
+    the allocator's to give, and the next step's to have."""
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 75 * gib)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 15 * gib)
+    assert snapshot_module.has_room(torch.device("cuda"), 15 * gib, peak * gib) == fits
+
+
 def test_the_last_one_is_written_as_it_is(tmp_path, monkeypatch):
     """Nobody changes the tensors any more: no copy."""
     monkeypatch.setattr(snapshot_module.torch.Tensor, "clone", lambda *_, **__: pytest.fail("copied"))
