@@ -173,7 +173,10 @@ def warnings(stats: DataStats, tokenizer: Any) -> list[str]:
     present = [i for i, count in enumerate(stats.label_counts or ()) if count]
     if stats.label_counts and len(stats.label_counts) > 1 and len(present) == 1:
         name = stats.label_names[present[0]] if stats.label_names else present[0]
-        notes.append(f"every row has the label {name}; data sorted by label and then cut looks like this")
+        notes.append(
+            f"every row has the label {name}, so there is nothing to learn; data sorted by label and then cut looks "
+            "like this: shuffle it, or take a part around the middle (split: train[40%:60%])"
+        )
     if stats.truncated > stats.used / 2:
         notes.append(f"{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}")
     rows = stats.rows - stats.skipped

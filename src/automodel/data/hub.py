@@ -104,6 +104,11 @@ class HubSource:
                     raise _NoSuchSplit(unknown[1], available) from error
                 if "Unrecognized instruction format" in str(error) or not all(split_names(spec)):
                     raise bad_slice(spec, self.section) from error
+                if "corresponds to no data" in str(error):
+                    raise UserError(
+                        f"{self.section}.split: '{spec}' of the dataset '{self.cfg.path}' holds no rows: it begins "
+                        "behind the last one."
+                    ) from error
                 raise
 
     def _explained(self, error: Exception) -> UserError:

@@ -90,6 +90,9 @@ def test_errors_of_cached_datasets(offline):
     assert message(path="imdb", split="train[a]") == (
         "dataset.split: 'train[a]' is not understood. Write train, train[:1000], train[10%:20%] or train+validation."
     )
+    assert message(path="imdb", split="train[900:]") == (
+        "dataset.split: 'train[900:]' of the dataset 'imdb' holds no rows: it begins behind the last one."
+    )
     assert message(path="imdb", name="mrpc") == (
         "dataset.name: for the hub dataset 'imdb' there is no configuration 'mrpc'. It has: default."
     )
