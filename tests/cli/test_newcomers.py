@@ -112,6 +112,15 @@ def test_the_plan_says_what_was_made_of_the_labels(typed):
     assert "regression, since model.num_labels is 1;" in typed("plan", "-c", "run.yaml", "model.num_labels=1")[1]
 
 
+def test_a_metric_that_is_not_measured_is_the_fault_of_the_key_that_names_it(typed):
+    wrong = "validation_dataset: train.jsonl\nearly_stopping: {patience: 1, metric: acuracy}\n"
+    said = (
+        "error: early_stopping.metric: 'acuracy' is not measured for this task. Choose from loss, accuracy, f1, "
+        "precision, recall, mcc, auroc. Did you mean 'accuracy'?"
+    )
+    assert typed("plan", "-c", "run.yaml", config=BASE + wrong) == (2, said)
+
+
 def test_the_plan_as_json_is_only_json(typed):
     code, said = typed("plan", "-c", "run.yaml", "--json")
     assert code == 0

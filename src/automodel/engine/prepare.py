@@ -14,6 +14,7 @@ import numpy as np
 
 from automodel.adapters.attach import Adapter, count_trained
 from automodel.config.errors import UserError
+from automodel.data.columns import did_you_mean
 from automodel.data.prepare import PreparedData
 from automodel.distributed.layout import ONE, Layout, check_model
 from automodel.distributed.world import ALONE, Alone
@@ -200,10 +201,16 @@ def _notes(train: PreparedData, validation: PreparedData | None) -> tuple[str, .
 
 def _best(cfg: RunConfig, task: str, problem_type: str | None) -> tuple[str, str]:
     """The metric that decides which checkpoint is best, and its direction."""
-    metric = cfg.checkpoint.best_metric or (cfg.early_stopping and cfg.early_stopping.metric) or "loss"
+    asked = {
+        "checkpoint.best_metric": cfg.checkpoint.best_metric,
+        "early_stopping.metric": cfg.early_stopping.metric if cfg.early_stopping else None,
+    }
     known = metric_names(task, problem_type)
-    if metric not in known:
-        raise UserError(
-            f"checkpoint.best_metric: '{metric}' is not measured for this task. Choose from {', '.join(known)}."
-        )
+    for key, name in asked.items():
+        if name and name not in known:
+            raise UserError(
+                f"{key}: '{name}' is not measured for this task. Choose from {', '.join(known)}."
+                + did_you_mean(name, known)
+            )
+    metric = next(filter(None, asked.values()), "loss")
     return metric, cfg.checkpoint.best_mode or better(metric)

@@ -169,10 +169,11 @@ def test_stats(prepare_rows, bert_like):
 
 def test_one_sided_data_is_noted(prepare_rows, bert_like):
     data = prepare_rows(rows_with([0] * 6), bert_like, labels=("neg", "pos"))
-    assert data.notes == (
+    expected = (
         "every row has the label neg, so there is nothing to learn; data sorted by label and then cut looks like this: "
-        "shuffle it, or take a part around the middle (split: train[40%:60%])",
+        "shuffle it, or take a part around the middle (split: train[40%:60%])"
     )
+    assert data.notes == (expected,)
 
 
 @pytest.mark.parametrize(
