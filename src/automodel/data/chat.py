@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.data.columns import is_list, is_mixed, is_string
 
 PLAIN_TEMPLATE = (
     "{{ bos_token if bos_token else '' }}"
@@ -180,11 +181,32 @@ def _check_calls_are_written(written: str, message: dict, turn: int) -> None:
             raise BadChat(f"message {turn} calls '{name}', but the chat template has no place for tool calls")
 
 
+def holds_chats(rows: Any, column: str, feature: Any) -> bool:
+    """Whether a column has conversations: lists, or lists written as JSON text (its first row tells, where there are
+    rows to look at)."""
+    if is_list(feature) or is_mixed(feature):
+        return True
+    known = is_string(feature) and hasattr(rows, "__getitem__") and len(rows) > 0
+    found = _list_in(rows[0][column] or "") if known else None
+    return (
+        isinstance(found, list) and bool(found) and all(isinstance(m, dict) and {*m} & {"role", "from"} for m in found)
+    )
+
+
+def _list_in(text: str) -> Any:
+    """The list that a text holds as JSON; any other text as it is."""
+    try:
+        return json.loads(text) if text.lstrip().startswith("[") else text
+    except ValueError:
+        return text
+
+
 def normalised(messages: Any, system: str | None = None, calls: bool = False) -> list[dict]:
     """Messages as `role`/`content` records, whichever of the two usual spellings they came in. `calls`: turns that are
     a tool call in JSON (ShareGPT's `function_call`) become calls, for templates that have a form for them."""
     if not messages:
         raise BadChat("the conversation is empty")
+    messages = _list_in(messages) if isinstance(messages, str) else messages
     if not isinstance(messages, (list, tuple)):
         kind = "text" if isinstance(messages, str) else f"a {type(messages).__name__}"
         raise BadChat(f"the conversation is {kind} and not a list of messages")

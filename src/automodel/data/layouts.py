@@ -11,7 +11,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data import columns as known
-from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
+from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate, holds_chats
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
@@ -230,8 +230,8 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
             f"The tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token, so a language model cannot "
             "learn where an answer ends. Use a tokenizer of a causal language model."
         )
-    messages = cfg.messages_column and columns.required(cfg.messages_column, "messages_column")
-    messages = messages or next((n for n in known.MESSAGES if n in columns and is_list(columns.features[n])), None)
+    chats = (n for n in known.MESSAGES if n in columns and holds_chats(rows, n, columns.features[n]))
+    messages = columns.required(m, "messages_column") if (m := cfg.messages_column) else next(chats, None)
     if messages and not cfg.column_mapping:
         _only_cut(request, "conversations")
         return _chats(columns, request, messages)
@@ -242,8 +242,8 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
     what, ways = "plain text, chat messages, or prompts and answers", columns.section + known.LANGUAGE_COLUMNS
     text = columns.text(cfg.text_column, "text_column", known.TEXT, what, ways=f"Name the right one: {ways}")
     split = cfg.on_long != "cut"
-    how = "split into pieces where it is long" if split else "cut where it is long"
-    return Layout(PlainText(tokenizer, text, request.max_length, split), f"plain text in '{text}', {how}")
+    how = f"plain text in '{text}', {'split into pieces' if split else 'cut'} where it is long"
+    return Layout(PlainText(tokenizer, text, request.max_length, split), how)
 
 
 def _chats(columns: Columns, request: Request, messages: str) -> Layout:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 from automodel.config.errors import UserError
@@ -54,7 +53,7 @@ def questions_of(
     request = Request(section, saved.task, saved.tokenizer, data.max_length, False, "validation_dataset")
     encoder = None
     if not is_ready(section, rows.features):
-        encoder = choose_layout(SimpleNamespace(features=rows.features), request).encoder
+        encoder = choose_layout(rows, request).encoder
     if not isinstance(encoder, Instructions | Chats):
         raise UserError(
             f"--generate needs prompts with answers, or conversations; the data is {data.description}. Leave "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 
@@ -223,6 +224,16 @@ def test_chat_bad_rows(lm, chat_like):
         (2, "the conversation has no assistant message"),
         (3, "the conversation is empty"),
     ]
+
+
+def test_conversations_as_json_text_are_conversations(lm, chat_like):
+    turns = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}]
+    as_lists, as_text = lm([{"messages": turns}] * 2, chat_like), lm([{"messages": json.dumps(turns)}] * 2, chat_like)
+    assert text_of(as_text, chat_like) == text_of(as_lists, chat_like)
+    assert as_text.description == "chat messages in 'messages'"
+    with pytest.raises(UserError, match="row 1: the conversation is text and not a list of messages"):
+        lm([{"messages": json.dumps(turns)}, {"messages": "Hi?"}], chat_like)
+    assert lm([{"conversation": "He said hi."}] * 2, chat_like).description.startswith("plain text in 'conversation'")
 
 
 def test_a_tokenizer_without_an_end_is_refused(lm, bert_like):
