@@ -12,9 +12,12 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import io
 import re
+import zlib
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from automodel.config.errors import UserError
 
@@ -22,26 +25,38 @@ CHUNK = 1 << 22
 
 
 def check_encoding(path: Path, section: str) -> None:
-    """Raises `UserError` with the line that is not UTF-8."""
+    """Raises `UserError` with the line that is not UTF-8, or where the file cannot be read at all."""
+    try:
+        with _opened(path) as file:
+            _decode(file, path, section)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).rstrip(".")
+        raise UserError(f"{section}.path: '{path}' cannot be read: {reason}.") from error
+
+
+def _opened(path: Path) -> Any:
+    return (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb")
+
+
+def _decode(file: IO[bytes], path: Path, section: str) -> None:
     decoder, lines = codecs.getincrementaldecoder("utf-8")(), 1
-    with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
-        while True:
-            chunk = file.read(CHUNK)
-            if lines == 1 and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise UserError(f"{section}.path: '{path}' is UTF-16, not UTF-8. {_convert(path, 'UTF-16')}")
-            waiting = len(decoder.getstate()[0])  # bytes of a letter that began in the chunk before
-            try:
-                decoder.decode(chunk, final=not chunk)
-            except UnicodeDecodeError as error:
-                line = lines + chunk.count(b"\n", 0, max(0, error.start - waiting))
-                byte = error.object[error.start]
-                raise UserError(
-                    f"{section}.path: '{path}' is not UTF-8: line {line} holds the byte 0x{byte:02x}. "
-                    + _convert(path, "WINDOWS-1252")
-                ) from None
-            if not chunk:
-                return
-            lines += chunk.count(b"\n")
+    while True:
+        chunk = file.read(CHUNK)
+        if lines == 1 and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{section}.path: '{path}' is UTF-16, not UTF-8. {_convert(path, 'UTF-16')}")
+        waiting = len(decoder.getstate()[0])  # bytes of a letter that began in the chunk before
+        try:
+            decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            line = lines + chunk.count(b"\n", 0, max(0, error.start - waiting))
+            byte = error.object[error.start]
+            raise UserError(
+                f"{section}.path: '{path}' is not UTF-8: line {line} holds the byte 0x{byte:02x}. "
+                + _convert(path, "WINDOWS-1252")
+            ) from None
+        if not chunk:
+            return
+        lines += chunk.count(b"\n")
 
 
 def _convert(path: Path, encoding: str) -> str:
@@ -56,20 +71,22 @@ def _convert(path: Path, encoding: str) -> str:
 
 def first_row_options(path: Path, options: dict[str, Any], section: str) -> dict[str, Any]:
     """Options with which pandas reads rows longer than the header as they are meant, or `UserError`."""
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
     dialect = {"delimiter": options.get("sep", ","), "quoting": options.get("quoting", csv.QUOTE_MINIMAL)}
-    with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+    header: list[str] = []
+    found: dict[str, Any] = {}
+    with _opened(path) as packed, io.TextIOWrapper(packed, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, **dialect)
-        try:
-            header, row = next(reader, []), next(reader, [])
-        except csv.Error:  # a cell of megabytes; pandas has no limit
-            return {}
-        line = reader.line_num
-    if len(row) <= len(header):
-        return {}
-    if not any(cell.strip() for cell in row[len(header) :]):
-        return {"index_col": False}
-    raise UserError(f"{section}.path: '{path}': {_too_many(line, len(row), len(header), header)}")
+        rows = (row for row in reader if len(row) > 1 or "".join(row).strip())  # pandas takes no notice of empty lines
+        with suppress(csv.Error):  # a cell of megabytes; pandas has no limit
+            header = next(rows, [])
+            for row in rows:
+                if any(cell.strip() for cell in row[len(header) :]):
+                    too_many = _too_many(reader.line_num, len(row), len(header), header)
+                    raise UserError(f"{section}.path: '{path}': {too_many}")
+                if not found and len(row) <= len(header):
+                    break  # pandas itself refuses longer ones after this
+                found = {"index_col": False}  # with which it drops what is too much in any row: all are looked at
+    return found
 
 
 def in_words(message: str) -> str:

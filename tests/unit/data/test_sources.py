@@ -279,6 +279,11 @@ def test_a_comma_at_the_end_of_each_line_shifts_nothing(load, tmp_path):
     assert load(tmp_path / "a.csv").to_list() == [{"text": "good film", "label": 1}, {"text": "bad film", "label": 0}]
 
 
+def test_empty_lines_around_the_header_are_no_rows(load, tmp_path):
+    (tmp_path / "a.csv").write_text("\ntext,label\n  \ngood film,1\n\nbad film,0\n")
+    assert load(tmp_path / "a.csv").to_list() == [{"text": "good film", "label": 1}, {"text": "bad film", "label": 0}]
+
+
 def test_letters_on_the_border_of_two_chunks_are_whole(tmp_path, monkeypatch):
     from automodel.data import cells
 

@@ -84,6 +84,16 @@ CASES = [
         'comma in it must stand in double quotes: "so, like this".',
     ),
     (
+        "a comma at some ends, one without quotes", {"a.csv": "text,label\n\nfine,1,\nA bad film, and dull,0\n"},
+        {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv': line 4 has 3 cells, but the header has 2 (text, label). A text with a comma in "
+        'it must stand in double quotes: "so, like this".',
+    ),
+    (
+        "not packed", {"a.jsonl.gz": lines(GOOD)}, {"path": "{tmp}/a.jsonl.gz"},
+        "dataset.path: '{tmp}/a.jsonl.gz' cannot be read: Not a gzipped file (b'{\"').",
+    ),
+    (
         "a quote that never ends", {"a.csv": 'text,label\nfine,1\n"bad film,0\nfine,1\n'}, {"path": "{tmp}/a.csv"},
         "dataset.path: '{tmp}/a.csv' cannot be read as CSV: the double quote that opens near line 3 is never closed; "
         'inside a quoted text, " is written "".',
