@@ -31,36 +31,48 @@ def only_writer(checkpoint_dir: str, ranks: Alone) -> Generator[None]:
         ranks.told(lambda: held.extend(_lock(root)))
         yield
     finally:
-        for descriptor in held:
-            os.close(descriptor)
         for folder in made if ranks.first else ():  # an error before the run began leaves nothing behind
             with suppress(OSError):
                 folder.rmdir()
+        for descriptor in held:
+            _let_go(descriptor)
 
 
 def _lock(root: Path) -> list[int]:
     """The open lock; none where there cannot be one. What is wrong with the folder is said by who opens it."""
-    try:
-        import fcntl
-
-        root.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    except (ImportError, OSError):
-        return []
     until = time.monotonic() + LET_GO_S
     while True:
         try:
+            import fcntl
+
+            root.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        except (ImportError, OSError):
+            return []
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(root)):
+                return [descriptor]
+            os.close(descriptor)  # whoever held it has removed the folder, and it has been made anew
         except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.1)
-                continue
             os.close(descriptor)
-            raise UserError(
-                f"another run is writing into {root} at this moment. Wait for its end, or choose another folder: "
-                "checkpoint.checkpoint_dir=./another"
-            ) from None
+            if time.monotonic() >= until:
+                raise UserError(
+                    f"another run is writing into {root} at this moment. Wait for its end, or choose another folder: "
+                    "checkpoint.checkpoint_dir=./another"
+                ) from None
+            time.sleep(0.1)
+        except FileNotFoundError:  # or it has not been made yet
+            os.close(descriptor)
         except OSError:  # a file system without locks
             os.close(descriptor)
             return []
-        return [descriptor]
+
+
+def _let_go(descriptor: int) -> None:
+    """For all who have it: workers that were forked from this process may live on, in a notebook for example."""
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

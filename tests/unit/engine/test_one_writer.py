@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +38,43 @@ def test_a_second_run_is_refused_until_the_first_has_ended(tmp_path, monkeypatch
     for _ in range(2):
         with only_writer(str(tmp_path), FIRST):
             pass
+
+
+def test_workers_that_live_on_do_not_hold_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(one_writer, "LET_GO_S", 0.2)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    with only_writer(str(tmp_path), FIRST):
+        worker.start()
+    try:
+        with only_writer(str(tmp_path), FIRST):
+            assert worker.is_alive()
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_a_folder_that_was_removed_and_made_again_is_locked_anew(tmp_path, monkeypatch):
+    """The one that waits has the old folder open when the first one ends and removes it."""
+    import fcntl
+
+    root = tmp_path / "a"
+    root.mkdir()
+    first = os.open(root, os.O_RDONLY)
+    fcntl.flock(first, fcntl.LOCK_EX)
+
+    def end():
+        time.sleep(0.15)
+        root.rmdir()
+        os.close(first)
+
+    ends = threading.Thread(target=end)
+    ends.start()
+    with only_writer(str(root), FIRST):
+        ends.join()
+        third = os.open(root, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(third)
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
