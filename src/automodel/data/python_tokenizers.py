@@ -73,10 +73,18 @@ def word_numbers(encoded: Any, position: int, tokenizer: Any, words: list[str]) 
     numbers: list[int | None] = [number for number, own in enumerate(pieces) for _ in own]
     ids = tokenizer.convert_tokens_to_ids([piece for own in pieces for piece in own])
     whole = tokenizer.build_inputs_with_special_tokens(ids)
-    first, kept = _place_in(whole, ids, tokenizer), len(encoded["input_ids"][position])
-    kept -= len(whole) - len(ids)  # special tokens stay where words were cut
+    found: list[int] = encoded["input_ids"][position]
+    first = _place_in(whole, ids, tokenizer)
     behind = len(whole) - len(ids) - first
-    return [None] * first + numbers[:kept] + [None] * behind
+    kept = len(found) - first - behind  # special tokens stay where words were cut
+    cut = len(ids) - kept if tokenizer.truncation_side == "left" else 0
+    if found != [*whole[:first], *ids[cut : cut + kept], *whole[first + len(ids) :]]:
+        raise UserError(
+            f"model.tokenizer: {type(tokenizer).__name__} is a Python tokenizer that does not cut a list of words into "
+            "the pieces of each of them, so it cannot be said which tokens belong to which words. Use one with a "
+            "tokenizer.json."
+        )
+    return [None] * first + numbers[cut : cut + kept] + [None] * behind
 
 
 def was_cut(encoded: Any, position: int, room: int, tokenizer: Any, *text: Any, **how: Any) -> bool:

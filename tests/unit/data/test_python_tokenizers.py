@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from transformers import ByT5Tokenizer, PreTrainedTokenizer
 
+from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
 from automodel.data.chat import ChatTemplate
 from automodel.data.classify import TokenClassifier
@@ -130,6 +131,32 @@ def test_tags_stand_on_the_first_pieces_of_words(tokenizer):
     samples = out.finish()
     assert [PIECES[i] for i in samples.input_ids[:6]] == ["<s>", "as", "sis", "t", "us", "</s>"]
     assert samples.token_labels.tolist() == [IGNORE, 1, IGNORE, IGNORE, 0, IGNORE, IGNORE, 1, IGNORE]
+
+
+def test_tags_of_words_whose_beginning_was_cut(tokenizer):
+    tokenizer.truncation_side = "left"
+    out = SampleWriter()
+    labels = LabelMap("single_label_classification", 2, ("o", "x"))
+    encoder = TokenClassifier(tokenizer, "tokens", "tags", labels, 6, False)
+    encoder.encode({"tokens": [["assist", "user", "b"]], "tags": [["x", "o", "x"]]}, 0, out)
+    samples = out.finish()
+    assert [PIECES[i] for i in samples.input_ids] == ["<s>", "t", "us", "er", "b", "</s>"]
+    assert samples.token_labels.tolist()[2:] == [0, IGNORE, 1, IGNORE]
+
+
+class Joining(Longest):
+    """Puts a blank before each word but the first, as no word has by itself."""
+
+    def _encode_plus(self, text, *args, is_split_into_words=False, **kw):
+        text = " ".join(text) if is_split_into_words and isinstance(text[0], str) else text
+        return super()._encode_plus(text, *args, is_split_into_words=is_split_into_words, **kw)
+
+
+def test_pieces_that_are_no_words_pieces_are_not_guessed_at():
+    labels = LabelMap("single_label_classification", 2, ("o", "x"))
+    encoder = TokenClassifier(Joining(), "tokens", "tags", labels, 20, False)
+    with pytest.raises(UserError, match="Joining is a Python tokenizer that does not cut a list of words"):
+        encoder.encode({"tokens": [["as", "yes"]], "tags": [["x", "o"]]}, 0, SampleWriter())
 
 
 def test_what_is_cut_is_counted():
