@@ -22,6 +22,7 @@ Point = tuple[float, float]
 
 WIDTH, HEIGHT = 1000.0, 300.0  # of the viewBox; the page decides the real size
 FEWEST_SMOOTHED = 20  # fewer points speak for themselves
+LONG_NAME = 16  # letters of a class, for which the bars make room
 MOST_POINTS = 600  # for each series: beyond it a screen shows nothing more, and the file only grows
 
 
@@ -47,16 +48,18 @@ def line_chart(
     tall: bool = False,
     lost_from: float | None = None,
     note: str = "",
+    from_zero: bool = False,
 ) -> str:
     """A figure with one or more series over the steps from 0 to `last_step`, the same for all charts of a page.
 
-    From `lost_from` on the values were not numbers; that stretch is shaded."""
+    From `lost_from` on the values were not numbers; that stretch is shaded. `from_zero`: the axis begins there, so that
+    a level line looks level."""
     series = [Series(s.name, _finite(s.points), s.colour, s.smooth, s.dots) for s in series]
     series = [s for s in series if s.points]
     if not series:
         return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{absent("Nothing was logged.")}</figure>'
     low_x, high_x = 0.0, last_step or max(x for s in series for x, _ in s.points)
-    values = [y for s in series for _, y in s.points]
+    values = [y for s in series for _, y in s.points] + ([0.0] if from_zero else [])
     log_toggle = log_toggle and min(values) > 0
     layers = _layer(series, values, (low_x, high_x), "linear", log=False)
     if log_toggle:
@@ -209,14 +212,14 @@ def tick_text(value: float, ticks: Sequence[float]) -> str:
     size = max(abs(t) for t in ticks)
     if value == 0:
         return "0"
-    if size >= 1e6:
-        return f"{value / 1e6:g}M"
-    if size >= 1e4:
-        return f"{value / 1e3:g}k"
-    if size < 1e-3:
+    if 0 < size < 1e-3:
         mantissa, exponent = f"{value:.1e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
-    return f"{value:.4g}"
+    unit, letter = (1e6, "M") if size >= 1e6 else (1e3, "k") if size >= 1e4 else (1.0, "")
+    for digits in range(4, 12):
+        if len({f"{t / unit:.{digits}g}" for t in ticks}) == len(set(ticks)):
+            break
+    return f"{value / unit:.{digits}g}{letter}"
 
 
 def histogram(title: str, edges: Sequence[float], counts: Sequence[float], unit: str) -> str:
@@ -254,9 +257,10 @@ def balance(title: str, names: Sequence[str], counts: Sequence[float], most_show
         for name, count in pairs[:most_shown]
     )
     more = f'<p class="note">and {hidden:,} more classes</p>' if hidden else ""
+    long = " long" if any(len(str(name)) > LONG_NAME for name, _ in pairs[:most_shown]) else ""
     return (
         f'<figure class="chart"><figcaption><span>{escape(title)}</span></figcaption>'
-        f'<div class="balance">{rows}</div>{more}</figure>'
+        f'<div class="balance{long}">{rows}</div>{more}</figure>'
     )
 
 

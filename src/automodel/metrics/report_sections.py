@@ -91,7 +91,8 @@ def training_section(run: RunFiles) -> str:
         points = run.points("train", name)
         if points:
             series = Series(caption, points, "train", smooth=smooth)
-            figures.append(line_chart(caption, [series], last_step=run.last_step))
+            level = name == "memory_gib"  # it hardly ever moves, and its last digits would fill the whole chart
+            figures.append(line_chart(caption, [series], last_step=run.last_step, from_zero=level))
     if not figures:
         return absent("Neither learning rate nor speed was logged.")
     if len(figures) % 2:

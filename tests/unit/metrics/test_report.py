@@ -11,7 +11,16 @@ from html.parser import HTMLParser
 import pytest
 
 from automodel.metrics.report import duration, write_report
-from automodel.metrics.report_charts import log_ticks, nice_ticks, smoothed, thinned, tick_text
+from automodel.metrics.report_charts import (
+    Series,
+    balance,
+    line_chart,
+    log_ticks,
+    nice_ticks,
+    smoothed,
+    thinned,
+    tick_text,
+)
 
 KINDS = ["classification", "causal_lm", "regression", "diverged"]
 VOID = {"meta", "br", "input", "link", "img", "hr", "path"}
@@ -242,7 +251,19 @@ def test_many_classes_become_a_list_of_confusions(tmp_path, example_runs):
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (0.31, 0.74), (3, 3), (0, 0), (-5, 2), (1e-9, 4e-5), (0, 91_422), (0.999, 1.0)]
+    ("low", "high"),
+    [
+        (0.0, 1.0),
+        (0.31, 0.74),
+        (3, 3),
+        (0, 0),
+        (-5, 2),
+        (1e-9, 4e-5),
+        (0, 91_422),
+        (0.999, 1.0),
+        (0.413211, 0.413254),
+        (23_456.1, 23_456.9),
+    ],
 )
 def test_ticks_cover_the_range_and_are_few(low, high):
     ticks = nice_ticks(low, high)
@@ -250,6 +271,14 @@ def test_ticks_cover_the_range_and_are_few(low, high):
     assert ticks[-1] >= high - 1e-12
     assert 3 <= len(ticks) <= 7
     assert len({tick_text(t, ticks) for t in ticks}) == len(ticks)
+
+
+def test_memory_begins_at_zero_and_long_names_have_room(tmp_path):
+    figure = line_chart("Memory", [Series("Memory", [(1, 7.1), (2, 7.101)], "train")], from_zero=True)
+    assert '">0</span>' in figure
+    assert '">8</span>' in figure
+    assert 'class="balance long"' in balance("Labels", ["a rather long class name 1", "b"], [1, 2])
+    assert 'class="balance"' in balance("Labels", ["neg", "pos"], [1, 2])
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.3, 0.9), (1e-6, 1e3), (2.0, 2.0), (1.0, 1.0), (0.021, 0.034)])
