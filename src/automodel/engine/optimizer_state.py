@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -225,23 +224,10 @@ def load_into_flat(record: AdamWRecord, optimizer: FlatAdamW, model: nn.Module) 
         for key, view in optimizer.moments_of(place).items():
             saved = record.moments.get(kept[key])
             view.zero_() if saved is None else view.copy_(saved)
-    device.step.fill_(record.steps)
-    if device.lazy is not None:
-        device.lazy.settled_at(record.steps)
+    device.go_on_after(record.steps, [group["betas"] for group in optimizer.param_groups])
     device.skipped.fill_(record.skipped)
-    powers = [[_power(beta, record.steps) for beta in group["betas"]] for group in optimizer.param_groups]
-    device.powers.copy_(torch.tensor(powers, dtype=torch.float64))
     if device.loss_scale is not None and record.loss_scale:
         device.loss_scale.copy_(torch.tensor(record.loss_scale))
-
-
-@cache
-def _power(beta: float, steps: int) -> float:
-    """As the device makes it, factor by factor: `beta**steps` is another number in its last digits."""
-    power = 1.0
-    for _ in range(steps):
-        power *= beta
-    return power
 
 
 def _checked(record: AdamWRecord, model: nn.Module) -> dict[Tensor, str]:

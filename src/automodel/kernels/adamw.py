@@ -29,8 +29,9 @@ torch. A dynamic loss scale (fp16) lives in the same place: halved after a non-f
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -110,6 +111,23 @@ class AdamWState:
             norm=new(1, dtype=torch.float32),
             **_partial_sums(flat),
         )
+
+    def go_on_after(self, steps: int, betas: Sequence[tuple[float, float]]) -> None:
+        """As after so many steps, with the β's of each group."""
+        self.step.fill_(steps)
+        if self.lazy is not None:
+            self.lazy.settled_at(steps)
+        powers = [[_power(beta, steps) for beta in of_group] for of_group in betas]
+        self.powers.copy_(torch.tensor(powers, dtype=torch.float64))
+
+
+@cache
+def _power(beta: float, steps: int) -> float:
+    """As `prepare` makes it, factor by factor: `beta**steps` is another number in its last digits."""
+    power = 1.0
+    for _ in range(steps):
+        power *= beta
+    return power
 
 
 def _partial_sums(flat: FlatParameters) -> dict[str, Any]:

@@ -61,12 +61,8 @@ def load_into(optimizer: FlatAdamW, state_dict: dict[str, Any]) -> None:
         if entry and "weight" in entry:
             place.view(flat.weight).copy_(entry["weight"])
             place.parameter.copy_(entry["weight"])
-    step = steps.pop() if steps else 0
-    device_state.step.fill_(step)
-    if device_state.lazy is not None:
-        device_state.lazy.settled_at(step)
-    betas = torch.tensor([group["betas"] for group in optimizer.param_groups], dtype=torch.float64)
-    device_state.powers.copy_(betas**step)
+    betas = [group["betas"] for group in optimizer.param_groups]
+    device_state.go_on_after(steps.pop() if steps else 0, betas)
     optimizer.send_hyper_parameters()
     extra = state_dict.get("extra", {})
     device_state.skipped.fill_(extra.get("skipped", 0))

@@ -119,15 +119,17 @@ def test_states_move_between_this_and_torch(direction):
 def test_resuming_with_a_bf16_model_is_exact():
     whole, first, second = model(), model(), model()
     options = {"lr": LR, "eps": EPS, "weight_decay": DECAY, "max_norm": 1.0, "copy_dtype": torch.bfloat16}
-    train_flat(whole, FlatAdamW.flatten(whole, **options), range(6))
+    complete = FlatAdamW.flatten(whole, **options)
+    train_flat(whole, complete, range(9))
     optimizer = FlatAdamW.flatten(first, **options)
-    train_flat(first, optimizer, range(3))
+    train_flat(first, optimizer, range(5))
     saved = optimizer.state_dict()
     optimizer = FlatAdamW.flatten(second, **options)
     optimizer.load_state_dict(saved)
-    train_flat(second, optimizer, range(3, 6))
+    train_flat(second, optimizer, range(5, 9))
     for p, q in zip(whole.parameters(), second.parameters()):
         assert torch.equal(p, q)
+    assert torch.equal(optimizer.device_state.powers, complete.device_state.powers)  # 0.9**5 is none of five products
 
 
 def test_the_model_computes_with_rounded_weights(path):
