@@ -133,7 +133,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(folder, 
     assert stopped.value.exit_code == 1
     message = str(stopped.value)
     assert "at step" in message
-    assert "Try a lower optimizer.lr (now 1.0e-3)" in message
+    assert "Try a lower optimizer.lr (now 1.0e-3) or a warm-up (lr_scheduler.warmup_ratio: 0.1). " in message
     assert "The checkpoint of step 4 is kept." in message
     assert steps_kept(folder)[-1] == 4
     assert not (folder / "out" / "model.safetensors").exists()

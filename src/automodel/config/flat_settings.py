@@ -58,6 +58,7 @@ ALSO_OURS = {
 }  # fmt: skip
 """Keys that a config may have at its top level too; they alone do not make flat settings of a file."""
 OFF = ("false", "False", "0")
+ZERO = ("0", "0.0")
 DEFAULTS = {
     "dataloader.batch_size": "1",
     "step_scheduler.grad_acc_steps": "4",
@@ -98,6 +99,8 @@ def sorted_into_sections(raw: Mapping) -> Mapping:
                 mapping.entries[short] = Entry(short, outer.node, outer.place)
             outer = out.entries[section] = Entry(section, mapping, entry.place)
         if isinstance(outer.node, Mapping):
+            if key == "max_grad_norm" and isinstance(entry.node, Scalar) and entry.node.text in ZERO:
+                entry = Entry(key, Scalar("null", True, entry.place), entry.place)  # Trainer's way to say: not at all
             # Under its own name there, so that messages name the key as it is written in the file.
             outer.node.entries.setdefault(inner, Entry(inner, entry.node, entry.place))
     return out

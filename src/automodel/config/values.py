@@ -125,7 +125,9 @@ def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
         return f"there is no {value!r} here; choose one of {listed}." + (f" Did you mean `{guess}`?" if guess else "")
     limited = _limit_refusal(hint, value)
     if limited:
-        return limited
+        # Where null is a choice besides the default, it is how something is turned off; elsewhere people write 0.
+        off = value == 0 and type(None) in arms(hint) and default not in (None, MISSING)
+        return f"{limited} Null turns it off." if off else limited
     return f"expected {describe(hint)}, got {got(node)}.{_quote_advice(hint, node)}"
 
 

@@ -127,10 +127,18 @@ def _check_finite(run: Run, result: StepResult) -> None:
 def _diverged(run: Run, what: str, value: float) -> DivergedError:
     kept = [c.step for c in run.checkpoints.complete()] if run.checkpoints else []
     saved = f"The checkpoint of step {kept[-1]} is kept." if kept else "No checkpoint was saved before it."
+    cfg, plan = run.prepared.cfg, run.prepared.plan
+    ways = [f"a lower optimizer.lr (now {format_lr(cfg.optimizer.lr)})"]
+    if not (cfg.lr_scheduler.warmup_steps or cfg.lr_scheduler.warmup_ratio):
+        ways.append("a warm-up (lr_scheduler.warmup_ratio: 0.1)")
+    if cfg.training_optimizations.gradient_clipping is None:
+        ways.append("training_optimizations.gradient_clipping: 1.0")
+    if plan.precision not in ("fp32", "tf32"):
+        ways.append("training_optimizations.precision: fp32")
+    said = ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
     return DivergedError(
         f"The {what} is {format_value(value)} at step {run.state.step}, so every further step would be wasted. "
-        f"Try a lower optimizer.lr (now {format_lr(run.prepared.cfg.optimizer.lr)}), a warm-up "
-        f"(lr_scheduler.warmup_ratio: 0.1), or training_optimizations.precision: fp32. {saved}"
+        f"Try {said}. {saved}"
     )
 
 

@@ -100,3 +100,10 @@ def test_every_json_block_of_the_performance_guide_is_understood(tmp_path):
     assert len(blocks) >= 20
     for block in blocks:
         load(tmp_path, block, yaml="model: some/model\ndataset: data.jsonl\ntask: causal-lm\n")
+
+
+def test_a_norm_of_zero_is_no_clipping(tmp_path):
+    cfg = load(tmp_path, json.dumps(ALONE | {"max_grad_norm": 0.0, "bf16": True}))
+    assert cfg.training_optimizations.gradient_clipping is None
+    with pytest.raises(ConfigError, match=r"gradient_clipping: must be above 0, got 0. Null turns it off."):
+        load(tmp_path, json.dumps(ALONE), "training_optimizations.gradient_clipping=0")
