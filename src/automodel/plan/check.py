@@ -19,6 +19,7 @@ from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
 from automodel.data.config import MixtureEntry
 from automodel.distributed.layout import ranks_wanted
+from automodel.distributed.step_aside import BECAUSE
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
@@ -66,7 +67,8 @@ def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), 
                 loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
     loaded.complaints.raise_if_any()
     assert loaded.config is not None
-    if loaded.assumed and "RANK" not in os.environ:  # once, where several ranks read the config
+    # Once, where several ranks read the config, and whoever started them before.
+    if loaded.assumed and os.environ.get("RANK", "0") == "0" and BECAUSE not in os.environ:
         print(f"Flat settings, with their tool's defaults: {', '.join(loaded.assumed)}", file=sys.stderr)
     return loaded.config
 

@@ -73,6 +73,18 @@ def test_what_is_assumed_is_said_and_the_command_line_comes_first(tmp_path, caps
     assert (cfg.quantization, cfg.peft) == (None, None)
 
 
+@pytest.mark.parametrize(
+    ("started", "says"),
+    [({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"RANK": "0", "AUTOMODEL_RANKS_BECAUSE": "2 GPUs"}, False)],
+)
+def test_of_several_ranks_one_says_it(tmp_path, capsys, monkeypatch, started, says):
+    """The first, also under somebody's torchrun; where we start them, whoever starts them has said it."""
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    load(tmp_path, json.dumps(ALONE | {"use_4bit": True}))
+    assert ("Flat settings" in capsys.readouterr().err) == says
+
+
 def test_switches_that_are_off_turn_nothing_on(tmp_path):
     settings = {"use_4bit": False, "bnb_4bit_quant_type": "nf4", "packing": False, "per_device_train_batch_size": 2}
     cfg = load(tmp_path, json.dumps(ALONE | settings))
