@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from automodel.checkpoint import randomness
 from automodel.data.batch import IGNORE
 from automodel.data.columns import MESSAGES, TAGS, TEXT, TEXT_PAIRS, TOKENS
+from automodel.data.python_tokenizers import word_numbers
 from automodel.trainer.sft_rows import RowFormat
 from automodel.trainer.stored_rows import NotStored, known_padding
 
@@ -51,10 +52,12 @@ class Tagged:
     longest: int | None
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        made = self.tokenizer(
-            row[self.words], is_split_into_words=True, truncation=self.longest is not None, max_length=self.longest
+        words = row[self.words]
+        encoded = self.tokenizer(
+            [words], is_split_into_words=True, truncation=self.longest is not None, max_length=self.longest
         )
-        places = made.word_ids()
+        places = word_numbers(encoded, 0, self.tokenizer, words)
+        made = {name: values[0] for name, values in encoded.items()}
         first = [word is not None and word != before for word, before in zip(places, [None, *places[:-1]])]
         labels = [row[self.tags][word] if new else IGNORE for word, new in zip(places, first)]
         return {**made, "labels": labels}

@@ -7,7 +7,9 @@ import torch
 import transformers
 from datasets import Dataset, DatasetDict
 
+from automodel.data.batch import IGNORE
 from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.raw_rows import Tagged
 from automodel.trainer.sft import SFTConfig, SFTTrainer
 from automodel.trainer.trainer import Trainer
 from tiny_models import tiny
@@ -101,3 +103,11 @@ def test_what_cannot_be_told_fails_as_in_stock_trainer(tmp_path):
     rows = Dataset.from_list([{"text": r["text"], "label": r["label"]} for r in reviews(8)])
     with pytest.raises((ValueError, KeyError)):
         trained(tmp_path, "bert", "text-classification", rows, transformers.default_data_collator)
+
+
+def test_words_of_a_python_tokenizer():
+    """Which does not say what word a token is a piece of."""
+    form = Tagged(transformers.ByT5Tokenizer(), "tokens", "ner_tags", 5)
+    made = form({"tokens": ["ab", "cde"], "ner_tags": [1, 2]})
+    assert made["input_ids"] == [*(3 + ord(letter) for letter in "abcd"), 1]
+    assert made["labels"] == [1, IGNORE, 2, IGNORE, IGNORE]
