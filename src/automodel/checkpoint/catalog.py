@@ -155,7 +155,8 @@ def retire(folder: Path) -> None:
     """Removes a checkpoint, which is none any more the moment this begins."""
     doomed = folder.with_name(f"{UNFINISHED}drop-{folder.name}-{os.getpid()}")
     shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(folder, doomed)
+    with suppress(FileNotFoundError):  # somebody prunes at the same time
+        os.replace(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -165,8 +166,7 @@ def drop_old(folder: Path, keep_last: int, protected: Iterable[int]) -> list[int
     kept = {checkpoint.step for checkpoint in every[-keep_last:]} | set(protected)
     dropped = [checkpoint for checkpoint in every if checkpoint.step not in kept]
     for checkpoint in dropped:
-        with suppress(FileNotFoundError):  # somebody prunes at the same time
-            retire(checkpoint.folder)
+        retire(checkpoint.folder)
     return [checkpoint.step for checkpoint in dropped]
 
 

@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from automodel.checkpoint import randomness
+from automodel.checkpoint import catalog, randomness
 from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError
 
 
@@ -96,6 +96,14 @@ def test_a_copy_under_another_name_is_no_checkpoint(tmp_path):
     store.save(2, {"model": {"w": torch.zeros(2)}}, {})
     assert [checkpoint.step for checkpoint in store.complete()] == [2]
     assert (tmp_path / "step-00000001.bak").is_dir(), "nobody else's files are removed"
+
+
+def test_two_who_remove_one_checkpoint_do_not_disturb_each_other(tmp_path):
+    store = CheckpointStore(tmp_path)
+    store.save(1, tensors(1.0), {})
+    for _ in range(2):
+        catalog.retire(tmp_path / "step-00000001")
+    assert store.complete() == []
 
 
 def test_a_file_system_that_cannot_flush_folders_holds_checkpoints(tmp_path, monkeypatch):
