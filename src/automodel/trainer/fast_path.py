@@ -187,7 +187,9 @@ def passes_of(steps: int, loader: Any, accumulation: int) -> int:
         epoch = len(loader)
     except TypeError:
         return steps * accumulation
-    epochs, rest = divmod(steps, -(-epoch // accumulation))
+    epochs, rest = divmod(
+        steps, max(1, -(-epoch // accumulation))
+    )  # one without batches is refused by whoever reads it
     return epochs * epoch + rest * accumulation
 
 

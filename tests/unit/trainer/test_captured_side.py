@@ -287,3 +287,4 @@ def test_dropout_of_a_resumed_run_counts_on_where_it_was(batches, accumulation):
         in_epoch = step % -(-batches // accumulation)
         drawn += min(accumulation, batches - in_epoch * accumulation)
     assert fast_path.passes_of(5, iter(()), accumulation) == 5 * accumulation
+    assert fast_path.passes_of(0, [], accumulation) == 0
