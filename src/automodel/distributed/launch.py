@@ -82,7 +82,8 @@ def _run_once(ranks: int, arguments: Sequence[str]) -> tuple[int, int]:
         signal.signal(signal.SIGUSR1, _pass_on)
     settings = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0", "--monitor-interval", "0.1"]
     try:
-        with TemporaryDirectory(prefix="automodel-ranks-") as logs:  # torchrun would leave one behind with every start
+        # torchrun would leave a folder behind with every start; one that cannot be removed is no reason to fail.
+        with TemporaryDirectory(prefix="automodel-ranks-", ignore_cleanup_errors=True) as logs:
             torchrun.run(torchrun.parse_args([*settings, "--log-dir", logs, "-m", "automodel", *arguments]))
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
