@@ -4,7 +4,7 @@ Two runs that write into one folder, started twice by mistake or by a sweep that
 their checkpoints and metrics, and the second would put the first one's `run/` aside while it is being written. So the
 first rank of a run holds a lock on the folder (`flock` on the directory: no file is left behind, and the kernel lets go
 of it however the process ends). Workers of a process that was killed hold it a moment longer, hence the waiting. Where
-a file system has no such locks, runs go on without.
+a file system has no such locks, runs go on without; NFS keeps those of folders on each machine by itself.
 """
 
 from __future__ import annotations
