@@ -187,9 +187,8 @@ def passes_of(steps: int, loader: Any, accumulation: int) -> int:
         epoch = len(loader)
     except TypeError:
         return steps * accumulation
-    epochs, rest = divmod(
-        steps, max(1, -(-epoch // accumulation))
-    )  # one without batches is refused by whoever reads it
+    of_epoch = max(1, -(-epoch // accumulation))  # whoever reads a loader without batches says so
+    epochs, rest = divmod(steps, of_epoch)
     return epochs * epoch + rest * accumulation
 
 
