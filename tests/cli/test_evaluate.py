@@ -128,7 +128,7 @@ def test_labels_the_model_does_not_know(evaluate, work):
 WRONG = [
     (["bare"], "has no validation_dataset. Name the data to measure it on with --dataset"),
     (["nowhere"], "there is no folder 'nowhere'"),
-    (["out", "--dataset", "tset.jsonl"], "there is no file or folder 'tset.jsonl'"),
+    (["out", "--dataset", "tset.jsonl"], "there is no file or folder 'tset.jsonl' in /"),
     (["out", "--split", "dev"], "the data has no split 'dev'"),
     (["out", "--output", "metrics.txt"], "must be a .json file in a folder that exists"),
     (["out", "validation_dataset.num_sample_limit=4"], "num_samples_limit"),

@@ -365,4 +365,5 @@ def missing_path(path: str, section: str) -> UserError:
     if parent.is_dir():
         near = did_you_mean(expanded.name, [p.name for p in parent.iterdir()])
     where = "" if parent.is_dir() else f" The folder '{parent}' does not exist either."
-    return UserError(f"{section}.path: there is no file or folder '{path}'.{where}{near}")
+    here = "" if expanded.is_absolute() else f" in {Path.cwd()}"  # a run's own config may be read from somewhere else
+    return UserError(f"{section}.path: there is no file or folder '{path}'{here}.{where}{near}")
