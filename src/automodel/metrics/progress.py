@@ -7,8 +7,8 @@ file, CI, a Slurm log): the same lines, plain, one for each log step:
     [Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec
     [Step 50/1000] Validation | Loss: 1.102 | Accuracy: 0.874
 
-Lines are never wrapped (a wrapped line cannot be grepped), and characters that the terminal's encoding lacks are
-replaced rather than raised.
+Lines of a file are never wrapped (a wrapped line cannot be grepped); on a terminal that is too narrow they go on below,
+between two values. Characters that the terminal's encoding lacks are replaced rather than raised.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ class Progress:
     def _print(self, tag: str, text: str, style: str = "") -> None:
         from rich.text import Text
 
-        line = Text.assemble((tag, f"bold {style}".strip()), " ", self._printable(text))
+        text = self._printable(text)
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            text = between_values(text, self.console.width, len(tag) + 1)
+        line = Text.assemble((tag, f"bold {style}".strip()), " ", text)
         self.console.print(line, soft_wrap=True, highlight=False)
         self.console.file.flush()
 
@@ -133,6 +136,17 @@ def validation_line(values: Mapping[str, float]) -> str:
     return " | ".join(
         f"{title(name)}: {format_value(value)}" for name, value in values.items() if name not in _NOT_SHOWN
     )
+
+
+def between_values(text: str, width: int, indent: int) -> str:
+    """`a | b | c` on as many lines of the terminal as it needs, broken between values."""
+    lines: list[str] = []
+    for part in text.split(" | "):
+        if lines and indent + len(lines[-1]) + 3 + len(part) <= width:
+            lines[-1] += f" | {part}"
+        else:
+            lines.append(part)
+    return f"\n{' ' * indent}".join(lines)
 
 
 def title(name: str) -> str:

@@ -151,3 +151,22 @@ def test_a_narrow_bar_leaves_numbers_out_and_keeps_its_times_whole(width, there,
     assert "…" not in bar
     assert all(part in bar for part in there)
     assert not any(part in bar for part in left_out)
+
+
+def test_a_long_line_breaks_between_values_on_a_terminal_and_never_in_a_file():
+    values = {"loss": 0.694, "accuracy": 0.455, "f1": 0.0, "precision": 0.0, "recall": 0.0, "mcc": 0.0, "auroc": 0.5}
+    whole = (
+        "[Step 25/60] Validation | Loss: 0.694 | Accuracy: 0.455 | F1: 0.000 | Precision: 0.000 | Recall: 0.000 | "
+        "MCC: 0.000 | AUROC: 0.500\n"
+    )
+    for width, expected in (
+        (200, whole),
+        (80, whole.replace(" | Precision", "\n             Precision")),
+    ):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=True, width=width, _environ={"TERM": "xterm"}, color_system=None)
+        Progress(60, console=console).validation(25, values)
+        assert out.getvalue() == expected
+    out = io.StringIO()
+    Progress(60, console=Console(file=out, width=80)).validation(25, values)
+    assert out.getvalue() == whole
