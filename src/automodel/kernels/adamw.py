@@ -1,4 +1,4 @@
-"""Clipping, AdamW and the bf16 copy of the weights, for a whole model in three launches.
+"""Clipping, AdamW and the bf16 copy of the weights, for a whole model in a few launches.
 
     norm  = ‖all gradients‖₂ / scale                    c = min(1, max_norm / (norm + 1e-6)) / scale
     p    ← p · (1 − lr·wd)

@@ -1,4 +1,4 @@
-"""The optimizer around `adamw_step`: a `torch.optim.Optimizer` whose whole step is three launches and no host sync.
+"""The optimizer around `adamw_step`: a `torch.optim.Optimizer` whose whole step is a few launches and no host sync.
 
     optimizer = FlatAdamW.flatten(model, lr=2e-5, weight_decay=0.01, max_norm=1.0, copy_dtype=torch.bfloat16)
     loss.backward(); optimizer.step(); optimizer.zero_grad()
