@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -46,6 +47,13 @@ def test_version():
     from automodel import __version__
 
     assert run("--version").stdout == f"automodel {__version__}\n"
+
+
+def test_an_old_encoding_costs_letters_and_not_the_command():
+    command = [sys.executable, "-m", "automodel", "config", "schema", "--markdown"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout
 
 
 def test_unknown_verb():

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from io import TextIOWrapper
+from typing import Any, NoReturn, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -114,6 +116,9 @@ def main() -> None:
 
 def command() -> None:
     """The `automodel` command as a process of its own."""
+    if sys.argv[1:2] != ["run"]:  # what a script of somebody else's prints is its own affair
+        with suppress(AttributeError, ValueError):  # letters that an old encoding lacks become question marks
+            cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
     try:
         main()
     except SystemExit as ending:
