@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import subprocess
@@ -55,8 +56,6 @@ def test_workers_that_live_on_do_not_hold_the_folder(tmp_path, monkeypatch):
 
 def test_a_folder_that_was_removed_and_made_again_is_locked_anew(tmp_path, monkeypatch):
     """The one that waits has the old folder open when the first one ends and removes it."""
-    import fcntl
-
     root = tmp_path / "a"
     root.mkdir()
     first = os.open(root, os.O_RDONLY)
@@ -75,6 +74,19 @@ def test_a_folder_that_was_removed_and_made_again_is_locked_anew(tmp_path, monke
         with pytest.raises(BlockingIOError):
             fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(third)
+
+
+@pytest.mark.parametrize("alike", [[False, True], [False] * one_writer.MOST_OTHERS])
+def test_a_folder_that_was_made_anew_is_opened_again_but_not_for_ever(tmp_path, monkeypatch, alike):
+    """Some file systems number a folder anew each time."""
+    answers = list(alike)
+    monkeypatch.setattr(os.path, "samestat", lambda *_: answers.pop(0))
+    with only_writer(str(tmp_path), FIRST):
+        assert answers == []
+        other = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
