@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import sys
 from contextlib import suppress
 from difflib import get_close_matches
@@ -114,11 +116,20 @@ def main() -> None:
         report(error)
 
 
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Letters as JSON writes them in ASCII: `--json > file` loses none."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
 def command() -> None:
     """The `automodel` command as a process of its own."""
     if sys.argv[1:2] != ["run"]:  # what a script of somebody else's prints is its own affair
-        with suppress(AttributeError, ValueError):  # letters that an old encoding lacks become question marks
-            cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
+        codecs.register_error("automodel", _escaped)
+        with suppress(AttributeError, ValueError):  # letters that an old encoding lacks; files may be read again
+            kept = cast(TextIOWrapper, sys.stdout)
+            kept.reconfigure(errors="replace" if kept.isatty() else "automodel")
     try:
         main()
     except SystemExit as ending:
