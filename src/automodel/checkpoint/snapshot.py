@@ -56,7 +56,7 @@ class Camera:
         self.copied = 0
         """Bytes of the last snapshot on a GPU: steps beside it look as if they had needed them too."""
         self.peak = 0
-        """Bytes that steps have needed at once."""
+        """Bytes that steps have needed at once, or are known to need."""
 
     def take(self, groups: Groups, beside: int = 1) -> Snapshot | None:
         """The parts as they are now; None where there is no room for a copy. `beside`: ranks of this machine that take

@@ -110,6 +110,11 @@ class CheckpointStore:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
         self._work: _Work | None = None
 
+    def leave_room(self, most_bytes: int) -> None:
+        """Some step to come needs so much GPU memory at once, whatever those before have needed: no snapshot there may
+        take it."""
+        self._camera.peak = max(self._camera.peak, most_bytes)
+
     def save(
         self,
         step: int,

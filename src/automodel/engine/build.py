@@ -81,6 +81,8 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     progress = progress_of(plan.total_steps, state.step)
     if checkpoints is not None:
         checkpoints.warn = progress.warn
+        if isinstance(step, TrainStep):  # what was tried of a captured one is in torch's own count
+            checkpoints.leave_room(step.most_bytes)
         notes += filter(None, [ranks.told(lambda: check_room(cfg, folder.steps, step, plan.optimizer))])
     for note in notes:
         progress.warn(note)

@@ -56,14 +56,14 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     plan = prepared.plan
     steps = min(plan.total_steps, MOST_STEPS if loader.ranks == 1 else MOST_DEALT)
     batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
-    to_come, captured = bytes_to_come(prepared, step), isinstance(step, CapturedStep)
+    to_come = bytes_to_come(prepared, step)
     try:
-        if not captured:
+        if not isinstance(step, CapturedStep):
             torch.cuda.reset_peak_memory_stats()  # a report is about the run, not about what was tried
         _try(step, batch, to_come, plan.device)
-        if not captured:
-            taken = torch.cuda.max_memory_allocated()
-            _try(step, batch, to_come + round(HOLES * taken), plan.device)
+        if not isinstance(step, CapturedStep):
+            step.most_bytes = torch.cuda.max_memory_allocated()
+            _try(step, batch, to_come + round(HOLES * step.most_bytes), plan.device)
             torch.cuda.reset_peak_memory_stats()
     except torch.cuda.OutOfMemoryError:
         return False

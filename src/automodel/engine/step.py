@@ -167,6 +167,8 @@ class TrainStep:
         self.skipped = 0
         self.rows = rows or AllRows()
         self.ranks, self.wire = ranks, wire
+        self.most_bytes = 0
+        """Of GPU memory that the largest batch needs at once, where that was tried (`fit.py`)."""
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.set_rate(index)

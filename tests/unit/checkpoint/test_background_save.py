@@ -161,6 +161,17 @@ def test_a_copy_on_the_gpu_leaves_the_next_step_its_memory(monkeypatch, peak, fi
     assert snapshot_module.has_room(torch.device("cuda"), 15 * gib, peak * gib) == fits
 
 
+def test_a_large_batch_to_come_keeps_its_memory(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 30)
+    monkeypatch.setattr(snapshot_module, "has_room", lambda device, size, peak: asked.append(peak))
+    store = CheckpointStore(tmp_path)
+    for most in (0, 45, 20):
+        store.leave_room(most)
+        assert store._camera._of_gpu([torch.zeros(4)], available=0) is None
+    assert asked == [30, 45, 45]
+
+
 def test_the_last_one_is_written_as_it_is(tmp_path, monkeypatch):
     """Nobody changes the tensors any more: no copy."""
     monkeypatch.setattr(snapshot_module.torch.Tensor, "clone", lambda *_, **__: pytest.fail("copied"))
