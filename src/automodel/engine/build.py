@@ -201,12 +201,9 @@ def _restore(
     loader.load_state_dict(state["loader"])
     rng, alike = checkpoint.tensors("rng"), prepared.layout.tp
     randomness.restore_own(rng, state["rng"], prepared.cfg.seed, prepared.ranks, alike)
+    notes += [*_changes_since(state, _kind_of(step), prepared), *changes_of_course(prepared.cfg, folder)]
     prepared.ranks.barrier()  # nothing is written before everyone has read
-    return TrainState.from_json(state["train"]), [
-        *notes,
-        *_changes_since(state, _kind_of(step), prepared),
-        *changes_of_course(prepared.cfg, folder),
-    ]
+    return TrainState.from_json(state["train"]), notes
 
 
 def _kind_of(step: TrainStep | CapturedStep) -> str:
