@@ -125,3 +125,17 @@ def test_the_plan_as_json_is_only_json(typed):
     code, said = typed("plan", "-c", "run.yaml", "--json")
     assert code == 0
     assert json.loads(said)["total_steps"] == 9
+
+
+def test_a_warm_up_longer_than_the_run_and_steps_in_words(typed):
+    code, said = typed(
+        "plan",
+        "-c",
+        "run.yaml",
+        "step_scheduler.max_steps=2",
+        "lr_scheduler.warmup_steps=100",
+        "dataset.split=train[:8]",
+    )
+    assert code == 0
+    assert "schedule     linear  (100 warm-up steps, but only 2 steps: it ends at 5.0e-7)" in said
+    assert "checkpoints  every step  " in said

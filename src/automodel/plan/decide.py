@@ -296,7 +296,7 @@ def _intervals(
     validate = 0
     if data.has_validation:
         validate = schedule.val_every_steps or min(steps_per_epoch, total)
-        often, why = f"every {validate} steps", "and at the end" if schedule.val_every_steps else "once an epoch"
+        often, why = every(validate), "and at the end" if schedule.val_every_steps else "once an epoch"
         if not schedule.val_every_steps and total <= steps_per_epoch:
             often, why = "at the end", "the run has no more than one epoch; step_scheduler.val_every_steps: N for more"
         lines.append(Decision("validation", often, why))
@@ -310,8 +310,12 @@ def _intervals(
         " and the best" if data.has_validation and cfg.checkpoint.keep_best else ""
     )
     reason += "; written while training goes on" if cfg.checkpoint.async_save else "; training waits for the disk"
-    lines.append(Decision("checkpoints", f"every {save} steps", reason))
+    lines.append(Decision("checkpoints", every(save), reason))
     return validate, save
+
+
+def every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps} steps"
 
 
 def _workers(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> int:

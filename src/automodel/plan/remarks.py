@@ -35,7 +35,11 @@ def how_it_learns(cfg: RunConfig, total_steps: int, kind: Kind | None) -> Iterat
     yield Decision("optimizer", f"{shown}, lr {format_lr(optimizer.lr)}", f"{decay}; {clipping}")
     warmup = schedule.warmup_steps
     begin = f"{warmup} warm-up step{'s' if warmup > 1 else ''}" if warmup else "no warm-up"
-    yield Decision("schedule", cfg.lr_scheduler.name, begin + _then(schedule, optimizer.lr))
+    if warmup >= total_steps > 1:
+        last = format_lr(schedule.lr_at(total_steps - 1, optimizer.lr))
+        yield Decision("schedule", cfg.lr_scheduler.name, f"{begin}, but only {total_steps} steps: it ends at {last}")
+    else:
+        yield Decision("schedule", cfg.lr_scheduler.name, begin + _then(schedule, optimizer.lr))
     loss = cfg.loss_fn
     if loss.label_smoothing or loss.class_weights or loss.z_loss:
         parts = [f"label smoothing {loss.label_smoothing:g}"] if loss.label_smoothing else []
