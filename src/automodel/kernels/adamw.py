@@ -259,7 +259,7 @@ def _launch(
             if gradient is None:
                 section.zero_()
             else:
-                _sum_run(gradient.view(-1), section)
+                sum_run(gradient.view(-1), section)
         for part in range(len(flat.late_parts)):
             if part not in summed:
                 sum_part(flat, state, part)
@@ -297,10 +297,11 @@ def sum_part(flat: FlatParameters, state: AdamWState, part: int) -> None:
     """Squared sums of one late part, whose gradients are at their fixed places."""
     programs = _run_programs(flat)
     for index, run in enumerate(flat.late_parts[part].runs):
-        _sum_run(run.gradient, state.sections[1 + part][index * programs : (index + 1) * programs])
+        sum_run(run.gradient, state.sections[1 + part][index * programs : (index + 1) * programs])
 
 
-def _sum_run(gradient: torch.Tensor, section: torch.Tensor) -> None:
+def sum_run(gradient: torch.Tensor, section: torch.Tensor) -> None:
+    """Squared sums of whole blocks of gradients that lie side by side."""
     from automodel.kernels.adamw_triton import square_run_kernel
 
     square_run_kernel[(len(section),)](gradient, section, gradient.numel() // BLOCK, BLOCK=BLOCK, **RUN_SQUARES)

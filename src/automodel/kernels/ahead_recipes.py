@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from automodel.kernels import ahead_decoders, ahead_encoders
-from automodel.kernels.adamw import adamw_step
+from automodel.kernels.adamw import adamw_step, sum_run
 from automodel.kernels.ahead_bench import TOKENS, Bench, Recipe, learn, recipe
 from automodel.kernels.ahead_facts import Facts
 from automodel.kernels.embedding import word_embedding
@@ -69,7 +69,7 @@ def words_and_optimizer(bench: Bench) -> None:
     optimizer.settle()
 
 
-@recipe("square_sums_kernel", "prepare_kernel", "update_kernel", blocks=("stock",))
+@recipe("square_sums_kernel", "square_run_kernel", "prepare_kernel", "update_kernel", blocks=("stock",))
 def optimizer_alone(bench: Bench) -> None:
     step(make_optimizer(bench.facts, 1)[0])
 
@@ -114,6 +114,8 @@ def step(optimizer: FlatAdamW) -> None:
         zero_gradients=bool(optimizer.gradient_buffers),
         chosen=optimizer.flat.blocks_at_once,
     )
+    for dtype in optimizer.flat.gradient_dtypes:  # a real model has long gradients
+        sum_run(torch.zeros(BLOCK, dtype=dtype), optimizer.device_state.partial)
 
 
 RECIPES: tuple[Recipe, ...] = (
