@@ -251,6 +251,7 @@ def _load_weights(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below: a new head may differ, the backbone may not
             **source.keywords,
+            **source.keywords_for_adapters,
             **asked,
         )
     except SafetensorError as error:

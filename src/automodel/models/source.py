@@ -33,6 +33,15 @@ class Source:
     keywords: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def keywords_for_adapters(self) -> dict[str, Any]:
+        """Beside PEFT, transformers looks for an adapter of the same name first; of `keywords` it takes none for that,
+        and asks a hub that does not answer again and again."""
+        if not self.keywords.get("local_files_only"):
+            return {}
+        known = {name: self.keywords[name] for name in ("local_files_only", "cache_dir") if name in self.keywords}
+        return {"adapter_kwargs": known}
+
+    @property
     def folder(self) -> Path | None:
         return Path(self.name) if os.path.isdir(self.name) else None
 

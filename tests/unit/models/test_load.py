@@ -121,7 +121,15 @@ def test_local_files_only_is_named_as_the_reason(tmp_path):
         load_hf_config(cfg("some/model", cache_dir=str(tmp_path), local_files_only=True), TEXT)
 
 
-def test_a_cached_model_loads_without_the_hub(no_hub, bert_folder):
+def test_a_cached_model_loads_without_the_hub(no_hub, bert_folder, monkeypatch):
+    """And without asking for it, as transformers does for an adapter's config where PEFT is installed: half a minute."""
+    asked = []
+
+    def no_connection(url, **_):
+        asked.append(url)
+        raise ConnectionError(url)
+
+    monkeypatch.setattr("huggingface_hub.file_download.get_hf_file_metadata", no_connection)
     snapshot = Path(no_hub) / "models--some--model" / "snapshots" / "0123456789012345678901234567890123456789"
     shutil.copytree(bert_folder, snapshot)
     refs = Path(no_hub) / "models--some--model" / "refs"
@@ -130,6 +138,7 @@ def test_a_cached_model_loads_without_the_hub(no_hub, bert_folder):
     config = cfg("some/model", cache_dir=no_hub)
     model = load_model(config, load_hf_config(config, TEXT, num_labels=2), TEXT)
     assert model.config.hidden_size == 32
+    assert asked == []
 
 
 @pytest.mark.parametrize(
