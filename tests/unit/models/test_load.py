@@ -122,7 +122,7 @@ def test_local_files_only_is_named_as_the_reason(tmp_path):
 
 
 def test_a_cached_model_loads_without_the_hub(no_hub, bert_folder, monkeypatch):
-    """And without asking for it, as transformers does for an adapter's config where PEFT is installed: half a minute."""
+    """And without asking for it, as transformers does for an adapter's config where PEFT is: half a minute."""
     asked = []
 
     def no_connection(url, **_):
