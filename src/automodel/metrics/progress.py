@@ -14,6 +14,7 @@ between two values. Characters that the terminal's encoding lacks are replaced r
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
@@ -139,13 +140,14 @@ def validation_line(values: Mapping[str, float]) -> str:
 
 
 def between_values(text: str, width: int, indent: int) -> str:
-    """`a | b | c` on as many lines of the terminal as it needs, broken between values."""
+    """`a | b | c` on as many lines of the terminal as it needs, broken between values, and sentences between words."""
     lines: list[str] = []
     for part in text.split(" | "):
         if lines and indent + len(lines[-1]) + 3 + len(part) <= width:
             lines[-1] += f" | {part}"
         else:
-            lines.append(part)
+            room = max(1, width - indent)
+            lines += textwrap.wrap(part, room, break_long_words=False, break_on_hyphens=False) or [part]
     return f"\n{' ' * indent}".join(lines)
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 from rich.console import Console
 
-from automodel.metrics.progress import Progress, format_lr, format_memory, format_value
+from automodel.metrics.progress import Progress, between_values, format_lr, format_memory, format_value
 
 VALUES = {"loss": 1.2449, "lr": 4.8e-5, "grad_norm": 1.0, "tokens_per_s": 9e3, "steps_per_s": 3.21, "memory_gib": 6.2}
 
@@ -151,6 +151,15 @@ def test_a_narrow_bar_leaves_numbers_out_and_keeps_its_times_whole(width, there,
     assert "…" not in bar
     assert all(part in bar for part in there)
     assert not any(part in bar for part in left_out)
+
+
+def test_a_sentence_breaks_between_words_and_a_path_never():
+    path = "/a/folder/with/quite-a-long-name/and-another/out"
+    text = between_values(f"Saved the model, which is larger than one line, to {path} and elsewhere", 40, 7)
+    lines = text.split("\n")
+    assert lines == [
+        "Saved the model, which is larger", "       than one line, to", f"       {path}", "       and elsewhere",
+    ]  # fmt: skip
 
 
 def test_a_long_line_breaks_between_values_on_a_terminal_and_never_in_a_file():
