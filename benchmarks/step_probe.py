@@ -189,7 +189,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         lazy=model.get_input_embeddings().weight if waits else None, late=late_parameters(layers),
         eight_bit=eight_bit_parameters(model) if work.eight_bit else (), placed=options.together,
     )  # fmt: skip
-    early, seed = not (options.late_norm or options.together), torch.zeros(1, dtype=torch.int64, device="cuda")
+    seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = None if work.offload and work.lora else SideStream()  # it would keep the inner tensors of a layer longer
     fused = fuse(model, seed, side, work.lengths[3])
     if work.fp8:
@@ -201,7 +201,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5, seed=seed, accumulates=False,
         device="cuda", side=side,
-        late=LateUpdates(optimizer, layers, side.stream, early) if layers else None,
+        late=LateUpdates(optimizer, layers, side.stream) if layers else None,
     )  # fmt: skip
     return step, model, fused
 
@@ -373,7 +373,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=30)
     parser.add_argument("--plain-embeddings", action="store_true", help="every row of the word table in every update")
     parser.add_argument("--plain-update", action="store_true", help="the whole update at the end of a step")
-    parser.add_argument("--late-norm", action="store_true", help="squares of all gradients at the end of a step")
     parser.add_argument("--write", help="results file to merge rows into (benchmarks/results/h200.json)")
     parser.add_argument("--commit", help="commit to note in the rows")
     parser.add_argument("--trace", help="also write the profile as a Chrome trace")

@@ -56,31 +56,34 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     plan = prepared.plan
     steps = min(plan.total_steps, MOST_STEPS if loader.ranks == 1 else MOST_DEALT)
     batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
-    to_come = bytes_to_come(prepared, step)
     try:
-        if not isinstance(step, CapturedStep):
-            torch.cuda.reset_peak_memory_stats()  # a report is about the run, not about what was tried
-        _try(step, batch, to_come, plan.device)
-        if not isinstance(step, CapturedStep):
-            step.most_bytes = torch.cuda.max_memory_allocated()
-            _try(step, batch, to_come + round(HOLES * step.most_bytes), plan.device)
-            torch.cuda.reset_peak_memory_stats()
+        if isinstance(step, CapturedStep):
+            step.probe(batch)
+        else:
+            _try_eager(step, batch, bytes_to_come(prepared, step), plan.device)
     except torch.cuda.OutOfMemoryError:
         return False
     return True
 
 
-def _try(step: TrainStep | CapturedStep, batch: Any, held_free: int, device: str) -> None:
+def _try_eager(step: TrainStep, batch: Any, to_come: int, device: str) -> None:
+    """Once to see what it takes, and again with as much held free as holes will cost."""
+    torch.cuda.reset_peak_memory_stats()
+    _try(step, batch, to_come, device)
+    step.most_bytes = torch.cuda.max_memory_allocated()
+    _try(step, batch, to_come + round(HOLES * step.most_bytes), device)
+    torch.cuda.reset_peak_memory_stats()  # a report is about the run, not about what was tried
+
+
+def _try(step: TrainStep, batch: Any, held_free: int, device: str) -> None:
     room = torch.empty(held_free, dtype=torch.uint8, device=device)
     step.probe(batch)
     del room
 
 
-def bytes_to_come(prepared: Prepared, step: TrainStep | CapturedStep) -> int:
+def bytes_to_come(prepared: Prepared, step: TrainStep) -> int:
     """What is there beside a later micro-batch and not beside the first: the optimizer's states, and the gradients that
     are being summed up."""
-    if isinstance(step, CapturedStep):
-        return 0
     plan, trained = prepared.plan, sum(p.numel() for p in step.parameters)
     setting = Setting(plan.precision, False, False, plan.optimizer, plan.checkpointing, tokens=0, rows=0)
     summed = sum(p.numel() * p.element_size() for p in step.parameters) if plan.grad_acc_steps > 1 else 0

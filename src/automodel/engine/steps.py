@@ -175,7 +175,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
         device=plan.device,
         side=side,
         compiled=plan.compile,
-        late=LateUpdates(optimizer, layers, side.stream, not together) if layers and side is not None else None,
+        late=LateUpdates(optimizer, layers, side.stream) if layers and side is not None else None,
     )
 
 

@@ -29,9 +29,8 @@ from typing import Any
 
 import torch
 
-from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update, sum_part
+from automodel.kernels.adamw import NO_STEP, AdamWState, adamw_step, late_update
 from automodel.kernels.adamw8 import EightBitMoments
-from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.flat_adamw_state import load_into, state_of
 from automodel.kernels.flat_parameters import FlatParameters, Place
 from automodel.kernels.lazy_rows import LazyRows
@@ -92,8 +91,6 @@ class FlatAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.flat = FlatParameters(self.param_groups, copy_dtype, lazy, late, with_moments=not eight_bit, placed=placed)
         self._have_gradients: set[int] = set()
-        self.summed: set[int] = set()
-        """Late parts whose gradients' squares are summed up in this pass."""
         self.device_state = AdamWState.zeros(self.flat, len(self.param_groups))
         self.device_state.eight = EightBitMoments(self.flat, eight_bit) if eight_bit else None
         self._add_lazy_rows()
@@ -140,15 +137,6 @@ class FlatAdamW(torch.optim.Optimizer):
         """The last step's update of one part of the parameters. Once for each step: a second call would repeat it.
         `beside`: others compute at the same time, and keep most of the processors."""
         late_update(self.flat, self.device_state, self.flat.late_parts[part], beside)
-
-    def sum_late(self, part: int) -> None:
-        """The squares of one part's gradients, before `step` asks for their norm: where all of them are there."""
-        late = self.flat.late_parts[part]
-        pairs = ((place.parameter.grad, fixed) for place, fixed in zip(late.places, late.gradients))
-        there = all(gradient is not None and gradient.data_ptr() == fixed.data_ptr() for gradient, fixed in pairs)
-        if there and self.max_norm is not None and runs_triton(self.flat.weight):
-            sum_part(self.flat, self.device_state, part)
-            self.summed.add(part)
 
     def collect_late(self) -> None:
         """Gradients that were not written to their fixed places are copied there."""
@@ -240,9 +228,7 @@ class FlatAdamW(torch.optim.Optimizer):
             skip_nonfinite=self.skip_nonfinite,
             zero_gradients=bool(self.gradient_buffers),
             chosen=self.flat.blocks_at_once,
-            summed=self.summed,
         )
-        self.summed.clear()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients; flat ones are already zero after a step and keep their place."""

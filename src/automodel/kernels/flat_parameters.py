@@ -29,7 +29,7 @@ BLOCK = 2048
 
 
 LONG_BLOCKS = 2048
-"""4 M elements: from here on, a launch costs less than looking up every block."""
+"""4 M elements: 8 MB in bf16, 2 µs at the memory's speed, about what a launch in a graph costs. Not tuned."""
 
 
 class Place(NamedTuple):

@@ -20,14 +20,11 @@ DEFAULT_EPOCHS = 3
 
 
 class Batches(NamedTuple):
-    """How the data is cut into steps, under the plan's own names."""
+    """How the data is cut into steps, under the names that `Plan` explains."""
 
     micro_batch_size: int
-    """Documents, at most."""
     grad_acc_steps: int
-    """Micro-batches of a step, for each rank."""
     global_batch_size: int
-    """Documents of a step; their mean, where bins are filled up to a size."""
     steps_per_epoch: int
     total_steps: int
     num_epochs: float
