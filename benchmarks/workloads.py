@@ -315,14 +315,13 @@ def whole(options: argparse.Namespace) -> int:
         folder = Path(temporary)
         os.environ["AUTOMODEL_CACHE"] = str(folder / "cache")
         os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")  # empty, whatever ran before
-        settings = [*(WORKLOADS[options.name].settings if options.name in WORKLOADS else ()), *options.settings]
-        cfg = load_run_config([make(options.name, folder, options.steps)], settings)
+        settings = [*(WORKLOADS[options.name].settings if options.name in WORKLOADS else ()), "checkpoint.enabled=true"]
+        cfg = load_run_config([make(options.name, folder, options.steps)], [*settings, *options.settings])
         job = make_job(cfg, folder / "work", steps=None, warmup=None)
         sides = sides_against(options.against.split(","))
         for turn, side in enumerate([*sides, AUTOMODEL, AUTOMODEL]):
             found = run_once(job, side, turn, folder / "logs")
-            told = found.get("error") or f"{found['wall_s']:.1f} s, {found['ms_per_step']:.2f} ms a step"
-            print(f"{side.name}: {told}", flush=True)
+            print(f"{side.name}: {found.get('error') or in_short(found)}", flush=True)
             failed += found["status"] == "failed"
             rows = rows_of(
                 f"{options.name}-whole-run{'-warm' if turn == len(sides) + 1 else ''}",
@@ -334,6 +333,13 @@ def whole(options: argparse.Namespace) -> int:
             )
             merge_into(options.rows, rows)
     return 1 if failed else 0
+
+
+def in_short(found: dict[str, Any]) -> str:
+    """Where a run's time went: seconds since its start, one moment after the other."""
+    moments = {"imports": "imports_s", "loop": "loop_start_s", "first step": "first_step_s", "loop's end": "loop_end_s"}
+    told = ", ".join(f"{name} {found[key]:.1f}" for name, key in moments.items())
+    return f"{found['wall_s']:.1f} s ({told}), {found['ms_per_step']:.2f} ms a step"
 
 
 def keep(outcome: Any, folder: Path | None, name: str) -> None:

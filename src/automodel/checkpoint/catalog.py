@@ -1,8 +1,9 @@
 """What lies in `run/steps/`: complete checkpoints, found, checked and removed.
 
     step-00000120/
-        model.safetensors, optimizer.safetensors, rng.safetensors   tensors, a file for each group; or,
-        model-rank-00003-of-00004.safetensors, …                    of a sharded one, for each rank too (`parts.py`)
+        model.safetensors, optimizer.safetensors, rng.safetensors   tensors, a file for each group; or several
+        optimizer-00001-of-00008.safetensors, …                     of a large one; or one for each rank
+        model-rank-00003-of-00004.safetensors, …                    of a sharded one (`parts.py`)
         state.json                                                  everything else
         manifest.json                                               size and SHA-256 of each file, and of itself
     LATEST                                                          the name of the newest complete one
@@ -42,8 +43,8 @@ STATE = "state.json"
 LATEST = "LATEST"
 UNFINISHED = ".unfinished-"
 NAME = re.compile(r"step-\d{8,}")
-VERSION = 2
-"""1 had no rank files, and no hash of the manifest itself; it is read as well."""
+VERSION = 3
+"""1 had no rank files, and no hash of the manifest itself; 2 had one file for each group. Both are read as well."""
 
 
 class DamagedCheckpointError(UserError):

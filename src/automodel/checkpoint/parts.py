@@ -16,6 +16,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from automodel.distributed.world import Alone
 
 WHERE, FORMAT, WHOLE = "DCP_SHARDING_INFO", "DCP_VERSION", "automodel.shapes"
 BEGINS = "saved_offsets"
+FILE_BYTES, MOST_FILES = 1 << 30, 8
+"""Of a group that one rank writes: how large its files are at least, and how many they may be."""
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 Slices = tuple[slice, ...]
@@ -73,6 +76,21 @@ def parts_of(tensors: Mapping[str, Tensor], ranks: Alone) -> dict[str, Part]:
 def file_of(group: str, rank: int | None, ranks: int) -> str:
     """The name of a group's file; `rank` None: one file has all of it."""
     return f"{group}.safetensors" if rank is None else f"{group}-rank-{rank:05d}-of-{ranks:05d}.safetensors"
+
+
+def cut(group: str, sizes: Mapping[str, int]) -> dict[str, list[str]]:
+    """Tensors of a group, by the file that each goes to. A large group has several, which are written and hashed side
+    by side: a processor copies 2 GB a second into a file and hashes 1."""
+    total = sum(sizes.values())
+    count = min(MOST_FILES, max(1, total // FILE_BYTES))
+    if count == 1:
+        return {file_of(group, None, 1): list(sizes)}
+    files: dict[str, list[str]] = {f"{group}-{i + 1:05d}-of-{count:05d}.safetensors": [] for i in range(count)}
+    before = 0
+    for name, size in sizes.items():
+        files[list(files)[min(count - 1, before * count // total)]].append(name)
+        before += size
+    return files  # one may be empty, beside a tensor larger than a file: its number is not missing then
 
 
 def header_of_parts(parts: Mapping[str, Part]) -> dict[str, str]:
@@ -176,19 +194,23 @@ def files_of(folder: Path, group: str) -> list[Path]:
     whole = folder / file_of(group, None, 1)
     if whole.exists():
         return [whole]
-    named = re.compile(re.escape(group) + r"-rank-\d+-of-\d+\.safetensors")
-    found = sorted(path for path in folder.iterdir() if named.fullmatch(path.name))
-    if not found:
+    named = re.compile(re.escape(group) + r"-(?P<rank>rank-)?\d+-of-(?P<count>\d+)\.safetensors")
+    matches = [match for match in (named.fullmatch(path.name) for path in folder.iterdir()) if match]
+    if not matches:
         raise DamagedCheckpointError(f"{whole} is missing.")
-    return found
+    found = sorted(match.string for match in matches)
+    if matches[0]["rank"] is None and len(found) != int(matches[0]["count"]):
+        raise DamagedCheckpointError(f"{folder} has {len(found)} of the {int(matches[0]['count'])} files of {group}.")
+    return [folder / name for name in found]
 
 
 def read_whole(folder: Path, group: str) -> dict[str, Tensor]:
     """A group as whole tensors in the host's memory."""
     paths = files_of(folder, group)
-    if paths[0].name == file_of(group, None, 1):
-        return load_file(paths[0])
-    return {name: tensor.read() for name, tensor in SavedGroup(folder, group).items()}
+    if "-rank-" in paths[0].name:
+        return {name: tensor.read() for name, tensor in SavedGroup(folder, group).items()}
+    with ThreadPoolExecutor(4) as threads:
+        return {name: tensor for tensors in threads.map(load_file, paths) for name, tensor in tensors.items()}
 
 
 def _header_of(path: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from torch import Tensor
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError, damage_of
 from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
-from automodel.checkpoint.parts import file_of, header_of_parts, is_sharded, parts_of
+from automodel.checkpoint.parts import cut, file_of, header_of_parts, is_sharded, parts_of
 from automodel.checkpoint.snapshot import Camera, Groups
 from automodel.checkpoint.tensor_file import write_tensors
 from automodel.config.errors import EXIT_FAILED, UserError
@@ -55,6 +55,8 @@ __all__ = [
 NOTE = ".rank-{rank:05d}.json"
 PATIENCE = 1800.0
 """Seconds that the first rank waits for the others' notes once its own files are written."""
+WRITERS = 4
+"""Files that a rank writes at once. More would be faster than disks are, and take processors from training."""
 LONGEST_REASON = 400  # bytes that ranks tell each other
 
 
@@ -283,13 +285,17 @@ class CheckpointStore:
                 work.sealed.set_exception(error)
 
     def _write_files(self, work: _Work) -> dict[str, Written]:
-        """All groups at once; returns when they are on the disk."""
+        """A few files at once; returns when all are on the disk."""
         try:
             written: dict[str, Written] = {}
-            with ThreadPoolExecutor(len(work.groups) or 1) as threads:
-                files = {group: threads.submit(self._write_group, work, group) for group in work.groups}
-                for file in files.values():
-                    written |= file.result()
+            jobs = [(name, parts, notes) for group in work.groups for name, parts, notes in self._files_of(work, group)]
+            with ThreadPoolExecutor(WRITERS) as threads:
+                files = {
+                    name: threads.submit(write_tensors, work.folder / name, tensors, notes)
+                    for name, tensors, notes in jobs
+                }
+                for name, file in files.items():
+                    written[name] = file.result()
             if self.ranks.first:
                 written[STATE] = write_text(work.folder / STATE, work.state)
         except OSError as error:
@@ -300,11 +306,14 @@ class CheckpointStore:
             self._leave_note(work, {"files": {name: asdict(file) for name, file in written.items()}})
         return written
 
-    def _write_group(self, work: _Work, group: str) -> dict[str, Written]:
-        parts, sharded = work.groups[group], group in work.sharded
-        name = file_of(group, self.ranks.rank if sharded else None, self.ranks.size)
+    def _files_of(self, work: _Work, group: str) -> list[tuple[str, dict[str, Tensor], dict[str, str] | None]]:
+        """Name, tensors and notes of each file that this rank writes of a group."""
+        parts = work.groups[group]
         tensors = {name: part.data for name, part in parts.items()}
-        return {name: write_tensors(work.folder / name, tensors, header_of_parts(parts) if sharded else None)}
+        if group in work.sharded:
+            return [(file_of(group, self.ranks.rank, self.ranks.size), tensors, header_of_parts(parts))]
+        files = cut(group, {name: tensor.nbytes for name, tensor in tensors.items()})
+        return [(file, {name: tensors[name] for name in names}, None) for file, names in files.items()]
 
     def _leave_note(self, work: _Work, note: dict[str, Any]) -> None:
         replace_text(work.folder / NOTE.format(rank=self.ranks.rank), json.dumps(note))

@@ -3,6 +3,7 @@
 The library's own writer first makes a copy of every tensor as a Python bytes object, and the SHA-256 of the manifest
 then reads the file back. Here each tensor goes straight from its memory to the file while another thread hashes it, so
 a file takes as long as the slower of the two; both leave Python's lock alone, so several files are written at once.
+The disk begins with the first bytes, not when the last are there and are to be flushed.
 
 A tensor on a GPU crosses the bus in chunks, on a stream of its own and through page-locked memory, the next chunk while
 this one is written: no stream of anybody else's waits, and the host never holds more than a few chunks.
@@ -17,7 +18,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch import Tensor
 from automodel.checkpoint.disk import Written
 
 CHUNK = 1 << 25  # bytes between two looks at the other thread: 10 ms of work
+AHEAD = 1 << 27  # bytes after which the disk is told to begin
 SEAT = 1 << 23  # bytes that cross the bus at once; page-locking larger buffers would hold up the driver for longer
 
 DTYPES = {
@@ -50,22 +53,49 @@ DTYPES = {
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> Written:
     """Writes the file and returns once it is on the disk. `notes` go into its header, beside the tensors."""
-    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    header = _header(ordered, notes)
-    digest, bus = hashlib.sha256(), Bus()
+    digest = hashlib.sha256()
     with path.open("wb") as file, ThreadPoolExecutor(1) as other:
-        hashed = other.submit(digest.update, header)
-        file.write(header)
-        for tensor in ordered.values():
-            for chunk in bus.chunks_of(tensor):
+        hashed: Future[None] | None = None
+        for chunk in _chunks(tensors, notes):
+            if hashed is not None:
                 hashed.result()  # never further behind than a chunk
-                hashed = other.submit(digest.update, chunk)
-                file.write(chunk)
-        hashed.result()
+            hashed = other.submit(digest.update, chunk)
+            _put(file, chunk)
+        if hashed is not None:
+            hashed.result()
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
     return Written(size, digest.hexdigest())
+
+
+def write_unhashed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+    """The same file, once the devices have made the tensors; whoever wants it on the disk flushes it."""
+    for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+        torch.cuda.synchronize(device)
+    with path.open("wb") as file:
+        for chunk in _chunks(tensors, notes):
+            _put(file, chunk)
+
+
+def _chunks(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> Iterator[Any]:
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+    yield _header(ordered, notes)
+    bus = Bus()
+    for tensor in ordered.values():
+        yield from bus.chunks_of(tensor)
+
+
+def _put(file: Any, chunk: Any) -> None:
+    """Writes, and lets the disk begin with every `AHEAD` bytes: Linux does, and returns, when it is told that pages are
+    not needed any more. It keeps those that are not on the disk yet."""
+    before = file.tell()
+    file.write(chunk)
+    after = file.tell()
+    if before // AHEAD != after // AHEAD and hasattr(os, "posix_fadvise"):
+        file.flush()
+        with suppress(OSError):  # a hint, which some file systems do not take
+            os.posix_fadvise(file.fileno(), max(0, before - AHEAD), AHEAD + after - before, os.POSIX_FADV_DONTNEED)
 
 
 class Bus:

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
+from automodel.engine.recording import hand_back_unused, make_room, recording
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
@@ -57,17 +58,38 @@ class Field:
 class Slot:
     """One of the places a batch passes through on its way: pinned memory, then the device."""
 
-    def __init__(self, size: int, device: str):
-        self.host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-        self.device = torch.zeros(size, dtype=torch.uint8, device=device)
+    def __init__(self, host: Tensor, device: Tensor):
+        self.host, self.device = host, device
         self.arrived, self.taken = torch.cuda.Event(), torch.cuda.Event()
+
+
+class Ring:
+    """The slots that batches of all shapes pass through, in turn. They are made once, and again for a batch of twice the
+    first one's size: pinning memory takes 30 ms on some hosts, however little it is."""
+
+    def __init__(self, device: str):
+        self.device, self.way = device, torch.cuda.Stream()
+        self.slots: list[Slot] = []
+        self.size = self.turn = 0
+
+    def next(self, size: int) -> Slot:
+        """A slot for so many bytes, which the host may fill."""
+        if size > self.size:
+            self.size = -(-2 * size // ALIGNMENT) * ALIGNMENT
+            host = torch.empty((SLOTS, self.size), dtype=torch.uint8, pin_memory=True)
+            self.slots = [Slot(*pair) for pair in zip(host, torch.empty_like(host, device=self.device), strict=True)]
+            self.way.wait_stream(torch.cuda.current_stream())  # whatever lay there before has been read
+        slot = self.slots[self.turn]
+        self.turn = (self.turn + 1) % SLOTS
+        slot.arrived.synchronize()
+        return slot
 
 
 class StaticBatch:
     """One shape's batch at a fixed address, fed through a small ring of slots. Batches cross the bus on a stream of
     their own, beside the step before; what the step waits for is a copy inside the device."""
 
-    def __init__(self, like: PackedBatch, device: str, way: torch.cuda.Stream):
+    def __init__(self, like: PackedBatch, device: str, ring: Ring):
         self.fields: list[Field] = []
         start = 0
         for f in fields(like):
@@ -77,28 +99,24 @@ class StaticBatch:
                 self.fields.append(Field(f.name, value.dtype, tuple(value.shape), start, size))
                 start += -(-size // ALIGNMENT) * ALIGNMENT
         self.divisor = Field("divisor", torch.float32, (1,), start, 4)
-        self.buffer = torch.zeros(start + ALIGNMENT, dtype=torch.uint8, device=device)
-        self.slots = [Slot(start + ALIGNMENT, device) for _ in range(SLOTS)]
-        self.turn, self.way = 0, way
-        way.wait_stream(torch.cuda.current_stream())  # the slots' zeros
+        self.size, self.ring = start + ALIGNMENT, ring
+        self.buffer = torch.zeros(self.size, dtype=torch.uint8, device=device)
         self.batch = replace(like, **{f.name: f.view(self.buffer) for f in self.fields})
         self.scale = self.divisor.view(self.buffer)
 
     def send(self, batch: PackedBatch, count: float) -> None:
         """Queues the batch's way to the device; waits only if `SLOTS` earlier ones have not arrived yet."""
-        slot = self.slots[self.turn]
-        slot.arrived.synchronize()
+        slot = self.ring.next(self.size)
         for f in self.fields:
             f.view(slot.host).copy_(getattr(batch, f.name))
         self.divisor.view(slot.host).fill_(1.0 / count)
-        with torch.cuda.stream(self.way):
+        with torch.cuda.stream(self.ring.way):
             slot.taken.wait()
-            slot.device.copy_(slot.host, non_blocking=True)
+            slot.device[: self.size].copy_(slot.host[: self.size], non_blocking=True)
             slot.arrived.record()
         slot.arrived.wait()
-        self.buffer.copy_(slot.device)
+        self.buffer.copy_(slot.device[: self.size])
         slot.taken.record()
-        self.turn = (self.turn + 1) % SLOTS
 
 
 def shape_of(batch: PackedBatch) -> tuple:
@@ -155,7 +173,7 @@ class CapturedStep:
     def _open_streams(self) -> None:
         # Above the second stream: what the step waits for goes first where both want the same processor.
         self.stream = torch.cuda.Stream(priority=-1)
-        self.way = torch.cuda.Stream()
+        self.ring = Ring(self.device)
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
@@ -174,14 +192,14 @@ class CapturedStep:
 
     def probe(self, batch: PackedBatch) -> None:
         """Forward and backward of a batch, leaving no trace: does it fit? Raises torch's out-of-memory error if not."""
-        static = StaticBatch(batch, self.device, self.way)
+        static = StaticBatch(batch, self.device, self.ring)
         static.send(batch, max(1, batch.num_labels))
         self._rehearse(static)
         torch.cuda.synchronize()
 
     def try_recording(self, batch: PackedBatch) -> None:
         """Records forward and backward of a batch and forgets the graph; raises where they cannot be recorded."""
-        static = StaticBatch(batch, self.device, self.way)
+        static = StaticBatch(batch, self.device, self.ring)
         reasons: list[str] = []
         warn, self.warn = self.warn, reasons.append
         graph = self._record(lambda: self._learn(static))
@@ -193,7 +211,7 @@ class CapturedStep:
         shape = shape_of(batch)
         static = self.statics.get(shape)
         if static is None:
-            static = self.statics[shape] = StaticBatch(batch, self.device, self.way)
+            static = self.statics[shape] = StaticBatch(batch, self.device, self.ring)
             static.send(batch, count)
             self.graphs[shape] = self._capture(static)
         else:
@@ -234,19 +252,16 @@ class CapturedStep:
             self._drop_gradients()
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.set_rng_state(random_state)
+        hand_back_unused()  # recordings have a pool of their own
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | Uncaptured:
         """The work as a graph; where it cannot be recorded, the work itself, with a note that says why."""
         if len(self.graphs) >= MOST_GRAPHS:
             return Uncaptured(work, self._drop_gradients)
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
+        make_room()
         try:
-            # The outer block: where a capture cannot be ended, torch leaves its stream the current one.
-            with (
-                torch.cuda.stream(torch.cuda.current_stream()),
-                torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"),
-            ):
+            with recording(graph, self.pool, self.stream):
                 work()
         except RuntimeError as error:
             self._forget_recording()

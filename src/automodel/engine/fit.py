@@ -7,7 +7,7 @@ a step, the same losses, less memory at a time. The plan says so.
 A captured step has its optimizer's states when it is tried. torch's optimizers make theirs in the first step, and
 gradients of the micro-batches before are there when the next one runs, so as much memory is held free while an eager
 step is tried. Its batches of many sizes leave holes between them, too, which those of a captured step, all in one pool,
-do not: a sixteenth of what the trial took has to be left over. On the CPU nothing is tried: the system has no error to
+do not: an eighth of what the trial took has to be left over. On the CPU nothing is tried: the system has no error to
 catch.
 """
 
@@ -32,7 +32,7 @@ from automodel.plan.plan import Decision
 
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
 MOST_DEALT = 10_000  # where documents have to be dealt to ranks first
-HOLES = 1 / 16
+HOLES = 1 / 8
 """Of an eager step's memory, lost between tensors of different sizes."""
 
 

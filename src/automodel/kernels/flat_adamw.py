@@ -241,7 +241,9 @@ class FlatAdamW(torch.optim.Optimizer):
     def finish_capture(self) -> None:
         """Write the address tables of the graphs captured since the last call. Call it before the first replay."""
         for row, addresses in enumerate(self._captured, start=1):
-            self._tables[row, : len(addresses)].copy_(torch.tensor(addresses, dtype=torch.int64))
+            # Pinned: the host goes on, and does not wait for the steps that are under way.
+            sent = torch.tensor(addresses, dtype=torch.int64, pin_memory=self._tables.is_cuda)
+            self._tables[row, : len(addresses)].copy_(sent, non_blocking=True)
         if self._captured:
             self._captured = []
             self._finished.append(self._tables)  # the graphs read these rows by address as long as they live

@@ -22,7 +22,7 @@ from automodel.adapters.peft_folder import write_folder
 from automodel.checkpoint.store import flush_to_disk
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
-from automodel.models.save_streamed import write_streamed
+from automodel.models.save_streamed import held_by, write_streamed
 from automodel.models.streamed import converts
 
 if TYPE_CHECKING:
@@ -73,9 +73,11 @@ def save_hf_folder(
 def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) -> None:
     """The model; of an adapter its two files, and the config with its class names."""
     adapter = adapter_of(model)
-    if weights is not None and adapter is None and not converts(model.config.model_type):
-        write_streamed(model, *weights, folder)
-        return
+    if adapter is None and not any(map(converts, (model.config.model_type, type(model).__name__))):
+        weights = weights or held_by("cuda", model)
+        if weights is not None:
+            write_streamed(model, *weights, folder)
+            return
     whole = None if weights is None else dict(weights[1])
     if adapter is None:
         given: dict[str, Any] = {} if whole is None else {"state_dict": whole}

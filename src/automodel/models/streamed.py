@@ -217,11 +217,11 @@ def _file(source: Source, name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def converts(model_type: str) -> bool:
-    """Whether transformers makes the weights of this family out of others while it loads."""
+def converts(kind: str) -> bool:
+    """Whether transformers makes the weights of this family (or class of models) out of others while it loads."""
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    return bool(get_checkpoint_conversion_mapping(model_type))
+    return bool(get_checkpoint_conversion_mapping(kind))
 
 
 def _find(name: str, stored: dict[str, Path], prefix: str) -> tuple[Path, str] | None:

@@ -9,7 +9,7 @@ import torch
 
 from automodel.checkpoint import parts as parts_module
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
-from automodel.checkpoint.parts import Part, SavedGroup, file_of, header_of_parts, read_whole
+from automodel.checkpoint.parts import Part, SavedGroup, cut, file_of, header_of_parts, read_whole
 from automodel.checkpoint.tensor_file import write_tensors
 
 WHOLE = {
@@ -121,3 +121,16 @@ def test_the_files_of_a_thousand_ranks_are_put_together_at_once(tmp_path, monkey
     group = SavedGroup(tmp_path, "model")
     assert time.process_time() - begun < 0.8
     assert all(len(group[name].stored) == ranks for name in names)
+
+
+def test_a_large_group_is_cut_into_files_of_neighbours(monkeypatch):
+    monkeypatch.setattr(parts_module, "FILE_BYTES", 100)
+    monkeypatch.setattr(parts_module, "MOST_FILES", 3)
+    assert cut("model", {"a": 60, "b": 60, "c": 60}) == {"model.safetensors": ["a", "b", "c"]}
+    sizes = {f"t{i}": 90 for i in range(6)}
+    found = cut("optimizer", sizes)
+    assert list(found) == [f"optimizer-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert list(found.values()) == [["t0", "t1"], ["t2", "t3"], ["t4", "t5"]]
+    table = cut("model", {"small": 10, "table": 900, "last": 10})
+    assert list(table.values()) == [["small", "table"], [], ["last"]]
+    assert cut("rng", {}) == {"rng.safetensors": []}

@@ -13,7 +13,7 @@ import time
 import pytest
 import torch
 
-from automodel.checkpoint import catalog, randomness
+from automodel.checkpoint import catalog, parts, randomness
 from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError
 
 
@@ -46,6 +46,28 @@ def test_tied_tensors_are_written(tmp_path):
     store.save(1, {"model": {"a": shared, "b": shared[:3]}}, {})
     loaded = store.latest()[0].tensors("model")
     assert torch.equal(loaded["b"], shared[:3])
+
+
+def test_a_large_group_lies_in_several_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "FILE_BYTES", 64)
+    named = {f"layer.{i}": torch.randn(8) for i in range(20)} | {"table": torch.randn(100)}
+    store = CheckpointStore(tmp_path)
+    store.save(1, {"model": {"w": torch.ones(2)}, "optimizer": named}, {})
+    kept = store.save(2, {"model": {"w": torch.ones(2)}, "optimizer": named}, {})
+    files = sorted(path.name for path in kept.folder.glob("*.safetensors"))
+    assert files == ["model.safetensors", *(f"optimizer-0000{i}-of-00008.safetensors" for i in range(1, 9))]
+    assert set(kept.files()) == {*files, "state.json"}
+    found = kept.tensors("optimizer")
+    assert found.keys() == named.keys()
+    assert all(torch.equal(found[name], named[name]) for name in named)
+    assert all(torch.equal(kept.parts("optimizer")[name].read(), named[name]) for name in named)
+    (kept.folder / files[3]).unlink()
+    with pytest.raises(DamagedCheckpointError, match="7 of the 8 files of optimizer"):
+        kept.tensors("optimizer")
+    before, notes = store.latest()
+    assert before is not None
+    assert before.step == 1
+    assert f"{files[3]} is missing" in notes[0]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])

@@ -1,6 +1,7 @@
 """Files written by our own writer are what the safetensors library reads."""
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from automodel.checkpoint import tensor_file
-from automodel.checkpoint.tensor_file import DTYPES, write_tensors
+from automodel.checkpoint.tensor_file import DTYPES, write_tensors, write_unhashed
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -57,3 +58,27 @@ def test_no_tensors_is_a_valid_file(tmp_path):
 def test_a_dtype_the_format_does_not_know_is_named(tmp_path):
     with pytest.raises(ValueError, match="odd has dtype torch.complex128"):
         write_tensors(tmp_path / "t.safetensors", {"odd": torch.zeros(2, dtype=torch.complex128)})
+
+
+def test_without_a_hash_it_is_the_same_file(tmp_path):
+    tensors = {"x": torch.randn(1234), "y": torch.arange(7), "z": torch.randn(3, 4).T}
+    write_tensors(tmp_path / "a", tensors, {"format": "pt"})
+    write_unhashed(tmp_path / "b", tensors, {"format": "pt"})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_the_disk_is_told_of_every_byte_in_time(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(tensor_file, "AHEAD", 4096)
+    monkeypatch.setattr(tensor_file, "CHUNK", 1000)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *where: told.append(where[1:3]), raising=False)
+    path = tmp_path / "t.safetensors"
+    write_tensors(path, {"x": torch.randn(20_000)})
+    covered = 0
+    for start, length in told:
+        assert start <= covered, "no gap"
+        covered = max(covered, start + length)
+    size = path.stat().st_size
+    assert size - 4096 <= covered <= size
+    monkeypatch.setattr(os, "posix_fadvise", lambda *where: (_ for _ in ()).throw(OSError(22, "not here")))
+    assert write_tensors(path, {"x": torch.ones(20_000)}).size == size, "a hint that is refused costs nothing"

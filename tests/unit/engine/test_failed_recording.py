@@ -20,44 +20,46 @@ class Read:
     """What a piece reads."""
 
 
+class Graph:
+    """As in torch, where a recording broke: it does not end, either."""
+
+    def capture_begin(self, pool, capture_error_mode):
+        assert capture_error_mode == "thread_local"
+
+    def capture_end(self):
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
 @pytest.fixture
-def current(monkeypatch) -> list[str]:
-    """The current stream. As in torch, a recording makes its own the current one and leaves it so where it fails."""
-    streams = ["main"]
+def cuda(monkeypatch) -> SimpleNamespace:
+    """The current stream, and what was put right."""
+    seen = SimpleNamespace(streams=["main"], ended=[], states=[])
 
-    class Recording:
-        def __init__(self, graph, pool, stream, capture_error_mode):
-            self.stream = stream
-
-        def __enter__(self):
-            streams.append(self.stream)
-
-        def __exit__(self, *args):
-            raise RuntimeError("operation not permitted when stream is capturing\nmore about it")
-
-    class Restoring:
+    class On:
         def __init__(self, which):
             self.which = which
 
         def __enter__(self):
-            self.before = streams[-1]
-            streams.append(self.which)
+            self.before = seen.streams[-1]
+            seen.streams.append(self.which)
 
         def __exit__(self, *args):
-            streams.append(self.before)
+            seen.streams.append(self.before)
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
-    monkeypatch.setattr(torch.cuda, "stream", Restoring)
-    monkeypatch.setattr(torch.cuda, "graph", Recording)
-    return streams
+    generator = SimpleNamespace(clone_state=lambda: "a fresh copy", graphsafe_set_state=seen.states.append)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    monkeypatch.setattr(torch.cuda, "stream", On)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *place: seen.ended.append(place), raising=False)
+    return seen
 
 
-def test_nothing_of_a_failed_recording_is_kept(current):
+def test_nothing_of_a_failed_recording_is_kept(cuda):
     weight = torch.nn.Parameter(torch.ones(2, 2))
     step = CapturedStep.__new__(CapturedStep)
-    step.graphs, step.pool, step.stream, step.accumulates = {}, None, "recording", False
+    step.graphs, step.pool, step.stream, step.accumulates = {}, (0, 7), "recording", False
     step.optimizer = FlatAdamW([weight], lr=0.1)
     step.side, step.late = SideStream.__new__(SideStream), LateUpdates.__new__(LateUpdates)
     step.side.pieces, step.late.done = deque(), [None, None]
@@ -72,6 +74,8 @@ def test_nothing_of_a_failed_recording_is_kept(current):
         step.late.done[1] = SimpleNamespace()  # the second layer was never reached
         weight.grad = torch.ones(2, 2)
         step.optimizer._captured.append([weight.grad.data_ptr()])
+        assert cuda.streams[-1] == "recording"
+        raise RuntimeError("operation not permitted when stream is capturing\nmore about it")
 
     made = step._record(work)
     assert isinstance(made, Uncaptured)
@@ -82,4 +86,6 @@ def test_nothing_of_a_failed_recording_is_kept(current):
     assert step.late.done == [None, None]
     assert weight.grad is None
     assert not step.optimizer._captured, "64 recordings that failed would be said to be too many"
-    assert current[-1] == "main", "what follows is queued where everybody looks for it"
+    assert cuda.streams[-1] == "main", "what follows is queued where everybody looks for it"
+    assert cuda.ended == [(0, (0, 7))], "otherwise the next recording is refused, and no memory is given back"
+    assert cuda.states == ["a fresh copy"], "otherwise whoever draws random numbers fails"

@@ -111,7 +111,7 @@ def test_an_eager_step_is_tried_with_the_largest_batch(monkeypatch, path):
     monkeypatch.setattr(fit, "_try", lambda step, batch, free, device: (held.append(free), step.probe(batch)))
     assert fits(run, step, loader_of(run))
     assert [len(batch) for batch in step.tried] == [16, 16]
-    assert held == [100 * 8, 100 * 8 + 100], "states, then holes too: a sixteenth of what the first trial took"
+    assert held == [100 * 8, 100 * 8 + 200], "states, then holes too: an eighth of what the first trial took"
     assert step.most_bytes == 1600, "a snapshot leaves it to the step that will need it"
     assert not fits(run, SmallStep(15), loader_of(run))
 

@@ -7,9 +7,11 @@ import torch
 import transformers as t
 from safetensors.torch import load_file
 
+import tiny_models
 import tiny_runs as tiny
 from automodel.models.save import save_hf_folder
-from automodel.models.save_streamed import split_by_size, write_streamed
+from automodel.models.save_streamed import held_by, split_by_size, write_streamed
+from automodel.models.streamed import converts
 
 
 def test_files_by_size():
@@ -45,3 +47,35 @@ def test_the_folder_is_that_of_the_plain_way(tmp_path):
     wanted, got = load_file(plain / "model.safetensors"), load_file(streamed / "model.safetensors")
     assert wanted.keys() == got.keys()
     assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+
+
+def tasks_of(kind: str) -> list[str]:
+    classes = {
+        "text-classification": t.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+        "causal-lm": t.MODEL_FOR_CAUSAL_LM_MAPPING,
+    }
+    return [task for task, known in classes.items() if type(tiny_models.tiny_config(kind)) in known]
+
+
+@pytest.mark.parametrize("kind", sorted(tiny_models.SETTINGS))
+def test_what_a_gpu_holds_is_written_as_the_plain_way_writes_it(tmp_path, kind):
+    """Names, also where tensors are shared; the device is the CPU here, whose models are saved the plain way."""
+    for task in tasks_of(kind):
+        model = tiny_models.tiny(kind, task)[1]
+        if converts(model.config.model_type) or converts(type(model).__name__):
+            continue  # the plain way it is
+        held = held_by("cpu", model)
+        assert held is not None
+        plain = save_hf_folder(model, None, tmp_path / f"{task}-plain")
+        streamed = save_hf_folder(model, None, tmp_path / f"{task}-streamed", held)
+        wanted, got = load_file(plain / "model.safetensors"), load_file(streamed / "model.safetensors")
+        assert wanted.keys() == got.keys()
+        assert all(torch.equal(wanted[name], got[name]) for name in wanted)
+        assert (plain / "config.json").read_text() == (streamed / "config.json").read_text()
+
+
+def test_nothing_is_held_in_parts(tmp_path):
+    model = tiny_models.tiny("bert", "text-classification")[1]
+    assert held_by("cuda", model) is None
+    model.bert.embeddings.word_embeddings.to("meta")
+    assert held_by("cpu", model) is None
