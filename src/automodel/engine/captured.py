@@ -64,8 +64,8 @@ class Slot:
 
 
 class Ring:
-    """The slots that batches of all shapes pass through, in turn. They are made once, and again for a batch of twice the
-    first one's size: pinning memory takes 30 ms on some hosts, however little it is."""
+    """The slots that batches of all shapes pass through, in turn. They are made once, and again for a batch twice the
+    size of the first: pinning memory takes 30 ms on some hosts, however little it is."""
 
     def __init__(self, device: str):
         self.device, self.way = device, torch.cuda.Stream()

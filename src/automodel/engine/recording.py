@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
-Pool = tuple[int, int]
+Pool = Any  # a pair of numbers, which torch gives a type of its own
 MARGIN = 2  # times the memory that a step has needed so far: the next shape may be larger, and pools have holes
 
 
