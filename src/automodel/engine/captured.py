@@ -39,6 +39,7 @@ from automodel.optim.schedule import Schedule
 SLOTS = 4  # batches that may be on their way to the device before the host has to wait for one
 ALIGNMENT = 16
 MOST_GRAPHS = 256  # past this the shapes do not repeat, and recording costs more than it saves
+MOST_FAILURES = 3  # past this no recording is tried any more: it is not the shape
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class CapturedStep:
         self.apart = accumulates  # whether the update is a graph of its own
         self.seed_offset = 0  # of this rank
         self.rehearsed = False
+        self.failures = 0  # recordings that could not be made
         self.unsettled = 0
         self.loss_sum = torch.zeros((), device=device)
         self.last_loss = torch.zeros((), device=device)
@@ -256,7 +258,7 @@ class CapturedStep:
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | Uncaptured:
         """The work as a graph; where it cannot be recorded, the work itself, with a note that says why."""
-        if len(self.graphs) >= MOST_GRAPHS:
+        if len(self.graphs) >= MOST_GRAPHS or self.failures >= MOST_FAILURES:
             return Uncaptured(work, self._drop_gradients)
         graph = torch.cuda.CUDAGraph()
         make_room()
@@ -276,6 +278,8 @@ class CapturedStep:
 
     def _forget_recording(self) -> None:
         """What a recording that failed has left in the hands of others: events of it cannot be waited for."""
+        self.failures += 1
+        self.pool = torch.cuda.graph_pool_handle()
         if self.side is not None:
             self.side.forget()
         if self.late is not None:

@@ -5,9 +5,9 @@ Every new shape of a run then costs what the host takes to go through the model 
 DistilBERT, 150 for Llama 1B. Neither is needed to record: nothing runs, and addresses come from the graphs' own pool.
 Here the steps before go on meanwhile, as many as are queued; memory is handed back where it might run short.
 
-A recording that fails has an end, too. Where CUDA refuses to end it, torch leaves its allocator and its random numbers
-as if it went on: the next recording is refused ("already recording"), no memory is given back any more, and whoever
-draws random numbers fails. Both are put right here.
+A recording that fails has an end, too. Where CUDA refuses to end it, torch leaves its allocators as if it went on:
+the next recording into the same pool is refused ("already recording"), and no memory is given back any more. In some
+versions nobody can draw random numbers, either. What can be put right is put right here; the pool is not used again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 Pool = Any  # a pair of numbers, which torch gives a type of its own
+_BROKEN: list[torch.cuda.CUDAGraph] = []
+"""Recordings that did not end: the allocator of page-locked memory still asks them whether they go on."""
 MARGIN = 2  # times the memory that a step has needed so far: the next shape may be larger, and pools have holes
 
 
@@ -53,9 +55,18 @@ def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
     try:
         graph.capture_end()
     except RuntimeError:
+        _BROKEN.append(graph)
         device = torch.cuda.current_device()
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(device, pool)
-        generator = torch.cuda.default_generators[device]
-        generator.graphsafe_set_state(generator.clone_state())  # the same numbers; not "being recorded"
+            torch._C._cuda_releasePool(device, pool)
+        _free_random_numbers(device)
         raise
+
+
+def _free_random_numbers(device: int) -> None:
+    try:
+        torch.rand((), device=f"cuda:{device}")
+    except RuntimeError:  # "outside graph capture": the generator believes that it is being recorded
+        generator = torch.cuda.default_generators[device]
+        generator.graphsafe_set_state(generator.clone_state())  # the same numbers, believed by nobody to be recorded

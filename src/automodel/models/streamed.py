@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from automodel.models.config import ModelConfig
 from automodel.models.load import is_new_head, without_memory
+from automodel.models.onto_gpu import Way
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model
 
@@ -36,7 +38,7 @@ UNTOUCHED = {torch.float32: float("nan"), torch.float64: float("nan"), torch.bfl
 UNTOUCHED |= {torch.int64: -(2**40), torch.int32: -(2**30)}
 
 READERS = 4
-"""Threads: one alone copies 5 GB a second out of files, and the bus carries ten times that."""
+"""Threads: one alone copies 5 GB a second out of files, and the bus carries ten times that (`onto_gpu.py`)."""
 GENERATION_KEYS = ("cache_dir", "local_files_only", "token", "revision", "subfolder", "force_download")
 
 Fill = Callable[[Tensor, Callable[[tuple[slice, ...]], Tensor]], None]
@@ -97,15 +99,26 @@ class OpenWeights:
                 if parameter is not None and parameter.is_meta:
                     module._parameters[key] = nn.Parameter(torch.empty_like(parameter, device=device))
 
+        ways: dict[int, Way] = {}
+
         def whole(target: Tensor, part: Callable[[tuple[slice, ...]], Tensor]) -> None:
-            with torch.no_grad():  # of this thread
-                target.copy_(part((slice(None),) * target.ndim))
+            source = part((slice(None),) * target.ndim)
+            if target.is_cuda:
+                thread = threading.get_ident()
+                if thread not in ways:
+                    ways[thread] = Way(target.device)
+                ways[thread].carry(target, source)
+            else:
+                with torch.no_grad():  # of this thread
+                    target.copy_(source)
 
         with ThreadPoolExecutor(READERS) as readers:
             copies: list[Future] = []
             self.fill(self.model, lambda *given: copies.append(readers.submit(whole, *given)), device)
             for copy_made in copies:
                 copy_made.result()
+        for way in ways.values():
+            torch.cuda.current_stream(device).wait_stream(way.stream)
 
 
 def open_weights(

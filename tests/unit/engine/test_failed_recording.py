@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from automodel.engine.captured import CapturedStep, Uncaptured
+from automodel.engine import recording
+from automodel.engine.captured import MOST_FAILURES, CapturedStep, Uncaptured
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.side_stream import SideStream
@@ -33,7 +34,10 @@ class Graph:
 @pytest.fixture
 def cuda(monkeypatch) -> SimpleNamespace:
     """The current stream, and what was put right."""
-    seen = SimpleNamespace(streams=["main"], ended=[], states=[])
+    seen = SimpleNamespace(streams=["main"], ended=[], released=[], states=[])
+
+    def draw(*shape, device):
+        raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
 
     class On:
         def __init__(self, which):
@@ -52,13 +56,18 @@ def cuda(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(torch.cuda, "stream", On)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 8))
+    monkeypatch.setattr(torch, "rand", draw)
+    monkeypatch.setattr(recording, "_BROKEN", [])
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *place: seen.ended.append(place), raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *place: seen.released.append(place), raising=False)
     return seen
 
 
 def test_nothing_of_a_failed_recording_is_kept(cuda):
     weight = torch.nn.Parameter(torch.ones(2, 2))
     step = CapturedStep.__new__(CapturedStep)
+    step.failures = 0
     step.graphs, step.pool, step.stream, step.accumulates = {}, (0, 7), "recording", False
     step.optimizer = FlatAdamW([weight], lr=0.1)
     step.side, step.late = SideStream.__new__(SideStream), LateUpdates.__new__(LateUpdates)
@@ -87,5 +96,10 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
     assert weight.grad is None
     assert not step.optimizer._captured, "64 recordings that failed would be said to be too many"
     assert cuda.streams[-1] == "main", "what follows is queued where everybody looks for it"
-    assert cuda.ended == [(0, (0, 7))], "otherwise the next recording is refused, and no memory is given back"
+    assert cuda.ended == cuda.released == [(0, (0, 7))], "otherwise no memory is given back"
+    assert step.pool == (0, 8), "into the same one the next recording is refused"
+    assert len(recording._BROKEN) == 1, "the allocator of page-locked memory still asks it"
     assert cuda.states == ["a fresh copy"], "otherwise whoever draws random numbers fails"
+    for _ in range(MOST_FAILURES):
+        assert isinstance(step._record(work), Uncaptured)
+    assert len(said) == MOST_FAILURES, "then no more are tried"
