@@ -289,7 +289,9 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing_behind():
 
     def enters(_layer, args, kwargs):
         value = args[0] if args else kwargs["hidden_states"]
-        getattr(value, "branch_TN", value).register_hook(asks)
+        value = getattr(value, "branch_TN", value)
+        if value.requires_grad:  # not where the model is evaluated
+            value.register_hook(asks)
 
     layers_of(step.model)[1].register_forward_pre_hook(enters, with_kwargs=True)
     main = torch.cuda.current_stream()
