@@ -211,13 +211,12 @@ class CapturedStep:
 
     def _replay(self, batch: PackedBatch, count: float) -> None:
         shape = shape_of(batch)
-        static = self.statics.get(shape)
-        if static is None:
-            static = self.statics[shape] = StaticBatch(batch, self.device, self.ring)
-            static.send(batch, count)
+        if shape not in self.statics:
+            self.statics[shape] = StaticBatch(batch, self.device, self.ring)
+        static = self.statics[shape]
+        static.send(batch, count)
+        if shape not in self.graphs:
             self.graphs[shape] = self._capture(static)
-        else:
-            static.send(batch, count)
         self.graphs[shape].replay()
 
     def _update(self) -> None:
@@ -260,25 +259,41 @@ class CapturedStep:
         """The work as a graph; where it cannot be recorded, the work itself, with a note that says why."""
         if len(self.graphs) >= MOST_GRAPHS or self.failures >= MOST_FAILURES:
             return Uncaptured(work, self._drop_gradients)
+        try:
+            return self._recorded(work)
+        except torch.cuda.OutOfMemoryError:
+            if all(isinstance(graph, Uncaptured) for graph in self.graphs.values()):
+                raise
+        except RuntimeError as error:
+            self.failures += 1
+            reason = str(error).splitlines()[0]
+            self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead: {reason}")
+            return Uncaptured(work, self._drop_gradients)
+        self._let_go_of_graphs()  # not before the error, which holds what was recorded, has gone
+        return self._recorded(work)
+
+    def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         make_room()
         try:
             with recording(graph, self.pool, self.stream):
                 work()
-        except RuntimeError as error:
+        except RuntimeError:
             self._forget_recording()
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            reason = str(error).splitlines()[0]
-            self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead: {reason}")
-            return Uncaptured(work, self._drop_gradients)
+            raise
         self.optimizer.finish_capture()
         self._drop_gradients()
         return graph
 
+    def _let_go_of_graphs(self) -> None:
+        """Graphs of many shapes cut their pool into pieces, up to several times what the largest needs. Where the next
+        one finds no room they are given up, and recorded again when their shapes come."""
+        torch.cuda.synchronize()  # they may still be at work
+        self.graphs = {shape: graph for shape, graph in self.graphs.items() if isinstance(graph, Uncaptured)}
+        hand_back_unused()
+
     def _forget_recording(self) -> None:
         """What a recording that failed has left in the hands of others: events of it cannot be waited for."""
-        self.failures += 1
         self.pool = torch.cuda.graph_pool_handle()
         if self.side is not None:
             self.side.forget()

@@ -103,3 +103,32 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
     for _ in range(MOST_FAILURES):
         assert isinstance(step._record(work), Uncaptured)
     assert len(said) == MOST_FAILURES, "then no more are tried"
+
+
+def test_graphs_make_room_for_the_next(cuda, monkeypatch):
+    """A recording that finds no memory is made again without the others; where there are none, it does not fit."""
+    step = CapturedStep.__new__(CapturedStep)
+    step.failures, step.pool, step.stream, step.accumulates = 0, (0, 7), "recording", False
+    step.optimizer, step.side, step.late = FlatAdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1), None, None
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append(f"emptied with {len(step.graphs)} graphs"))
+    monkeypatch.setattr(Graph, "capture_end", lambda self: None)
+    eager = Uncaptured(lambda: None, lambda: None)
+    step.graphs = {("a",): Graph(), ("b",): eager, ("c",): Graph()}
+
+    def work() -> None:
+        if len(step.graphs) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    assert isinstance(step._record(work), Graph)
+    assert step.graphs == {("b",): eager}, "what cannot be recorded is not tried again"
+    assert done[0] == "waited"
+    assert done[-1] == "emptied with 1 graphs"
+
+    def never() -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        step._record(never)
+    assert step.failures == 0
