@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
-from automodel.engine.recording import hand_back_unused, make_room, recording
+from automodel.engine.recording import did_not_end, hand_back_unused, make_room, recording
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
@@ -197,17 +197,12 @@ class CapturedStep:
         static = StaticBatch(batch, self.device, self.ring)
         static.send(batch, max(1, batch.num_labels))
         self._rehearse(static)
-        torch.cuda.synchronize()
+        hand_back_unused()
 
     def try_recording(self, batch: PackedBatch) -> None:
         """Records forward and backward of a batch and forgets the graph; raises where they cannot be recorded."""
         static = StaticBatch(batch, self.device, self.ring)
-        reasons: list[str] = []
-        warn, self.warn = self.warn, reasons.append
-        graph = self._record(lambda: self._learn(static))
-        self.warn = warn
-        if isinstance(graph, Uncaptured):
-            raise RuntimeError(reasons[0])
+        self._recorded(lambda: self._learn(static))
 
     def _replay(self, batch: PackedBatch, count: float) -> None:
         shape = shape_of(batch)
@@ -231,6 +226,7 @@ class CapturedStep:
         which it could not do while recording."""
         if self.compiled or not self.rehearsed:
             self._rehearse(static)
+            hand_back_unused()  # recordings have a pool of their own
 
         def work() -> None:
             self._learn(static)
@@ -253,7 +249,6 @@ class CapturedStep:
             self._drop_gradients()
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.set_rng_state(random_state)
-        hand_back_unused()  # recordings have a pool of their own
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | Uncaptured:
         """The work as a graph; where it cannot be recorded, the work itself, with a note that says why."""
@@ -262,39 +257,38 @@ class CapturedStep:
         try:
             return self._recorded(work)
         except torch.cuda.OutOfMemoryError:
-            if all(isinstance(graph, Uncaptured) for graph in self.graphs.values()):
-                raise
+            raise
         except RuntimeError as error:
             self.failures += 1
             reason = str(error).splitlines()[0]
             self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead: {reason}")
-            return Uncaptured(work, self._drop_gradients)
-        self._let_go_of_graphs()  # not before the error, which holds what was recorded, has gone
-        return self._recorded(work)
+        return Uncaptured(work, self._drop_gradients)
 
     def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
         make_room()
+        try:
+            return self._record_once(work)
+        except torch.cuda.OutOfMemoryError:
+            pass  # with the error goes what it held
+        hand_back_unused()  # nobody could while it was recorded
+        return self._record_once(work)
+
+    def _record_once(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
         try:
             with recording(graph, self.pool, self.stream):
                 work()
         except RuntimeError:
-            self._forget_recording()
+            self._forget_recording(graph)
             raise
         self.optimizer.finish_capture()
         self._drop_gradients()
         return graph
 
-    def _let_go_of_graphs(self) -> None:
-        """Graphs of many shapes cut their pool into pieces, up to several times what the largest needs. Where the next
-        one finds no room they are given up, and recorded again when their shapes come."""
-        torch.cuda.synchronize()  # they may still be at work
-        self.graphs = {shape: graph for shape, graph in self.graphs.items() if isinstance(graph, Uncaptured)}
-        hand_back_unused()
-
-    def _forget_recording(self) -> None:
+    def _forget_recording(self, graph: torch.cuda.CUDAGraph) -> None:
         """What a recording that failed has left in the hands of others: events of it cannot be waited for."""
-        self.pool = torch.cuda.graph_pool_handle()
+        if did_not_end(graph):
+            self.pool = torch.cuda.graph_pool_handle()
         if self.side is not None:
             self.side.forget()
         if self.late is not None:

@@ -51,6 +51,11 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream
         _end(graph, pool)
 
 
+def did_not_end(graph: torch.cuda.CUDAGraph) -> bool:
+    """Whether CUDA refused to end a recording that failed: its pool is not to be used again."""
+    return any(graph is broken for broken in _BROKEN)
+
+
 def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
     try:
         graph.capture_end()
