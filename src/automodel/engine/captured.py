@@ -257,20 +257,25 @@ class CapturedStep:
         try:
             return self._recorded(work)
         except torch.cuda.OutOfMemoryError:
-            raise
+            if all(isinstance(graph, Uncaptured) for graph in self.graphs.values()):
+                raise
         except RuntimeError as error:
             self.failures += 1
             reason = str(error).splitlines()[0]
             self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead: {reason}")
-        return Uncaptured(work, self._drop_gradients)
+            return Uncaptured(work, self._drop_gradients)
+        self._let_go_of_graphs()  # not before the error, which holds what was recorded, has gone
+        return self._recorded(work)
 
     def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The work as a graph. Memory that lies unused beside the graphs' pool cannot be handed back while recording,
+        so where there was too little, it is handed back now, and the work recorded again."""
         make_room()
         try:
             return self._record_once(work)
         except torch.cuda.OutOfMemoryError:
-            pass  # with the error goes what it held
-        hand_back_unused()  # nobody could while it was recorded
+            pass  # with the error goes what was recorded
+        hand_back_unused()
         return self._record_once(work)
 
     def _record_once(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -284,6 +289,13 @@ class CapturedStep:
         self.optimizer.finish_capture()
         self._drop_gradients()
         return graph
+
+    def _let_go_of_graphs(self) -> None:
+        """Graphs of many shapes cut their pool into pieces, up to several times what the largest needs. Where the next
+        one finds no room they are given up, and recorded again when their shapes come."""
+        torch.cuda.synchronize()  # they may still be at work
+        self.graphs = {shape: graph for shape, graph in self.graphs.items() if isinstance(graph, Uncaptured)}
+        hand_back_unused()
 
     def _forget_recording(self, graph: torch.cuda.CUDAGraph) -> None:
         """What a recording that failed has left in the hands of others: events of it cannot be waited for."""

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from automodel.engine import recording
+from automodel.engine import captured, recording
 from automodel.engine.captured import MOST_FAILURES, CapturedStep, Uncaptured
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
@@ -132,3 +132,46 @@ def test_graphs_make_room_for_the_next(cuda, monkeypatch):
     with pytest.raises(torch.cuda.OutOfMemoryError):
         step._record(never)
     assert step.failures == 0
+
+
+def test_unused_memory_makes_room_before_graphs_do(cuda, monkeypatch):
+    """While a recording runs nobody can hand memory back: it is made again once that was done, into the same pool."""
+    step = CapturedStep.__new__(CapturedStep)
+    step.failures, step.pool, step.stream, step.accumulates = 0, (0, 7), "recording", False
+    step.optimizer, step.side, step.late = FlatAdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1), None, None
+    kept = {("a",): Graph()}
+    step.graphs = dict(kept)
+    unused = [Read()]
+    held: list[weakref.ref] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", unused.clear)
+    monkeypatch.setattr(Graph, "capture_end", lambda self: None)
+
+    def work() -> None:
+        assert not any(ref() for ref in held), "what the first recording took is still there"
+        recorded = Read()
+        held.append(weakref.ref(recorded))
+        if unused:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    assert isinstance(step._record(work), Graph)
+    assert len(held) == 2
+    assert step.graphs == kept
+    assert step.pool == (0, 7), "it ended as it should: what the graphs before it left there is of use"
+    assert step.failures == 0
+
+
+def test_a_recording_that_is_only_tried_raises_its_own_error(cuda, monkeypatch):
+    step = CapturedStep.__new__(CapturedStep)
+    step.failures, step.pool, step.stream, step.accumulates, step.graphs = MOST_FAILURES, (0, 7), "recording", False, {}
+    step.optimizer, step.side, step.late = FlatAdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1), None, None
+    step.device = step.ring = None
+    monkeypatch.setattr(captured, "StaticBatch", lambda *_: None)
+
+    def learn(_static) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(step, "_learn", learn)
+    with pytest.raises(RuntimeError, match="operation not permitted"):
+        step.try_recording(None)
+    assert step.failures == MOST_FAILURES, "it says nothing about the steps to come"
