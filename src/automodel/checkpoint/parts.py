@@ -3,7 +3,8 @@
 A sharded run writes what each rank holds: `model-rank-00003-of-00004.safetensors` has that rank's part of every tensor,
 one rectangle each, and the file's own header says where the rectangle begins and how large the whole is. A reader asks
 for any rectangle of the whole, for whatever layout it has; the parts that touch it are read, and nothing else of them.
-Four ranks may have written what one or two read.
+Four ranks may have written what one or two read. What one rank writes for all are whole tensors, in one file or,
+where they are many gigabytes, in several (`cut`).
 
 The headers are those of torch.distributed.checkpoint's safetensors storage (`HuggingFaceStorageReader` reads these
 files as they are; `WHOLE` is ours, and ignored there). Its own writer plans the save by sending pickles between ranks,
@@ -98,6 +99,17 @@ def header_of_parts(parts: Mapping[str, Part]) -> dict[str, str]:
     begins = {name: {BEGINS: list(part.start)} for name, part in parts.items()}
     shapes = {name: list(part.shape) for name, part in parts.items()}
     return {"format": "pt", FORMAT: "1.0", WHERE: json.dumps(begins), WHOLE: json.dumps(shapes)}
+
+
+def files_to_write(
+    group: str, parts: Mapping[str, Part], ranks: Alone, sharded: bool
+) -> list[tuple[str, dict[str, Tensor], dict[str, str] | None]]:
+    """Name, tensors and notes of each file that this rank writes of a group."""
+    tensors = {name: part.data for name, part in parts.items()}
+    if sharded:
+        return [(file_of(group, ranks.rank, ranks.size), tensors, header_of_parts(parts))]
+    files = cut(group, {name: tensor.nbytes for name, tensor in tensors.items()})
+    return [(file, {name: tensors[name] for name in names}, None) for file, names in files.items()]
 
 
 @dataclass(frozen=True)

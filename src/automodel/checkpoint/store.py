@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ from torch import Tensor
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError, damage_of
 from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
-from automodel.checkpoint.parts import cut, file_of, header_of_parts, is_sharded, parts_of
+from automodel.checkpoint.parts import files_to_write, is_sharded, parts_of
 from automodel.checkpoint.snapshot import Camera, Groups
 from automodel.checkpoint.tensor_file import write_tensors
 from automodel.config.errors import EXIT_FAILED, UserError
@@ -61,7 +61,7 @@ LONGEST_REASON = 400  # bytes that ranks tell each other
 
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
-"""By group (a file each, or one for each rank) and name."""
+"""By group and name; which files a group has, `catalog.py` says."""
 
 
 class SaveFailedError(UserError):
@@ -285,17 +285,9 @@ class CheckpointStore:
                 work.sealed.set_exception(error)
 
     def _write_files(self, work: _Work) -> dict[str, Written]:
-        """A few files at once; returns when all are on the disk."""
+        """This rank's files; returns when all are on the disk, or, after an error, when nobody writes any more."""
         try:
-            written: dict[str, Written] = {}
-            jobs = [(name, parts, notes) for group in work.groups for name, parts, notes in self._files_of(work, group)]
-            with ThreadPoolExecutor(WRITERS) as threads:
-                files = {
-                    name: threads.submit(write_tensors, work.folder / name, tensors, notes)
-                    for name, tensors, notes in jobs
-                }
-                for name, file in files.items():
-                    written[name] = file.result()
+            written = self._written_side_by_side(work)
             if self.ranks.first:
                 written[STATE] = write_text(work.folder / STATE, work.state)
         except OSError as error:
@@ -306,14 +298,19 @@ class CheckpointStore:
             self._leave_note(work, {"files": {name: asdict(file) for name, file in written.items()}})
         return written
 
-    def _files_of(self, work: _Work, group: str) -> list[tuple[str, dict[str, Tensor], dict[str, str] | None]]:
-        """Name, tensors and notes of each file that this rank writes of a group."""
-        parts = work.groups[group]
-        tensors = {name: part.data for name, part in parts.items()}
-        if group in work.sharded:
-            return [(file_of(group, self.ranks.rank, self.ranks.size), tensors, header_of_parts(parts))]
-        files = cut(group, {name: tensor.nbytes for name, tensor in tensors.items()})
-        return [(file, {name: tensors[name] for name in names}, None) for file, names in files.items()]
+    def _written_side_by_side(self, work: _Work) -> dict[str, Written]:
+        threads = ThreadPoolExecutor(WRITERS)
+        try:
+            files = {
+                name: threads.submit(write_tensors, work.folder / name, tensors, notes)
+                for group, parts in work.groups.items()
+                for name, tensors, notes in files_to_write(group, parts, self.ranks, group in work.sharded)
+            }
+            for file in as_completed(files.values()):
+                file.result()
+        finally:
+            threads.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, none is begun any more
+        return {name: file.result() for name, file in files.items()}
 
     def _leave_note(self, work: _Work, note: dict[str, Any]) -> None:
         replace_text(work.folder / NOTE.format(rank=self.ranks.rank), json.dumps(note))

@@ -12,7 +12,7 @@ versions nobody can draw random numbers, either. What can be put right is put ri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -38,7 +38,7 @@ def hand_back_unused() -> None:
 
 
 @contextmanager
-def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream) -> Iterator[None]:
+def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream) -> Generator[None]:
     """What the block launches becomes the graph. Errors of the block go out of it as they are."""
     with torch.cuda.stream(stream):
         graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads write checkpoints meanwhile

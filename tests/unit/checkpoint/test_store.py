@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from automodel.checkpoint import catalog, parts, randomness
-from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError
+from automodel.checkpoint import store as store_module
+from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError, SaveFailedError
 
 
 def tensors(value: float):
@@ -68,6 +69,47 @@ def test_a_large_group_lies_in_several_files(tmp_path, monkeypatch):
     assert before is not None
     assert before.step == 1
     assert f"{files[3]} is missing" in notes[0]
+
+
+def test_a_full_disk_ends_all_writers(tmp_path, monkeypatch):
+    """The third of many files does not fit: those under way end, no other is begun, and no half of it stays."""
+    monkeypatch.setattr(parts, "FILE_BYTES", 64)
+    write, begun, ended = store_module.write_tensors, [], []
+
+    def refuse(path, named, notes):
+        begun.append(path.name)
+        if "00003-of" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        time.sleep(0.2 if "00001-of" in path.name else 0.05)  # the first takes longest, and is not waited for first
+        done = write(path, named, notes)
+        ended.append(path.name)
+        return done
+
+    monkeypatch.setattr(store_module, "write_tensors", refuse)
+    monkeypatch.setattr(store_module, "WRITERS", 3)
+    named = {f"layer.{i}": torch.randn(8) for i in range(40)}
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(SaveFailedError, match=r"step 1 could not be written .* No space left on device"):
+        store.save(1, {"optimizer": named, "rng": {"r": torch.ones(2)}}, {})
+    assert len(begun) <= 4, "the one that took the place of the third may have begun"
+    assert len(ended) == len(begun) - 1
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(store_module, "write_tensors", write)
+    assert store.save(2, {"optimizer": named}, {}).tensors("optimizer").keys() == named.keys()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_checkpoints_of_older_versions_are_read(tmp_path, version):
+    """Those had a file for each group; the first ones' manifest was not hashed."""
+    store = CheckpointStore(tmp_path)
+    path = store.save(1, tensors(1.0), {"step": 1}).folder / catalog.MANIFEST
+    manifest = json.loads(path.read_text()) | {"version": version}
+    del manifest["sha256"]
+    path.write_text(json.dumps(manifest if version == 1 else manifest | {"sha256": catalog._seal(manifest)}))
+    checkpoint, notes = store.latest()
+    assert checkpoint is not None
+    assert not notes
+    assert torch.equal(checkpoint.tensors("model")["w"], torch.full((4, 4), 1.0))
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
