@@ -3,9 +3,9 @@
 The tokenizer's chat template decides how a conversation is written. Which part of it is the assistant's is found by
 rendering: the text before an assistant turn ends where `messages[:i]` with a generation prompt ends, which is exactly
 the prompt the model sees when it is asked for that turn later; the turn ends where `messages[:i + 1]` ends, its
-end-of-turn token included, so the model learns to stop. Templates that rewrite earlier turns (dropping their reasoning)
-are handled by looking for the turn's own words instead. A template that marks the answers itself (`{% generation %}`)
-knows better, and its marks are taken.
+end-of-turn token included, so the model learns to stop. Templates write a turn otherwise where others follow (Qwen3
+drops its reasoning, Phi-3 ends the last one twice): there the turn is what changes when another one stands in its
+place. A template that marks the answers itself (`{% generation %}`) knows better, and its marks are taken.
 
 Tool calls come in several spellings. Arguments are records for nearly every template and JSON text for a few, and text
 in OpenAI's files: they are read, given as records, and as text where a template refuses that. Parquet and Arrow files
@@ -156,15 +156,54 @@ class ChatTemplate:
         through = whole if turn == len(messages) - 1 else self.text(messages[: turn + 1], tools)
         if start is not None and whole.startswith(through) and len(through.rstrip()) > start:
             return start, len(through.rstrip())
-        words = str(messages[turn].get("content") or "").strip()
-        found = whole.find(words, start if start is not None else after)
-        if not words or found < 0:
+        found = self._place(whole, messages, turn, tools)
+        if found is None and start is not None:
+            found = _shortened(whole, through.rstrip(), start)
+        if found is None:
+            found = self._place_of_words(whole, messages[turn], start if start is not None else after)
+        if found is None or found[1] <= (start or 0):
             raise BadChat(f"message {turn} cannot be found in what the chat template makes of the conversation")
+        return (found[0] if start is None else start), found[1]
+
+    def _place(self, whole: str, messages: list[dict], turn: int, tools: Any) -> tuple[int, int] | None:
+        """Where a turn stands in the whole: between what is written before and behind another one in its place; with
+        the special tokens that end it, which are behind it where it is the last of all as well."""
+        other = [*messages[:turn], {"role": "assistant", "content": _STAND_IN}]
+        try:
+            before, found, behind = self.text([*other, *messages[turn + 1 :]], tools).partition(_STAND_IN)
+            alone = self.text(other, tools).partition(_STAND_IN)[2]
+        except BadChat:  # a tool's result wants the call before it
+            return None
+        start, end = len(before), len(whole) - len(behind)
+        if not found or start >= end or not whole.startswith(before) or not whole.endswith(behind):
+            return None
+        return start, end + self._ending(behind, alone)
+
+    def _ending(self, behind: str, alone: str) -> int:
+        """Characters of the special tokens that both texts begin with."""
+        names = {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())} - {""}
+        token = re.compile(r"\s*(?:" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
+        end = 0
+        while names and (found := token.match(behind, end)) and alone.startswith(behind[: found.end()]):
+            end = found.end()
+        return end
+
+    def _place_of_words(self, whole: str, message: dict, after: int) -> tuple[int, int] | None:
+        words, stop = str(message.get("content") or "").strip(), self.tokenizer.eos_token or ""
+        found = whole.find(words, after) if words else -1
         end = found + len(words)
-        stop = self.tokenizer.eos_token or ""
-        if stop and whole.startswith(stop, end):
-            end += len(stop)
-        return (found if start is None else start), end
+        return None if found < 0 else (found, end + (len(stop) if whole.startswith(stop, end) else 0))
+
+
+_STAND_IN = "\ue000\ue001\ue000"  # characters that no text has
+
+
+def _shortened(whole: str, through: str, start: int) -> tuple[int, int] | None:
+    """The place of a turn of which the whole has only the end: its reasoning is left out."""
+    for first in range(start, len(through)):
+        if whole.startswith(through[first:], start):
+            return start, start + len(through) - first
+    return None
 
 
 def _says_something(message: dict) -> bool:

@@ -32,6 +32,18 @@ BRACKETS = (
     "{% if m.role == 'user' %}[INST] {{ first if loop.first else '' }}{{ m.content }} [/INST]"
     "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
+# The last turn is ended twice (Phi-3).
+TWICE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|im_end|>{% endif %}"
+)
+# Reasoning is written in the last turn only, and there even where it is empty (Qwen3).
+THINKING = (
+    "{% for m in messages %}" + TURN + "{% if m.role == 'assistant' and loop.last %}<think>"
+    "{{ m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '' }}</think>"
+    "{% endif %}{{ m.content.split('</think>')[-1] }}" + CALLS + "{{ '<|im_end|>\n' }}{% endfor %}" + ASKED
+)
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "now", "arguments": {}}}]}
 TALK = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Yo"},
@@ -58,8 +70,7 @@ def test_the_templates_own_marks_are_taken(chat_like):
     made = tokenizer.apply_chat_template([SYSTEM, *TALK], return_dict=True, return_assistant_tokens_mask=True)
     kept = [token for token, mark in zip(made["input_ids"], made["assistant_masks"]) if mark]
     assert tokenizer.decode(kept) == "".join(learned(tokenizer, [SYSTEM, *TALK]))
-    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "now", "arguments": {}}}]}
-    assert learned(tokenizer, [TALK[0], call]) == ["[now]<|im_end|>"]
+    assert learned(tokenizer, [TALK[0], CALL]) == ["[now]<|im_end|>"]
     nothing = with_template(chat_like, MARKED.replace("{% if m.role == 'assistant' %}", "{% if m.role == 'poet' %}"))
     with pytest.raises(BadChat, match="marks nothing of the conversation as the assistant's"):
         learned(nothing, TALK)
@@ -68,9 +79,29 @@ def test_the_templates_own_marks_are_taken(chat_like):
 @pytest.mark.parametrize(("text", "answers"), [
     (MODEL, ["Yo<|im_end|>", "Two<|im_end|>"]),
     (BRACKETS, [" Yo<|im_end|>", " Two<|im_end|>"]),
-], ids=["model", "brackets"])  # fmt: skip
+    (TWICE, ["Yo<|end|>", "Two<|end|>\n<|im_end|>"]),
+    (THINKING, ["Yo<|im_end|>", "<think></think>Two<|im_end|>"]),
+], ids=["model", "brackets", "ended twice", "thinking"])  # fmt: skip
 def test_answers_are_found_where_nothing_is_marked(chat_like, text, answers):
     assert learned(with_template(chat_like, text), TALK) == answers
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["any turn", "a result wants its call"])
+def test_turns_that_are_written_otherwise_once_others_follow(chat_like, strict):
+    """Reasoning that is dropped from earlier turns; and calls, whose turns have no words to look for."""
+    wants = (
+        "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no') }}{% endif %}"
+    )
+    tokenizer = with_template(
+        chat_like, THINKING.replace("{% for m in messages %}", "{% for m in messages %}" + wants * strict)
+    )
+    thought = {"role": "assistant", "content": "<think>hm</think>Yo"}
+    result = {"role": "tool", "content": "noon"}
+    talk = [TALK[0], thought, TALK[2], CALL, result, {"role": "assistant", "content": "<think>so</think>Noon."}]
+    assert learned(tokenizer, talk) == ["Yo<|im_end|>", "[now]<|im_end|>", "<think>so</think>Noon.<|im_end|>"]
+    unwritten = with_template(chat_like, THINKING.replace(CALLS, ""))
+    with pytest.raises(BadChat, match="message 3 calls 'now'|message 3 cannot be found"):
+        learned(unwritten, talk)
 
 
 def test_system_prompts_are_read_or_refused_by_the_template(chat_like):
