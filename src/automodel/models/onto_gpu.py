@@ -27,7 +27,7 @@ class Way:
     @torch.no_grad()
     def carry(self, target: Tensor, source: Tensor) -> None:
         """Queues `target.copy_(source)`, target contiguous on the device. Returns when the source has been read."""
-        to, of = target.reshape(-1), source.reshape(-1)
+        to, of = target.view(-1), source.reshape(-1)  # a view: a copy would be filled in its place
         step = SEAT // of.element_size()
         for start in range(0, len(of), step):
             part = of[start : start + step]

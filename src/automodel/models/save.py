@@ -73,7 +73,7 @@ def save_hf_folder(
 def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) -> None:
     """The model; of an adapter its two files, and the config with its class names."""
     adapter = adapter_of(model)
-    if adapter is None and not any(map(converts, (model.config.model_type, type(model).__name__))):
+    if adapter is None and not _changes_form(model):
         weights = weights or held_by("cuda", model)
         if weights is not None:
             write_streamed(model, *weights, folder)
@@ -87,6 +87,17 @@ def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) ->
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
+
+
+def _changes_form(model: PreTrainedModel) -> bool:
+    """Whether transformers saves weights of this model, or of one inside it, in another form than they have here."""
+    from transformers import PreTrainedModel
+
+    kinds: set[str] = set()
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            kinds |= {part.config.model_type, type(part).__name__.removeprefix("FSDP")}  # torch names sharded ones so
+    return any(map(converts, kinds))
 
 
 def finish_interrupted_save(folder: str | Path) -> None:

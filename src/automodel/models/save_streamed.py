@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from automodel.checkpoint.tensor_file import write_unhashed
 
@@ -61,22 +61,35 @@ def write_streamed(
 def names_of_shared(model: Any) -> dict[str, str]:
     """The name under which transformers saves a parameter that has several, by the name that torch finds first: that of
     the word table, not of the head that borrows it."""
+    return {first: own[0] if own else first for first, own in _own_names(model).items()}
+
+
+def _own_names(model: Any) -> dict[str, list[str]]:
+    """Of each parameter, by its first name, those that it does not have because the model says that it is shared."""
     borrowed = getattr(model, "all_tied_weights_keys", None) or {}
     every: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         every.setdefault(id(parameter), []).append(name)
-    return {names[0]: next((n for n in names if n not in borrowed), names[0]) for names in every.values()}
+    return {names[0]: [name for name in names if name not in borrowed] for names in every.values()}
 
 
-def held_by(device: str, model: nn.Module) -> tuple[dict[str, int], list[tuple[str, Tensor]]] | None:
-    """Sizes and tensors of a plain model that lies on such a device as a whole, shared ones once; None for others."""
+def held_by(device: str, model: Any) -> tuple[dict[str, int], list[tuple[str, Tensor]]] | None:
+    """Sizes and tensors of a plain model that lies on such a device as a whole, shared ones once. None for others:
+    quantised ones, those with a form of saving of their own, and those that share what they do not declare, of which
+    transformers says that they could not be loaded again."""
+    from transformers import PreTrainedModel
+
     if getattr(model, "hf_quantizer", None) is not None:
         return None
-    kept = model.state_dict().keys()
+    if type(model).save_pretrained is not PreTrainedModel.save_pretrained:
+        return None
+    kept = model.state_dict(keep_vars=True)
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    known = set(map(id, tensors.values()))
+    as_they_are = tensors.keys() <= kept.keys() and all(id(tensor) in known for tensor in kept.values())
     plain = all(type(tensor.data) is Tensor and tensor.device.type == device for tensor in tensors.values())
-    if not plain or not tensors.keys() <= kept:
+    if not plain or not as_they_are or any(len(own) > 1 for own in _own_names(model).values()):
         return None
     return {name: tensor.nbytes for name, tensor in tensors.items()}, list(tensors.items())
 

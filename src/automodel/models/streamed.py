@@ -103,7 +103,7 @@ class OpenWeights:
 
         def whole(target: Tensor, part: Callable[[tuple[slice, ...]], Tensor]) -> None:
             source = part((slice(None),) * target.ndim)
-            if target.is_cuda:
+            if target.is_cuda and target.is_contiguous():
                 thread = threading.get_ident()
                 if thread not in ways:
                     ways[thread] = Way(target.device)
@@ -112,13 +112,15 @@ class OpenWeights:
                 with torch.no_grad():  # of this thread
                     target.copy_(source)
 
-        with ThreadPoolExecutor(READERS) as readers:
-            copies: list[Future] = []
-            self.fill(self.model, lambda *given: copies.append(readers.submit(whole, *given)), device)
-            for copy_made in copies:
-                copy_made.result()
-        for way in ways.values():
-            torch.cuda.current_stream(device).wait_stream(way.stream)
+        try:
+            with ThreadPoolExecutor(READERS) as readers:
+                copies: list[Future] = []
+                self.fill(self.model, lambda *given: copies.append(readers.submit(whole, *given)), device)
+                for copy_made in copies:
+                    copy_made.result()
+        finally:  # after an error, too: others may get the memory that is still being written to
+            for way in ways.values():
+                torch.cuda.current_stream(device).wait_stream(way.stream)
 
 
 def open_weights(

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 import tiny_models
 import tiny_runs as tiny
+from automodel.models import save
 from automodel.models.save import save_hf_folder
 from automodel.models.save_streamed import held_by, split_by_size, write_streamed
-from automodel.models.streamed import converts
 
 
 def test_files_by_size():
@@ -62,7 +62,7 @@ def test_what_a_gpu_holds_is_written_as_the_plain_way_writes_it(tmp_path, kind):
     """Names, also where tensors are shared; the device is the CPU here, whose models are saved the plain way."""
     for task in tasks_of(kind):
         model = tiny_models.tiny(kind, task)[1]
-        if converts(model.config.model_type) or converts(type(model).__name__):
+        if save._changes_form(model):
             continue  # the plain way it is
         held = held_by("cpu", model)
         assert held is not None
@@ -72,6 +72,37 @@ def test_what_a_gpu_holds_is_written_as_the_plain_way_writes_it(tmp_path, kind):
         assert wanted.keys() == got.keys()
         assert all(torch.equal(wanted[name], got[name]) for name in wanted)
         assert (plain / "config.json").read_text() == (streamed / "config.json").read_text()
+
+
+def test_what_is_not_plain_is_saved_by_transformers(monkeypatch):
+    """Sharing that is not declared, of which transformers says that it would be lost; a form of saving of its own."""
+
+    def fresh():
+        return tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=False)[1]
+
+    model = fresh()
+    model.lm_head.weight = model.model.embed_tokens.weight
+    assert held_by("cpu", model) is None
+    model = fresh()
+    model.register_state_dict_post_hook(lambda _model, state, *_: state.update(more=torch.ones(2)))
+    assert held_by("cpu", model) is None
+    model = fresh()
+    model.register_state_dict_post_hook(
+        lambda _model, state, *_: state.update({"lm_head.weight": state["lm_head.weight"] * 2})
+    )
+    assert held_by("cpu", model) is None
+    model = fresh()
+    monkeypatch.setattr(type(model), "save_pretrained", lambda *_, **__: None)
+    assert held_by("cpu", model) is None
+
+
+def test_a_model_that_changes_its_form_is_found_by_any_of_its_names(monkeypatch):
+    """The class of the whole, also when torch has renamed it, or that of a model inside."""
+    model = tiny_models.tiny("llama", "causal-lm")[1]
+    model.__class__ = type("FSDPLlamaForCausalLM", (type(model),), {})
+    for kind, known in (("LlamaForCausalLM", True), ("LlamaModel", True), ("llama", True), ("LlamaConfig", False)):
+        monkeypatch.setattr(save, "converts", kind.__eq__)
+        assert save._changes_form(model) is known, kind
 
 
 def test_nothing_is_held_in_parts(tmp_path):
