@@ -14,7 +14,9 @@ if torch.cuda.is_available():
     from automodel.data.collate import PackedCollator
     from automodel.data.samples import SampleWriter
     from automodel.data.store import TokenStore
-    from automodel.engine.captured import CapturedStep
+    from automodel.engine import captured as engine_captured
+    from automodel.engine import recording
+    from automodel.engine.captured import CapturedStep, shape_of
     from automodel.engine.step import TrainStep
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
@@ -304,4 +306,31 @@ def test_a_step_that_cannot_be_recorded_leaves_nothing_behind():
     with step.compute(), torch.no_grad():
         step.model.eval()
         step.forward(batches[0].micro_batches[0].to("cuda"))
+    assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4)
+
+
+def test_a_recording_gets_what_lies_unused(monkeypatch):
+    """All memory but a few MiB lies in torch's cache when a larger shape comes. While it is recorded nobody can hand
+    that back, so it is recorded again; no graph is given up, and the losses are those of a GPU with room."""
+    store = make_store()
+    batches = [next(steps_of(store, 1, 1, 1)), *steps_of(store, 32, 1, 4)]
+    wanted = run(captured(make_model("bert", 0.0), 1)[0], batches)
+    torch.cuda.empty_cache()
+    step, _ = captured(make_model("bert", 0.0), 1)
+    handed_back: list[int] = []
+
+    def hand_back():
+        handed_back.append(len(step.graphs))
+        recording.hand_back_unused()
+
+    monkeypatch.setattr(engine_captured, "make_room", lambda: None)
+    monkeypatch.setattr(engine_captured, "hand_back_unused", hand_back)
+    found = run(step, batches[:1])
+    torch.cuda.synchronize()
+    unused = torch.empty(torch.cuda.mem_get_info()[0] - (8 << 20), dtype=torch.uint8, device="cuda")
+    del unused
+    found += run(step, batches[1:])
+    assert handed_back[:2] == [0, 1], "after the rehearsal, and for the second shape"
+    assert len(step.graphs) == len({shape_of(b.micro_batches[0]) for b in batches}), "none was given up"
+    assert step.failures == 0
     assert found == pytest.approx(wanted, rel=1e-3, abs=1e-4)

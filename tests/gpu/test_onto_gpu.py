@@ -39,7 +39,10 @@ def test_a_model_is_what_transformers_loads(tmp_path, monkeypatch):
     cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
     weights = open_weights(cfg, wanted.config, "causal-lm")
     assert weights is not None
+    turned = weights.model.lm_head  # memory that is not contiguous: its numbers go the ordinary way
+    turned.weight = torch.nn.Parameter(torch.empty_like(turned.weight.T.contiguous()).T)
     weights.place("cuda")
+    assert not weights.model.lm_head.weight.is_contiguous()
     found = dict(weights.model.named_parameters())
     for name, parameter in wanted.named_parameters():
         assert torch.equal(found[name].cpu(), parameter), name

@@ -76,9 +76,9 @@ class Ring:
     def next(self, size: int) -> Slot:
         """A slot for so many bytes, which the host may fill."""
         if size > self.size:
-            self.size = -(-2 * size // ALIGNMENT) * ALIGNMENT
-            host = torch.empty((SLOTS, self.size), dtype=torch.uint8, pin_memory=True)
+            host = torch.empty((SLOTS, -(-2 * size // ALIGNMENT) * ALIGNMENT), dtype=torch.uint8, pin_memory=True)
             self.slots = [Slot(*pair) for pair in zip(host, torch.empty_like(host, device=self.device), strict=True)]
+            self.size = host.shape[1]  # not before there is memory for it
             self.way.wait_stream(torch.cuda.current_stream())  # whatever lay there before has been read
         slot = self.slots[self.turn]
         self.turn = (self.turn + 1) % SLOTS
@@ -262,7 +262,8 @@ class CapturedStep:
         except RuntimeError as error:
             self.failures += 1
             reason = str(error).splitlines()[0]
-            self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead: {reason}")
+            more = "" if self.failures < MOST_FAILURES else " (so do all shapes that are new from here on)"
+            self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead{more}: {reason}")
             return Uncaptured(work, self._drop_gradients)
         self._let_go_of_graphs()  # not before the error, which holds what was recorded, has gone
         return self._recorded(work)

@@ -103,6 +103,7 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
     for _ in range(MOST_FAILURES):
         assert isinstance(step._record(work), Uncaptured)
     assert len(said) == MOST_FAILURES, "then no more are tried"
+    assert ["all shapes that are new" in words for words in said] == [False, False, True]
 
 
 def test_graphs_make_room_for_the_next(cuda, monkeypatch):
