@@ -125,7 +125,7 @@ def build(
             "stats": stats.to_json(),
             "labels": labels.to_json() if labels else None,
             "description": "; ".join(dict.fromkeys(part.layout.description for part in laid)),
-            "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request.tokenizer)],
+            "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request)],
             "layout": getattr(laid[0].layout.encoder, "record", None),
             "chat_template": next((p.layout.chat_template for p in laid if p.layout.chat_template), None),
             "parts": [{"name": name, "samples": c.samples, "rows": c.rows} for name, c in zip(names, counters)],
@@ -167,25 +167,28 @@ def names_of(members: Sequence[DatasetConfig]) -> list[str]:
     return whole if len(set(whole)) == len(whole) else [f"{name} ({i})" for i, name in enumerate(whole)]
 
 
-def warnings(stats: DataStats, tokenizer: Any) -> list[str]:
+def warnings(stats: DataStats, request: Request) -> list[str]:
     """Things that are allowed but rarely meant."""
-    notes = []
+    notes, section = [], request.section.split(".")[0]  # of a mixture, its first entry's
+    learns = section == "dataset"
+    where = "" if learns else f"{section}: "
     present = [i for i, count in enumerate(stats.label_counts or ()) if count]
     if stats.label_counts and len(stats.label_counts) > 1 and len(present) == 1:
         name = stats.label_names[present[0]] if stats.label_names else present[0]
+        so = "there is nothing to learn" if learns else "its numbers say little"
         notes.append(
-            f"every row has the label {name}, so there is nothing to learn; data sorted by label and then cut looks "
+            f"{where}every row has the label {name}, so {so}; data sorted by label and then cut looks "
             "like this: shuffle it, or take a part around the middle (split: train[40%:60%])"
         )
     if stats.truncated > stats.used / 2:
-        notes.append(f"{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}")
+        notes.append(f"{where}{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}")
     rows = stats.rows - stats.skipped
     if stats.unended > WORTH_A_NOTE * rows:
         if stats.truncated >= stats.unended:
             why = f"they are cut at max_length {stats.max_length:,}; a larger one would keep it"
         else:
-            why = f"no label there is {tokenizer.eos_token!r} or another token that ends a text"
-        notes.append(
-            f"the end is not learned in {stats.unended:,} of {rows:,} rows, so the model may not learn to stop: {why}"
-        )
+            why = f"no label there is {request.tokenizer.eos_token!r} or another token that ends a text"
+        so = "learned" if learns else "measured"
+        stop = ", so the model may not learn to stop" if learns else ""
+        notes.append(f"{where}the end is not {so} in {stats.unended:,} of {rows:,} rows{stop}: {why}")
     return notes

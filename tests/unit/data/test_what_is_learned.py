@@ -57,6 +57,11 @@ def test_cut_answers_lose_their_end_and_the_plan_says_so(lm, gpt_like):
         "larger one would keep it"
     )
     assert data.stats.learned_in_words().endswith("the end of 5 of 10 documents among them")
+    (note,) = lm(rows, gpt_like, max_length=16, role="validation").notes
+    assert note == (
+        "validation_dataset: the end is not measured in 5 of 10 rows: they are cut at max_length 16; a larger one "
+        "would keep it"
+    )
 
 
 def test_tokenised_rows_whose_labels_hold_no_end(lm, gpt_like):
