@@ -96,7 +96,7 @@ def _changes_form(model: PreTrainedModel) -> bool:
     kinds: set[str] = set()
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            kinds |= {part.config.model_type, type(part).__name__.removeprefix("FSDP")}  # torch names sharded ones so
+            kinds |= {part.config.model_type, type(part).__name__}
     return any(map(converts, kinds))
 
 
