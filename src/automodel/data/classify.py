@@ -83,6 +83,15 @@ class TextClassifier:
         return named(value, self.class_names)
 
 
+def ask_for_segments(tokenizer: Any) -> None:
+    """Makes a tokenizer give token types unasked, and keep that when it is saved. A model that learned from them is
+    asked by others through its tokenizer, and some (ALBERT's, generic ones) make none by default."""
+    if "token_type_ids" not in tokenizer.model_input_names:
+        names = [*tokenizer.model_input_names, "token_type_ids"]
+        tokenizer.model_input_names = names
+        tokenizer.init_kwargs["model_input_names"] = names  # what save_pretrained writes
+
+
 def named(value: Any, class_names: tuple[str, ...] | None) -> Any:
     """A class id (or a list of them) under its name, where the dataset has names of its own."""
     if class_names is None:

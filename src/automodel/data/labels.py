@@ -7,14 +7,15 @@ both agree on which class is number 3. What the labels look like decides the pro
 - lists of ids or names, 0/1 vectors, several 0/1 columns: `multi_label_classification`;
 - real numbers, or lists of them: `regression`.
 
-Integers that are not 0, 1, 2, … (1 to 5 stars; 0 and 4) are names of classes like any other.
+Integers that are not 0, 1, 2, … (1 to 5 stars; 0 and 4) are names of classes like any other, and so are those that
+`dataset.labels` lists. A checkpoint whose head already tells the data's classes apart gives their order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from automodel.config.errors import UserError
@@ -71,12 +72,15 @@ class LabelMap:
             if 0 <= int(value) < self.num_labels:
                 return int(value)
             if value == -1:
-                raise BadLabel("the label is -1, which public datasets use for 'no label'")
+                raise BadLabel(
+                    "the label is -1, which public datasets use for 'no label' (if it is a class, list it and all "
+                    "others in dataset.labels)"
+                )
             raise BadLabel(f"label {value} is outside 0..{self.num_labels - 1}")
-        name = str(value)
-        if self.names and name in self.names:
+        name = listed_name(value, self.names or ())
+        if self.names and name is not None:
             return self.names.index(name)
-        raise BadLabel(f"label '{name}' does not occur in {self.origin}")
+        raise BadLabel(f"label '{value}' does not occur in {self.origin}")
 
     def _numbers(self, value: Any) -> list[float]:
         values = value if isinstance(value, (list, tuple)) else [value]
@@ -104,6 +108,29 @@ class LabelMap:
         return [float(v) for v in values]
 
 
+def listed_name(value: Any, names: Sequence[str]) -> str | None:
+    """The name that a value is written as, or None. Booleans are found in any case: true, True."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    name = str(value)
+    if name in names:
+        return name
+    return next((known for known in names if known.lower() == name.lower()), None) if isinstance(value, bool) else None
+
+
+def in_known_order(found: LabelMap, known: Sequence[str] | None) -> LabelMap:
+    """Names in the order of `known`, a model's classes, where they are the same but for upper and lower case: a head
+    that has learned them would otherwise begin with other classes' answers. The data's own ids are then out of order,
+    so plain integers beside names are no longer taken as ids."""
+    if not known or not found.names or found.vectors:
+        return found
+    own = {name.lower(): name for name in found.names}
+    order = tuple(own.get(name.lower(), "") for name in known)
+    if sorted(order) != sorted(found.names) or order == found.names:
+        return found
+    return replace(found, names=order, ids_allowed=False)
+
+
 def infer_labels(
     rows: Any,
     columns: Columns,
@@ -121,6 +148,13 @@ def infer_labels(
     if is_list(feature):
         return _checked(_of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type), num_labels, columns)
     kind = _kind(rows, label, feature)
+    if kind == "float" and (num_labels or 1) > 1 and problem_type in (None, REGRESSION):
+        if problem_type == REGRESSION or not _all_whole(unique_values(rows, label)):
+            raise UserError(
+                f"model.num_labels is {num_labels}, but column '{label}' of {columns.section} holds one number a row: "
+                "for regression remove model.num_labels, for classes write whole numbers or names."
+            )
+        kind = "int"
     if problem_type == REGRESSION or (
         problem_type is None and (kind == "float" or (num_labels == 1 and kind == "int"))
     ):
@@ -144,13 +178,23 @@ def _kind(rows: Any, label: str, feature: Any) -> str:
         return "int"
     values = unique_values(rows, label)
     has_gaps = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in values)
-    whole = all(float(v).is_integer() for v in values if v is not None and not math.isnan(v))
-    return "int" if has_gaps and whole else "float"
+    return "int" if has_gaps and _all_whole(values) else "float"
+
+
+def _all_whole(values: Sequence[Any]) -> bool:
+    return all(float(v).is_integer() for v in values if v is not None and not math.isnan(v))
+
+
+def all_listed(values: Iterable[Any], names: Sequence[str]) -> bool:
+    """Whether the data's values are all among `names` as they are written, and so are names and no ids."""
+    given = [v for v in values if v is not None and not (isinstance(v, float) and math.isnan(v))]
+    return bool(given) and all(listed_name(value, names) is not None for value in given)
 
 
 def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -> LabelMap:
     if cfg.labels:
-        return LabelMap(SINGLE, len(cfg.labels), tuple(cfg.labels), origin="dataset.labels")
+        ids = not all_listed(unique_values(rows, label), cfg.labels)
+        return LabelMap(SINGLE, len(cfg.labels), tuple(cfg.labels), ids_allowed=ids, origin="dataset.labels")
     names = getattr(feature, "names", None)
     if names:
         return LabelMap(SINGLE, len(names), tuple(names), origin="the dataset's class names")
@@ -184,9 +228,9 @@ def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type) -> Lab
     if _are_vectors(lists, sizes, values) and (names is None or len(names) in sizes):
         return LabelMap(MULTI, max(sizes), names, vectors=True)
     if names:
-        return LabelMap(
-            MULTI, len(names), names, origin="dataset.labels" if cfg.labels else "the dataset's class names"
-        )
+        ids = not (cfg.labels and all_listed(values, names))
+        origin = "dataset.labels" if cfg.labels else "the dataset's class names"
+        return LabelMap(MULTI, len(names), names, ids_allowed=ids, origin=origin)
     if is_string(item):
         return LabelMap(MULTI, len(values), tuple(sorted(values)), ids_allowed=False)
     return LabelMap(MULTI, num_labels or max(values, default=0) + 1)
@@ -195,6 +239,23 @@ def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type) -> Lab
 def _are_vectors(lists: list, sizes: set[int], values: set) -> bool:
     """0/1 vectors are all equally long and repeat a value somewhere; lists of class ids never repeat one."""
     return len(sizes) == 1 and values <= {0, 1} and any(len(set(v)) < len(v) for v in lists)
+
+
+def infer_tags(rows: Any, columns: Columns, tags: str, cfg: DatasetConfig, num_labels: int | None = None) -> LabelMap:
+    """The map of a training set whose column `tags` holds a list for each row, one tag a word."""
+    item = item_of(columns.features[tags])
+    names = tuple(getattr(item, "names", None) or ())
+    if names and not cfg.labels:
+        return LabelMap(SINGLE, num_labels or len(names), names, origin="the dataset's tag names")
+    values = {tag for row in rows[tags] if row is not None for tag in row if tag is not None and tag != -100}
+    if cfg.labels:
+        ids = not all_listed(values, cfg.labels)
+        return LabelMap(SINGLE, num_labels or len(cfg.labels), tuple(cfg.labels), ids, origin="dataset.labels")
+    if not values:
+        raise UserError(f"{columns.section}.label_column: no word in column '{tags}' has a tag.")
+    if is_string(item):
+        return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
+    return LabelMap(SINGLE, num_labels or max(values) + 1)
 
 
 def _checked(found: LabelMap, num_labels: int | None, columns: Columns) -> LabelMap:

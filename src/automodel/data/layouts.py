@@ -16,7 +16,7 @@ from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
-from automodel.data.labels import SINGLE, LabelMap, infer_labels
+from automodel.data.labels import LabelMap, in_known_order, infer_labels, infer_tags
 from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, PROMPT_ROLES, Chats, Instructions, PlainText
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
@@ -38,6 +38,8 @@ class Request:
     problem_type: str | None = None
     labels: LabelMap | None = None
     """The training data's, when this is validation data."""
+    known_labels: tuple[str, ...] | None = None
+    """The classes that the model has names for already."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,13 @@ def _with_roles(cfg: DatasetConfig, task: str) -> DatasetConfig:
 def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple[str, ...]) -> LabelMap:
     if request.labels is not None:
         return request.labels
-    return infer_labels(rows, columns, label, request.cfg, request.num_labels, request.problem_type)
+    cfg = request.cfg
+    if request.task == "token-classification":
+        assert isinstance(label, str)
+        found = infer_tags(rows, columns, label, cfg, request.num_labels)
+    else:
+        found = infer_labels(rows, columns, label, cfg, request.num_labels, request.problem_type)
+    return found if cfg.labels else in_known_order(found, request.known_labels)
 
 
 def _own_names(columns: Columns, label: str | tuple[str, ...], labels: LabelMap) -> tuple[str, ...] | None:
@@ -201,26 +209,13 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
             f"{columns.section}.label_column: column '{tags}' does not hold lists of tags, one for each word. "
             f"Columns: {columns.listed()}."
         )
-    labels = request.labels or _tag_map(rows, tags, columns, request)
+    labels = _label_map(rows, columns, request, tags)
     encoder = TokenClassifier(
         for_words(request.tokenizer), tokens, tags, labels, request.max_length,
         request.token_types and _has_segments(request.tokenizer),
         _own_names(columns, tags, labels),
     )  # fmt: skip
     return Layout(encoder, f"{tokens} → {tags}", labels)
-
-
-def _tag_map(rows: Any, tags: str, columns: Columns, request: Request) -> LabelMap:
-    item = item_of(columns.features[tags])
-    names = tuple(request.cfg.labels or getattr(item, "names", None) or ())
-    if names:
-        return LabelMap(SINGLE, request.num_labels or len(names), names, origin="the dataset's tag names")
-    values = {tag for row in rows[tags] if row is not None for tag in row if tag is not None and tag != -100}
-    if not values:
-        raise UserError(f"{columns.section}.label_column: no word in column '{tags}' has a tag.")
-    if is_string(item):
-        return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
-    return LabelMap(SINGLE, request.num_labels or max(values) + 1)
 
 
 def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -380,7 +375,7 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
     elif task == "token-classification":
         found = _label_columns(columns, replace(cfg, label_columns=None), ("labels", *known.TAGS))
         assert isinstance(found, str)
-        label, labels = found, request.labels or _tag_map(rows, found, columns, request)
+        label, labels = found, _label_map(rows, columns, request, found)
     elif "labels" in columns:
         label = "labels"
     elif task == "seq2seq":

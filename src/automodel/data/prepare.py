@@ -87,9 +87,11 @@ def prepare(
     like: PreparedData | None = None,
     num_labels: int | None = None,
     problem_type: str | None = None,
+    known_labels: tuple[str, ...] | None = None,
     resolved_target: Callable[..., Any] | None = None,
 ) -> PreparedData:
-    """Tokenised data for one section. `like` is the training data, whose classes the validation data must have."""
+    """Tokenised data for one section. `like` is the training data, whose classes the validation data must have;
+    `known_labels` are names that the model has for its classes already, in their order."""
     section = "dataset" if role == "train" else "validation_dataset"
     problems = Problems()
     cfg = within_limits(cfg, task, max_positions, section, problems)
@@ -118,6 +120,7 @@ def prepare(
                 num_labels=num_labels,
                 problem_type=problem_type,
                 labels=like.label_map if like is not None else None,
+                known_labels=known_labels,
             )
             parts.append(part_of(source, request, max_positions if capped else None))
     if len(problems):
@@ -202,6 +205,7 @@ def store_key(content: str, request: Request, room: int | None) -> str:
         request.num_labels,
         request.problem_type,
         None if request.labels is None else request.labels.to_json(),
+        request.known_labels,
     )
 
 

@@ -18,6 +18,7 @@ from automodel.data.columns import did_you_mean
 from automodel.data.prepare import PreparedData
 from automodel.distributed.layout import ONE, Layout, check_model
 from automodel.distributed.world import ALONE, Alone
+from automodel.engine.classes import class_notes
 from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
@@ -158,7 +159,7 @@ def _data_facts(cfg: RunConfig, train: PreparedData, validation: PreparedData | 
         longest=int(train.store.lengths.max()),
         max_length=train.max_length,
         has_validation=validation is not None,
-        notes=_notes(train, validation),
+        notes=(*_notes(train, validation), *class_notes(cfg.model, train.task, train)),
         columns=train.description,
         labels=labels_in_words(train, cfg.model),
         lengths=train.store.lengths,

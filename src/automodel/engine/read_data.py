@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from automodel.config.errors import UserError
 from automodel.config.gate import resolve_target
+from automodel.data.classify import ask_for_segments
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.problems import Problems
+from automodel.engine.classes import check_names, known_classes
 from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.config import RunConfig
@@ -42,6 +44,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     task, hf_config = _task(cfg)
     tokenizer = load_tokenizer(cfg.model, hf_config)
     limits = model_limits(hf_config, task)
+    known = known_classes(cfg.model, hf_config, task)
 
     def load(
         section: DatasetConfig, role: Literal["train", "validation"], like: PreparedData | None = None
@@ -56,6 +59,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
             like=like,
             num_labels=cfg.model.num_labels,
             problem_type=cfg.model.problem_type,
+            known_labels=known,
             resolved_target=custom_target(section, trust),
         )
 
@@ -63,12 +67,15 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     train = validation = None
     with problems.collecting():
         train = load(cfg.dataset, "train")
+        check_names(cfg.model, known, train)
     # Without the training data's classes, a classifier's validation data cannot be judged.
     if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
         with problems.collecting():
             validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
     problems.raise_if_any()
     assert train is not None
+    if train.store.token_types is not None:
+        ask_for_segments(tokenizer)
     return RunData(task, hf_config, tokenizer, train, validation)
 
 

@@ -70,7 +70,7 @@ def load_hf_config(
 ) -> PreTrainedConfig:
     """The model's config with the run's labels and the file's extra attributes in it."""
     source = find_model(cfg)
-    wanted = dict(cfg.extra)
+    wanted = {**cfg.extra, **_given_names(cfg.extra.get("id2label"), cfg.num_labels)}
     labels = _label_attributes(cfg, task, num_labels, label_names, problem_type)
     config, unused = _read_config(source, {**wanted, **labels})
     unknown = [key for key in wanted if key in unused]
@@ -78,6 +78,23 @@ def load_hf_config(
         raise UserError("\n".join(_unknown_attribute(key, config) for key in unknown))
     require_task(config, task, cfg.pretrained_model_name_or_path)
     return config
+
+
+def _given_names(id2label: Any, num_labels: int | None) -> dict[str, Any]:
+    """`model.id2label` as transformers wants it: YAML and the command line write its numbers as text."""
+    if id2label is None:
+        return {}
+    try:
+        names = {int(number): str(name) for number, name in dict(id2label).items()}
+    except (TypeError, ValueError):
+        names = {}
+    if not names or sorted(names) != list(range(len(names))) or len(set(names.values())) < len(names):
+        raise UserError(f"model.id2label must number different names from 0 on, as {{0: neg, 1: pos}}; got {id2label}.")
+    if num_labels is not None and num_labels != len(names):
+        raise UserError(
+            f"model.id2label has {len(names)} names, but model.num_labels is {num_labels}; make them agree."
+        )
+    return {"id2label": dict(sorted(names.items())), "label2id": {name: number for number, name in names.items()}}
 
 
 def read_hf_config(cfg: ModelConfig) -> PreTrainedConfig:

@@ -221,7 +221,8 @@ CASES = [
         {"path": "{tmp}/a.jsonl", "num_labels": 2},
         "dataset: 2 of 4 rows cannot be used (rows are counted from 0):\n"
         "  row 2: label 2 is outside 0..1\n"
-        "  row 3: the label is -1, which public datasets use for 'no label'\n"
+        "  row 3: the label is -1, which public datasets use for 'no label' (if it is a class, list it and all others "
+        "in dataset.labels)\n"
         "Put them right, or leave them out with dataset.on_bad_row: skip.",
     ),
     (

@@ -1,0 +1,83 @@
+"""The classes of a run, between a checkpoint that may know them already and the data that has them.
+
+A head that was trained has an order of classes, and `model.id2label` may name one: the data's names follow it where
+they are the same. Where a trained head cannot go on (other numbers of classes), goes on under other names, or where a
+class has no rows, the plan says so: none of it shows in the losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from automodel.config.errors import UserError
+from automodel.data.prepare import PreparedData
+from automodel.models.config import ModelConfig
+from automodel.models.load import read_hf_config
+from automodel.models.tasks import infer_task
+
+SHOWN = 6
+
+
+def known_classes(cfg: ModelConfig, hf_config: Any, task: str) -> tuple[str, ...] | None:
+    """Names of the classes in the order of `model.id2label` or, without it, of the checkpoint's trained head."""
+    if not task.endswith("-classification") or not ("id2label" in cfg.extra or _has_head(hf_config, task)):
+        return None
+    return _names(hf_config)
+
+
+def check_names(cfg: ModelConfig, known: Sequence[str] | None, train: PreparedData) -> None:
+    """Refuses names under `model:` that are not the data's: one of the two would have to be dropped."""
+    if "id2label" not in cfg.extra or known is None:
+        return
+    found = train.label_names
+    if found and _lower(known) != _lower(found):
+        raise UserError(
+            f"model.id2label names the classes {_few(known)}, but those of the data are {_few(found)}. Make them the "
+            "same, or remove model.id2label: the data's names are saved with the model."
+        )
+    if not found and train.num_labels != len(known):
+        raise UserError(
+            f"model.id2label names {len(known)} classes, but the data has {train.num_labels}, numbered from 0. If the "
+            f"others only do not occur in it, set model.num_labels to {len(known)}."
+        )
+
+
+def class_notes(cfg: ModelConfig, task: str, train: PreparedData) -> Iterator[str]:
+    """What a person should know about the head and its classes."""
+    if train.num_labels is None:
+        return
+    counts = train.stats.label_counts or ()
+    missing = [i for i, count in enumerate(counts) if not count]
+    if missing and len(missing) < len(counts) - 1:  # one class alone has a note of its own
+        names = [train.label_names[i] if train.label_names else str(i) for i in missing]
+        yield f"no row has the label {_few(names)}: the model learns never to answer with it"
+    stock = read_hf_config(cfg)
+    if not _has_head(stock, task) or (cfg.target or "").endswith(".from_config"):
+        return
+    names, found = _names(stock), train.label_names
+    if stock.num_labels != train.num_labels:
+        yield (
+            f"the checkpoint's head has {stock.num_labels} classes{f' ({_few(names)})' if names else ''} and the data "
+            f"{train.num_labels}: the head starts anew, with random weights"
+        )
+    elif names and found and _lower(names) != _lower(found):
+        yield f"the checkpoint's head goes on, but its classes {_few(names)} are now called {_few(found)}"
+
+
+def _has_head(hf_config: Any, task: str) -> bool:
+    return infer_task(ModelConfig(pretrained_model_name_or_path=""), None, hf_config) == task
+
+
+def _names(hf_config: Any) -> tuple[str, ...] | None:
+    """None where nobody gave the classes names."""
+    names = tuple(str(hf_config.id2label[i]) for i in range(hf_config.num_labels))
+    return None if names == tuple(f"LABEL_{i}" for i in range(len(names))) else names
+
+
+def _lower(names: Sequence[str]) -> list[str]:
+    return sorted(name.lower() for name in names)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")

@@ -1,0 +1,34 @@
+"""A model of text pairs that learned from token types is asked with token types, by stock transformers too."""
+
+from typing import Any
+
+import pytest
+
+import tiny_runs as tiny
+from automodel.engine.predict import Predictor
+from automodel.engine.run import finetune
+from automodel.plan.check import load_run_config
+
+
+def test_stock_pipelines_answer_as_the_model_was_trained(tmp_path, monkeypatch):
+    """Some tokenizers of transformers 5 (ALBERT's, generic ones) make no token types unless told to."""
+    from transformers import AutoTokenizer, pipeline
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    tiny.make_model_folder(tmp_path / "model")
+    assert "token_type_ids" not in AutoTokenizer.from_pretrained(tmp_path / "model").model_input_names
+    rows = tiny.reviews(48)
+    rows = [{**row, "second": rows[(7 * i + 3) % 48]["text"]} for i, row in enumerate(rows)]
+    tiny.write_jsonl(tmp_path / "train.jsonl", rows)
+    (tmp_path / "run.yaml").write_text(
+        f"task: text-classification\nmodel: {tmp_path}/model\noptimizer: {{lr: 5e-3}}\n"
+        f"dataset: {{path: {tmp_path}/train.jsonl, text_pair_column: second, labels: [neg, pos]}}\n"
+        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 30}}\n"
+    )
+    finetune(load_run_config([tmp_path / "run.yaml"]))
+    stock: Any = pipeline("text-classification", str(tmp_path / "out"), device=-1)
+    texts, seconds = ["good film", "bad sad film"], ["bad plot", "good great"]
+    theirs = [stock({"text": a, "text_pair": b}) for a, b in zip(texts, seconds)]
+    ours: Any = Predictor(tmp_path / "out").classify(texts, seconds)
+    assert [one["label"] for one in theirs] == [one.prediction for one in ours]
+    assert [one["score"] for one in theirs] == pytest.approx([one.score for one in ours], abs=1e-5)
