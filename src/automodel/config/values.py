@@ -114,12 +114,22 @@ def _fit_scalar(hint: Any, node: Scalar, default: Any) -> Any:
 # --- the sentences ---------------------------------------------------------------------------------------------------
 
 
+ELSEWHERE = {
+    **dict.fromkeys(("text-generation", "language-modeling", "causal-lm", "clm", "sft"), "causal-lm"),
+    **dict.fromkeys(("sequence-classification", "seq-cls", "sentiment-analysis"), "text-classification"),
+    **dict.fromkeys(("ner", "token-cls"), "token-classification"),
+    **dict.fromkeys(("summarization", "translation", "text2text-generation", "seq-2-seq-lm"), "seq2seq"),
+}
+"""What other libraries call a choice of ours, where the most similar spelling would be another one."""
+
+
 def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
     options = choices(hint)
     if is_null(node):
         return _null_refusal(hint, default)
     if options and isinstance(value, str):
-        guess = near(value, [str(o) for o in options], cutoff=0.5)
+        known = ELSEWHERE.get(value.lower().replace("_", "-"))
+        guess = known if known in options else near(value, [str(o) for o in options], cutoff=0.5)
         switch = ["true", "false"] if bool in arms(hint) else []
         listed = ", ".join([*switch, *map(str, options)])
         return f"there is no {value!r} here; choose one of {listed}." + (f" Did you mean `{guess}`?" if guess else "")
