@@ -169,12 +169,13 @@ class Instructions:
 
 def chat_prompt(words: dict[str, str]) -> str:
     """The user's message for a chat model."""
+    words = {role: w for role, w in words.items() if role != "system"}
     if "instruction" in words:
-        parts = [words["instruction"], words.get("input", ""), words.get("context", "")]
-    elif len([w for role, w in words.items() if role != "system"]) == 1:
-        parts = [w for role, w in words.items() if role != "system"]
+        parts = [words["instruction"], *_given(words)]
+    elif len(words) == 1:
+        parts = list(words.values())
     else:
-        parts = [f"{role.capitalize()}: {w}" for role, w in words.items() if w and role != "system"]
+        parts = [f"{role.capitalize()}: {w}" for role, w in words.items() if w]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -183,11 +184,19 @@ def plain_prompt(words: dict[str, str]) -> str:
     if set(words) == {"prompt"}:
         return words["prompt"]
     if "instruction" in words:
-        extra = words.get("input") or words.get("context")
+        system = f"{words['system']}\n\n" if words.get("system") else ""
+        extra = "\n\n".join(_given(words))
         given = f"\n\n### Input:\n{extra}" if extra else ""
-        return f"### Instruction:\n{words['instruction']}{given}\n\n### Response:\n"
+        return f"{system}### Instruction:\n{words['instruction']}{given}\n\n### Response:\n"
     lines = [f"{role.capitalize()}: {w}" for role, w in words.items() if w]
     return "\n\n".join([*lines, "Answer:"])
+
+
+def _given(words: dict[str, str]) -> list[str]:
+    """What comes with an instruction: its input and context as they are, other columns under their names."""
+    bare = [words[role] for role in ("input", "context") if words.get(role)]
+    others = {role: w for role, w in words.items() if w and role not in ("system", "instruction", "input", "context")}
+    return [*bare, *(f"{role.capitalize()}: {w}" for role, w in others.items())]
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,15 @@ PLAIN = [
         "### Instruction:\nSay hi.\n\n### Response:\nhi<|end|>", "hi<|end|>",
     ),
     (
+        {"system": "Be brief.", "instruction": "Say hi.", "input": "", "output": "hi"}, {},
+        "Be brief.\n\n### Instruction:\nSay hi.\n\n### Response:\nhi<|end|>", "hi<|end|>",
+    ),
+    (
+        {"i": "Add.", "n": "1 2", "c": "C", "t": "T", "a": "3"},
+        {"column_mapping": {"instruction": "i", "input": "n", "context": "c", "topic": "t", "answer": "a"}},
+        "### Instruction:\nAdd.\n\n### Input:\n1 2\n\nC\n\nTopic: T\n\n### Response:\n3<|end|>", "3<|end|>",
+    ),
+    (
         {"ctx": "C", "q": "Q", "a": "A"}, {"column_mapping": {"context": "ctx", "question": "q", "answer": "a"}},
         "Context: C\n\nQuestion: Q\n\nAnswer: A<|end|>", " A<|end|>",
     ),
@@ -80,6 +89,13 @@ PLAIN = [
 @pytest.mark.parametrize(("row", "settings", "whole", "learned"), PLAIN, ids=lambda v: str(v)[:30])
 def test_layouts_without_a_chat_template(lm, gpt_like, row, settings, whole, learned):
     assert text_of(lm([row], gpt_like, **settings), gpt_like) == (whole, learned)
+
+
+def test_no_column_of_an_instruction_is_lost_in_a_chat(lm, chat_like):
+    mapping = {"instruction": "i", "input": "n", "context": "c", "topic": "t", "system": "s", "answer": "a"}
+    row = {"s": "S", "i": "I", "n": "N", "c": "C", "t": "T", "a": "A"}
+    turns = said(("system", "S"), ("user", "I\n\nN\n\nC\n\nTopic: T"), ("assistant", "A"))
+    assert text_of(lm([row], chat_like, column_mapping=mapping), chat_like) == (turns, "A<|im_end|>")
 
 
 def test_a_start_token_stays_in_front(lm, gpt_like_with_start):
