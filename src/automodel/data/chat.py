@@ -112,18 +112,19 @@ class ChatTemplate:
             **options,
         )
 
-    def spans(self, messages: list[dict], tools: Any = None) -> tuple[str, list[tuple[int, int]]]:
-        """The conversation as text, and the character ranges of the assistant's turns in it."""
-        answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    def spans(self, messages: list[dict], tools: Any = None, first: int = 0) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation as text, and the places of the assistant's turns in it, from message `first` on."""
+        answers = [turn for turn, message in enumerate(messages) if turn >= first and message["role"] == "assistant"]
         if not answers:
             others = sorted({message["role"] for message in messages} - set(ROLES.values()))
             spelt = f" (a role is spelt {', '.join(map(repr, others))})" if others else ""
-            raise BadChat(f"the conversation has no assistant message{spelt}")
+            raise BadChat(f"the {'completion' if first else 'conversation'} has no assistant message{spelt}")
         if not any(_says_something(messages[turn]) for turn in answers):
             raise BadChat("the assistant's messages are empty, so there is nothing to learn")
         whole = self.text(messages, tools)
         if self.marks_answers:
-            spans = self._marked(messages, tools)
+            asked = self.text(messages[:first], tools, prompt=True) if first else ""
+            spans = [(start, end) for start, end in self._marked(messages, tools) if end > len(asked)]
             written = ["".join(whole[start:end] for start, end in spans)] * len(answers)
         else:
             spans = []

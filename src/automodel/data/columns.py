@@ -37,6 +37,7 @@ TEXT_PAIRS = (
 LABEL = ("label", "labels", "target", "class", "category", "sentiment", "intent", "topic", "score", "stars", "rating")
 TOKENS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags", "chunk_tags", "label")
+PROMPT_MESSAGES = ("prompt", "completion")  # messages asked, and messages answered
 MESSAGES = ("messages", "conversations", "conversation", "chat", "dialogue")
 SOURCE_TARGET = (
     ("document", "summary"),

@@ -210,11 +210,13 @@ class Chats:
     chat: ChatTemplate
     tools: str | None = None
     system: str | None = None
+    completion: str | None = None
+    """Column of further messages, of which alone something is learned; `messages` is then what is asked."""
     notes: tuple[str, ...] = field(default=())
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.messages, self.tools, self.system) if name)
+        return tuple(name for name in (self.messages, self.tools, self.system, self.completion) if name)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -226,7 +228,9 @@ class Chats:
             try:
                 system = rows[self.system][i] if self.system else None
                 tools = parsed_tools(rows[self.tools][i]) if self.tools else None
-                text, spans = self.chat.spans(self.chat.turns(messages, system), tools)
+                turns = self.chat.turns(messages, system)
+                answer = self.chat.turns(rows[self.completion][i]) if self.completion else []
+                text, spans = self.chat.spans([*turns, *answer], tools, len(turns) if answer else 0)
                 texts.append(Spanned(first + i, text, spans))
             except BadChat as error:
                 out.reject(first + i, str(error))

@@ -227,9 +227,12 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
         )
     chats = (n for n in known.MESSAGES if n in columns and holds_chats(rows, n, columns.features[n]))
     messages = columns.required(m, "messages_column") if (m := cfg.messages_column) else next(chats, None)
+    pair = known.PROMPT_MESSAGES
+    if messages is None and all(n in columns and holds_chats(rows, n, columns.features[n]) for n in pair):
+        messages = pair[0]
     if messages and not cfg.column_mapping:
         _only_cut(request, "conversations")
-        return _chats(columns, request, messages)
+        return _chats(columns, request, messages, pair[1] if messages == pair[0] and pair[1] in columns else None)
     mapping = _instruction_columns(columns, cfg)
     if mapping is not None:
         _only_cut(request, "prompts with answers")
@@ -241,7 +244,7 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
     return Layout(PlainText(tokenizer, text, request.max_length, split), how)
 
 
-def _chats(columns: Columns, request: Request, messages: str) -> Layout:
+def _chats(columns: Columns, request: Request, messages: str, completion: str | None = None) -> Layout:
     tokenizer, notes, template, fault = request.tokenizer, [], request.cfg.chat_template, None
     if not template and not tokenizer.chat_template:
         template = PLAIN_TEMPLATE  # the rows are still looked at
@@ -258,8 +261,10 @@ def _chats(columns: Columns, request: Request, messages: str) -> Layout:
         tools = None
         notes.append("the column 'tools' is not used: the chat template has no place for tools")
     system = "system" if "system" in columns and is_string(columns.features["system"]) else None
-    encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answer_only_loss, chat, tools, system)
-    return Layout(encoder, f"chat messages in '{messages}'", notes=tuple(notes), chat_template=template, fault=fault)
+    own = (chat, tools, system, completion)
+    encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answer_only_loss, *own)
+    where = f"'{messages}'" + (f" and '{completion}', of which the latter is learned" if completion else "")
+    return Layout(encoder, f"chat messages in {where}", notes=tuple(notes), chat_template=template, fault=fault)
 
 
 def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str] | None:

@@ -76,6 +76,8 @@ def questions_of(
 
 def _last_turn(row: dict[str, Any], encoder: Chats) -> tuple[dict[str, Any], list[str]]:
     turns = encoder.chat.turns(row[encoder.messages], row[encoder.system] if encoder.system else None)
+    if encoder.completion:
+        turns = [*turns, *encoder.chat.turns(row[encoder.completion])]
     last = turns[-1]
     right = [last["content"]] if last["role"] == "assistant" and last.get("content") else []
     return {"messages": turns, "tools": row[encoder.tools] if encoder.tools else None}, right

@@ -164,7 +164,7 @@ class _Table:
         return None, self.text(configured, (*sources, *known.TEXT))
 
     def messages(self) -> str | None:
-        names = [self.cfg.messages_column, *known.MESSAGES]
+        names = [self.cfg.messages_column, *known.MESSAGES, known.PROMPT_MESSAGES[0]]
         return next((name for name in names if name in self.features and is_list(self.features[name])), None)
 
 

@@ -157,6 +157,26 @@ def test_layouts_with_a_chat_template(lm, chat_like, row, turns, learned):
     assert text_of(lm([row], chat_like), chat_like) == (said(*turns), learned)
 
 
+def test_messages_that_are_asked_and_messages_that_answer(lm, chat_like, gpt_like):
+    """Of a `prompt` and a `completion` that are messages, the latter alone is learned, whoever marks the answers."""
+    rows = [{"prompt": MESSAGES[:4], "completion": MESSAGES[4:]}]
+    whole = said(*((m["role"], m["content"]) for m in MESSAGES))
+    data = lm(rows, chat_like)
+    assert text_of(data, chat_like) == (whole, "A2<|im_end|>")
+    assert data.description == "chat messages in 'prompt' and 'completion', of which the latter is learned"
+    marking = copy.deepcopy(chat_like)
+    marking.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{{ '\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert text_of(lm(rows, marking), marking) == (whole, "A2<|im_end|>")
+    with pytest.raises(UserError, match="row 0: the completion has no assistant message"):
+        lm([{"prompt": MESSAGES[:4], "completion": MESSAGES[3:4]}], chat_like)
+    with pytest.raises(UserError, match="the tokenizer has no chat template, so the conversations in 'prompt'"):
+        lm(rows, gpt_like)
+
+
 def test_the_end_is_learned_once_and_the_shift_reads_it(lm, gpt_like):
     data = lm([{"prompt": "ab", "completion": "cd"}], gpt_like)
     batch = PackedCollator(data.store, "causal-lm", micro_batch_size=1)([0])
