@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
-from automodel.engine.recording import did_not_end, hand_back_unused, make_room, recording
+from automodel.engine.recording import hand_back_unused, make_room, recording
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
@@ -203,6 +203,7 @@ class CapturedStep:
         """Records forward and backward of a batch and forgets the graph; raises where they cannot be recorded."""
         static = StaticBatch(batch, self.device, self.ring)
         self._recorded(lambda: self._learn(static))
+        self.pool = torch.cuda.graph_pool_handle()  # the other went with its only graph: torch would refuse it
 
     def _replay(self, batch: PackedBatch, count: float) -> None:
         shape = shape_of(batch)
@@ -285,7 +286,7 @@ class CapturedStep:
             with recording(graph, self.pool, self.stream):
                 work()
         except RuntimeError:
-            self._forget_recording(graph)
+            self._forget_recording()
             raise
         self.optimizer.finish_capture()
         self._drop_gradients()
@@ -298,10 +299,9 @@ class CapturedStep:
         self.graphs = {shape: graph for shape, graph in self.graphs.items() if isinstance(graph, Uncaptured)}
         hand_back_unused()
 
-    def _forget_recording(self, graph: torch.cuda.CUDAGraph) -> None:
+    def _forget_recording(self) -> None:
         """What a recording that failed has left in the hands of others: events of it cannot be waited for."""
-        if did_not_end(graph):
-            self.pool = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle()
         if self.side is not None:
             self.side.forget()
         if self.late is not None:

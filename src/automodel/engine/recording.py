@@ -8,6 +8,9 @@ Here the steps before go on meanwhile, as many as are queued; memory is handed b
 A recording that fails has an end, too. Where CUDA refuses to end it, torch leaves its allocators as if it went on:
 the next recording into the same pool is refused ("already recording"), and no memory is given back any more. In some
 versions nobody can draw random numbers, either. What can be put right is put right here; the pool is not used again.
+
+Nor is one whose last graph is gone: torch's allocators keep its number until both of their caches are emptied, which
+`torch.cuda.graph` does every time, and refuse it ("use_count > 0 INTERNAL ASSERT FAILED").
 """
 
 from __future__ import annotations
@@ -49,11 +52,6 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream
                 _end(graph, pool)
             raise
         _end(graph, pool)
-
-
-def did_not_end(graph: torch.cuda.CUDAGraph) -> bool:
-    """Whether CUDA refused to end a recording that failed: its pool is not to be used again."""
-    return any(graph is broken for broken in _BROKEN)
 
 
 def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
