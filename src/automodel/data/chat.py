@@ -92,8 +92,13 @@ class ChatTemplate:
         return "tools" in str(self.template or self.tokenizer.chat_template or "")
 
     def turns(self, messages: Any, system: str | None = None) -> list[dict]:
-        """Messages as the template takes them."""
-        return normalised(messages, system, "tool_calls" in str(self.template or self.tokenizer.chat_template or ""))
+        """Messages as the template takes them. What a developer says is a system prompt, where a template has no
+        form for it."""
+        template = str(self.template or self.tokenizer.chat_template or "")
+        made = normalised(messages, system, "tool_calls" in template)
+        if "developer" not in template:
+            made = [{**m, "role": "system"} if m["role"] == "developer" else m for m in made]
+        return made
 
     @property
     def marks_answers(self) -> bool:
@@ -101,6 +106,21 @@ class ChatTemplate:
 
     def text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
         return _with_either_arguments(lambda m: self._rendered(m, tools, tokenize=False, prompt=prompt), messages)
+
+    def whole_text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
+        """The text of messages none of which the template leaves out, as templates do with roles they do not know."""
+        whole = self.text(messages, tools, prompt)
+        for turn, message in enumerate(messages):
+            role, words = message["role"], str(message.get("content") or "").strip()
+            if not words or role == "assistant" or (role in ROLES.values() and words in whole):
+                continue
+            try:
+                without = self.text([*messages[:turn], *messages[turn + 1 :]], tools, prompt)
+            except BadChat:  # it is missed
+                continue
+            if without == whole:
+                raise BadChat(f"the chat template leaves message {turn} out (its role is {role!r})")
+        return whole
 
     def _rendered(self, messages: list[dict], tools: Any, tokenize: bool, prompt: bool = False, **options: Any) -> Any:
         return self.tokenizer.apply_chat_template(
@@ -121,7 +141,7 @@ class ChatTemplate:
             raise BadChat(f"the {'completion' if first else 'conversation'} has no assistant message{spelt}")
         if not any(_says_something(messages[turn]) for turn in answers):
             raise BadChat("the assistant's messages are empty, so there is nothing to learn")
-        whole = self.text(messages, tools)
+        whole = self.whole_text(messages, tools)
         if self.marks_answers:
             asked = self.text(messages[:first], tools, prompt=True) if first else ""
             spans = [(start, end) for start, end in self._marked(messages, tools) if end > len(asked)]

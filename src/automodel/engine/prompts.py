@@ -125,7 +125,7 @@ class PromptWriter:
             turns = [{"role": "system", "content": self.system}, *turns]
         if self.chat is None and not self.tokenizer.chat_template:
             raise BadPrompt("the model has no chat template, so it takes text and not messages")
-        return chat.text(turns, tools, prompt=True)
+        return chat.whole_text(turns, tools, prompt=True)
 
     def _instruction(self, row: Mapping[str, Any]) -> str:
         if not isinstance(self.encoder, Instructions):

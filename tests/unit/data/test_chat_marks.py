@@ -104,6 +104,22 @@ def test_turns_that_are_written_otherwise_once_others_follow(chat_like, strict):
         learned(unwritten, talk)
 
 
+def test_no_message_is_left_out_by_a_template(chat_like):
+    """Templates pass over roles that they do not know, without a word."""
+    known = "{% for m in messages if m.role in ('user', 'assistant', 'system') %}"
+    template = TWICE.replace("{% for m in messages %}", known)
+    tokenizer = with_template(chat_like, template)
+    chat, said = ChatTemplate(tokenizer), {"role": "developer", "content": "Be brief."}
+    assert chat.turns([said, *TALK])[0] == {"role": "system", "content": "Be brief."}
+    assert "Be brief." in chat.spans(chat.turns([said, *TALK]))[0]
+    own = ChatTemplate(with_template(chat_like, template.replace("'system'", "'developer'")))
+    assert own.turns([said, *TALK])[0]["role"] == "developer"
+    with pytest.raises(BadChat, match="the chat template leaves message 0 out \\(its role is 'system'\\)"):
+        own.spans([SYSTEM, *TALK])
+    with pytest.raises(BadChat, match="the chat template leaves message 1 out \\(its role is 'assitant'\\)"):
+        chat.spans(chat.turns([TALK[0], {"role": "assitant", "content": "Yo"}, *TALK[2:]]))
+
+
 def test_system_prompts_are_read_or_refused_by_the_template(chat_like):
     assert learned(with_template(chat_like, BRACKETS), [SYSTEM, *TALK]) == [" Yo<|im_end|>", " Two<|im_end|>"]
     with pytest.raises(BadChat, match="the chat template refuses the messages: no system role"):
