@@ -81,7 +81,7 @@ def held_by(device: str, model: Any) -> tuple[dict[str, int], list[tuple[str, Te
 
     if getattr(model, "hf_quantizer", None) is not None:
         return None
-    if type(model).save_pretrained is not PreTrainedModel.save_pretrained:
+    if any(getattr(type(model), way) is not getattr(PreTrainedModel, way) for way in ("save_pretrained", "state_dict")):
         return None
     kept = model.state_dict(keep_vars=True)
     tensors: dict[str, Tensor] = dict(model.named_parameters())

@@ -92,8 +92,11 @@ def test_what_is_not_plain_is_saved_by_transformers(monkeypatch):
     )
     assert held_by("cpu", model) is None
     model = fresh()
-    monkeypatch.setattr(type(model), "save_pretrained", lambda *_, **__: None)
-    assert held_by("cpu", model) is None
+    assert held_by("cpu", model) is not None
+    for own in ("save_pretrained", "state_dict"):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(model), own, lambda _model: {})
+            assert held_by("cpu", model) is None
 
 
 def test_a_model_that_changes_its_form_is_found_by_any_of_its_names(monkeypatch):
