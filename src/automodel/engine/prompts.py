@@ -100,14 +100,18 @@ class PromptWriter:
         return prompt
 
     def stops(self) -> list[int]:
-        """Tokens that end an answer: the tokenizer's, and the one the chat template closes a turn with."""
+        """Tokens that end an answer: the tokenizer's, and those the chat template closes a turn with (Phi-3's last one
+        has two, and only the first one is in every turn)."""
         stops = [] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id]
         if self.chat is not None:
             turns = [{"role": "user", "content": ANSWER}, {"role": "assistant", "content": ANSWER}]
             text, spans = self.chat.spans(turns)
-            ids = self.tokenizer(text[slice(*spans[-1])], add_special_tokens=False)["input_ids"]
-            if ids and ids[-1] in self.tokenizer.all_special_ids:
-                stops.append(ids[-1])
+            special = {*self.tokenizer.all_special_ids, *_special_by_file(self.tokenizer)}
+            for token in reversed(self.tokenizer(text[slice(*spans[-1])], add_special_tokens=False)["input_ids"]):
+                if token in special:
+                    stops.append(token)
+                elif self.tokenizer.decode([token]).strip():
+                    break
         return list(dict.fromkeys(stops))
 
     def _is_chat(self, prompt: Prompt) -> bool:
@@ -147,6 +151,11 @@ class PromptWriter:
                 "these columns as --input"
             )
         return {asked[0]: text}
+
+
+def _special_by_file(tokenizer: Any) -> list[int]:
+    """Special tokens that have no name in the tokenizer's settings (Gemma's `<end_of_turn>`)."""
+    return [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
 def prompt_writer(saved: SavedModel, *, raw: bool = False, system: str | None = None) -> PromptWriter:
