@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from automodel.checkpoint.tensor_file import write_unhashed
+from automodel.checkpoint.tensor_file import DTYPES, write_unhashed
 
 LARGEST_FILE = 5 * 10**9
 NAME, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -88,7 +88,7 @@ def held_by(device: str, model: Any) -> tuple[dict[str, int], list[tuple[str, Te
     tensors |= {name: buffer for name, buffer in model.named_buffers() if name in kept}
     known = set(map(id, tensors.values()))
     as_they_are = tensors.keys() <= kept.keys() and all(id(tensor) in known for tensor in kept.values())
-    plain = all(type(tensor.data) is Tensor and tensor.device.type == device for tensor in tensors.values())
+    plain = all(type(t.data) is Tensor and t.device.type == device and t.dtype in DTYPES for t in tensors.values())
     if not plain or not as_they_are or any(len(own) > 1 for own in _own_names(model).values()):
         return None
     return {name: tensor.nbytes for name, tensor in tensors.items()}, list(tensors.items())

@@ -92,6 +92,9 @@ def test_what_is_not_plain_is_saved_by_transformers(monkeypatch):
     )
     assert held_by("cpu", model) is None
     model = fresh()
+    model.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
+    assert held_by("cpu", model) is None
+    model = fresh()
     assert held_by("cpu", model) is not None
     for own in ("save_pretrained", "state_dict"):
         with monkeypatch.context() as patch:
