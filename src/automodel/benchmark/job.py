@@ -27,6 +27,7 @@ from automodel.plan.config import RunConfig
 
 COMPARED_TASKS = ("text-classification", "token-classification", "causal-lm")
 SMALLEST_EVAL_BATCH = 16  # the engine's own default
+OTHER_HEADS = ("qa_dropout",)  # of heads that none of these tasks has
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def make_job(cfg: RunConfig, folder: Path, *, steps: int | None, warmup: int | N
     weights = _write_weights(first, folder / "model")
     cfg = dataclasses.replace(cfg, model=_model_from(cfg, weights))
     prepared = prepare_run(cfg, trust)  # the tokens of exactly the config that our side gets
-    settings = _settings(prepared, weights, _warmup(cfg, warmup, prepared.plan.total_steps))
+    usual = cfg.benchmark.warmup_steps if cfg.benchmark else 10
+    settings = _settings(prepared, weights, warmup_steps(warmup, usual, prepared.plan.total_steps))
     if prepared.adapter is not None:
         settings["adapter"] = str(_write_adapter(prepared, folder / "adapter"))
     (folder / "run.yaml").write_text(dump_config(cfg), encoding="utf-8")
@@ -162,9 +164,13 @@ def _model_from(cfg: RunConfig, weights: Path) -> Any:
     )
 
 
-def _warmup(cfg: RunConfig, asked: int | None, steps: int) -> int:
-    wanted = asked if asked is not None else (cfg.benchmark.warmup_steps if cfg.benchmark else 10)
-    return min(wanted, max(1, steps // 4))
+def warmup_steps(asked: int | None, usual: int, steps: int) -> int:
+    """Steps left out of the steady state: those asked for, or the usual number, but at most a quarter of the run."""
+    if asked is None:
+        return min(usual, max(1, steps // 4))
+    if asked >= steps:
+        raise UserError(f"--warmup {asked} leaves nothing to measure: the run has {steps} steps. Ask for fewer.")
+    return asked
 
 
 def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
@@ -220,5 +226,5 @@ def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
 
 def has_dropout(hf_config: Any) -> bool:
     """Whether the model draws random numbers while it trains: then two runs agree only on average."""
-    values = hf_config.to_dict().items()
-    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in values)
+    values = {name: value for name, value in hf_config.to_dict().items() if name not in OTHER_HEADS}
+    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in values.items())

@@ -90,11 +90,11 @@ def _colour(index: int) -> str:
 
 def _header(document: dict[str, Any], sides: Sequence[dict[str, Any]]) -> str:
     found, system, job = document["results"]["improvements"], document["system_info"], document["job"]
-    baseline = document["results"]["baseline"]["method"]
+    baseline, size = document["results"]["baseline"]["method"], job["parameters"]
     facts = [
         job["task"],
         system["gpu_name"],
-        f"{job['parameters'] / 1e6:,.1f}M parameters",
+        f"{f'{size / 1e6:,.1f}M' if size >= 1e5 else f'{size:,}'} parameters",
         f"{job['total_steps']} steps",
     ]
     spans = "".join(f"<span>{escape(str(fact))}</span>" for fact in facts)

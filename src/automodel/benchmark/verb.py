@@ -48,14 +48,15 @@ class Compared:
     sides: dict[str, dict[str, Any]]
     """What each side measured; failed ones have the status `failed` and no numbers."""
     document: dict[str, Any] | None
-    """What the results file holds; None where this library or the baseline failed."""
+    """What the results file holds; None where this library or every opponent failed."""
     results: Path | None
     report: Path | None
     exit_code: int
 
 
 def benchmark(cfg: RunConfig, wishes: Wishes, console: Console | None = None) -> Compared:
-    """Compares this library with Trainer on one config. The first name of `against` is the baseline."""
+    """Compares this library with Trainer on one config. The first name of `against` is the baseline; where it fails,
+    the next one is, so that what was measured is not lost (the exit code still says that a side failed)."""
     # A log file or a pipe has no width of its own; the table needs some.
     console = console or (Console() if sys.stdout.isatty() else Console(width=140))
     opponents = sides_against(list(wishes.against))
@@ -84,16 +85,17 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
     measured = run_sides(job, [*opponents, AUTOMODEL], wishes.repeat, logs, say)
     rungs, missing = ladder_sides(job) if wishes.ladder else ([], [])
     climbed = run_sides(job, new_sides(rungs, set(measured)), wishes.repeat, logs, say) if rungs else {}
-    failed = {name for name, side in measured.items() if side["status"] == "failed"}
-    for name in failed:
-        side = measured[name]
+    failed = [side for side in (measured | climbed).values() if side["status"] == "failed"]
+    for side in failed:
         say(f"\n{side['method']} failed:\n{side['error']}\n(whole log: {side['log']})")
-    if failed & {opponents[0].name, AUTOMODEL.name}:
-        return Compared(measured, None, None, None, EXIT_FAILED)
     ours = measured[AUTOMODEL.name]
-    theirs = [measured[side.name] for side in opponents if side.name not in failed]
-    disturbed = load_note(job.settings, [*theirs, ours])
+    theirs = [measured[side.name] for side in opponents if measured[side.name] not in failed]
+    if ours in failed or not theirs:
+        return Compared(measured, None, None, None, EXIT_FAILED)
+    lost, disturbed = measured[opponents[0].name], load_note(job.settings, [*theirs, ours])
     notes = [*job.notes, *missing, *([disturbed] if disturbed else [])]
+    if lost in failed:
+        notes.append(f"{lost['method']} failed, so this is compared with {theirs[0]['method']}")
     document = results_document(job.settings, system_info(), theirs[0], ours, theirs[1:], notes, command_line())
     ladder = [{**(measured | climbed)[side.name], "rung": side.label} for side in rungs]
     if ladder:
