@@ -16,7 +16,7 @@ DEFAULTS = {"--against": "hf-trainer,hf-trainer-tuned", "--output": "."}
 def main() -> int:
     given = sys.argv[1:]
     command = [sys.executable, "-m", "automodel", "benchmark"]
-    if not {"-c", "--config"} & set(given):
+    if not any(argument.startswith(("-c", "--config")) for argument in given):
         command += ["-c", DEFAULT_CONFIG]
     for option, value in DEFAULTS.items():
         if not any(argument.split("=")[0] == option for argument in given):

@@ -144,6 +144,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path, secti
             "benchmark --output . -c a.yaml --against hf-trainer",
         ),
         (
+            "performance_comparison.py",
+            ["--config=a.yaml", "--output=b"],
+            "benchmark --against hf-trainer,hf-trainer-tuned --config=a.yaml --output=b",
+        ),
+        (
             "validate_performance.py",
             ["--speedup-threshold", "3", "--repeat", "3"],
             "benchmark -c optimized_sentiment_classification.yaml --speedup-threshold 3 --repeat 3",
