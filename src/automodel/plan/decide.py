@@ -249,10 +249,10 @@ def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str
         value = "bf16" if hardware.bf16 and allowed else "fp32"
         if value == "bf16":
             reason = "bf16 compute over fp32 master weights: native here and safe"
+        elif hardware.bf16:
+            reason = "bf16 is turned off"
         elif hardware.device == "cpu":
             reason = "this processor has no native bf16 (AMX)"
-        elif not allowed:
-            reason = "bf16 is turned off"
         else:
             reason = "this GPU has no native bf16; precision: fp16 is faster where it has tensor cores"
     else:

@@ -42,6 +42,13 @@ def test_defaults_on_the_cpu():
     assert not plan.pin_memory
 
 
+def test_bf16_that_is_turned_off_is_not_called_missing():
+    off = config(training_optimizations=TrainingOptimizations(bf16=False))
+    for hardware in (dataclasses.replace(CPU, bf16=True), H200):
+        assert reason(plan_for(off, hardware), "precision") == "bf16 is turned off"
+    assert "no native bf16" in reason(plan_for(off), "precision")
+
+
 def test_defaults_on_a_modern_gpu():
     plan = plan_for(hardware=H200)
     assert (plan.precision, plan.bucket_tokens, plan.capture) == ("bf16", 512, True)
