@@ -51,16 +51,16 @@ class Disk:
     """Writes to a real disk, which refuses the checkpoints of some steps."""
 
     def __init__(self, monkeypatch, refused: set[int]):
-        from automodel.checkpoint import store
+        from automodel.checkpoint import tensor_file
 
-        write = store.write_tensors
+        write = tensor_file.write_tensors
 
         def write_or_refuse(path, tensors, notes):
             if any(f"step-{step:08d}" in str(path) for step in refused):
                 raise OSError(28, "No space left on device", str(path))
             return write(path, tensors, notes)
 
-        monkeypatch.setattr(store, "write_tensors", write_or_refuse)
+        monkeypatch.setattr(tensor_file, "write_tensors", write_or_refuse)
 
 
 def test_a_full_disk_ends_the_run_at_the_next_save_and_keeps_the_last_checkpoint(folder, monkeypatch):

@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -39,7 +39,7 @@ from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint
 from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
 from automodel.checkpoint.parts import files_to_write, is_sharded, parts_of
 from automodel.checkpoint.snapshot import Camera, Groups
-from automodel.checkpoint.tensor_file import write_tensors
+from automodel.checkpoint.tensor_file import write_side_by_side
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.distributed.world import ALONE, Alone
 
@@ -55,8 +55,6 @@ __all__ = [
 NOTE = ".rank-{rank:05d}.json"
 PATIENCE = 1800.0
 """Seconds that the first rank waits for the others' notes once its own files are written."""
-WRITERS = 4
-"""Files that a rank writes at once. More would be faster than disks are, and take processors from training."""
 LONGEST_REASON = 400  # bytes that ranks tell each other
 
 
@@ -287,7 +285,14 @@ class CheckpointStore:
     def _write_files(self, work: _Work) -> dict[str, Written]:
         """This rank's files; returns when all are on the disk, or, after an error, when nobody writes any more."""
         try:
-            written = self._written_side_by_side(work)
+            written = write_side_by_side(
+                work.folder,
+                (
+                    file
+                    for group, parts in work.groups.items()
+                    for file in files_to_write(group, parts, self.ranks, group in work.sharded)
+                ),
+            )
             if self.ranks.first:
                 written[STATE] = write_text(work.folder / STATE, work.state)
         except OSError as error:
@@ -297,20 +302,6 @@ class CheckpointStore:
         if work.sharded:
             self._leave_note(work, {"files": {name: asdict(file) for name, file in written.items()}})
         return written
-
-    def _written_side_by_side(self, work: _Work) -> dict[str, Written]:
-        threads = ThreadPoolExecutor(WRITERS)
-        try:
-            files = {
-                name: threads.submit(write_tensors, work.folder / name, tensors, notes)
-                for group, parts in work.groups.items()
-                for name, tensors, notes in files_to_write(group, parts, self.ranks, group in work.sharded)
-            }
-            for file in as_completed(files.values()):
-                file.result()
-        finally:
-            threads.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, none is begun any more
-        return {name: file.result() for name, file in files.items()}
 
     def _leave_note(self, work: _Work, note: dict[str, Any]) -> None:
         replace_text(work.folder / NOTE.format(rank=self.ranks.rank), json.dumps(note))

@@ -17,8 +17,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from torch import Tensor
 from automodel.checkpoint.disk import Written
 
 CHUNK = 1 << 25  # bytes between two looks at the other thread: 10 ms of work
+WRITERS = 4  # files at once; more would be faster than disks are, and take processors from training
 AHEAD = 1 << 27  # bytes after which the disk is told to begin
 SEAT = 1 << 23  # bytes that cross the bus at once; page-locking larger buffers would hold up the driver for longer
 
@@ -51,6 +52,10 @@ DTYPES = {
 }
 
 
+File = tuple[str, Mapping[str, Tensor], Mapping[str, str] | None]
+"""Its name, what is in it, and notes for its header."""
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> Written:
     """Writes the file and returns once it is on the disk. `notes` go into its header, beside the tensors."""
     digest = hashlib.sha256()
@@ -67,6 +72,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str,
         os.fsync(file.fileno())
         size = file.tell()
     return Written(size, digest.hexdigest())
+
+
+def write_side_by_side(folder: Path, files: Iterable[File]) -> dict[str, Written]:
+    """Several files at once, all of them on the disk when it returns. The first one that cannot be written ends it."""
+    named = {name: (tensors, notes) for name, tensors, notes in files}
+    threads = ThreadPoolExecutor(WRITERS)
+    try:
+        written = {name: threads.submit(write_tensors, folder / name, *content) for name, content in named.items()}
+        for file in as_completed(written.values()):
+            file.result()
+    finally:
+        threads.shutdown(cancel_futures=True)  # after an error, or Ctrl-C, none is begun any more
+    return {name: file.result() for name, file in written.items()}
 
 
 def write_unhashed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:

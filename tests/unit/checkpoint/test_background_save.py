@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from automodel.checkpoint import snapshot as snapshot_module
-from automodel.checkpoint import store as store_module
+from automodel.checkpoint import tensor_file
 from automodel.checkpoint.parts import Part
 from automodel.checkpoint.snapshot import Camera
 from automodel.checkpoint.store import CheckpointStore, SaveFailedError
@@ -16,13 +16,13 @@ from automodel.checkpoint.store import CheckpointStore, SaveFailedError
 def slow(monkeypatch):
     """Writing waits until the test allows it."""
     allowed = threading.Event()
-    write = store_module.write_tensors
+    write = tensor_file.write_tensors
 
     def held_back(path, tensors, notes):
         assert allowed.wait(30)
         return write(path, tensors, notes)
 
-    monkeypatch.setattr(store_module, "write_tensors", held_back)
+    monkeypatch.setattr(tensor_file, "write_tensors", held_back)
     return allowed
 
 
@@ -54,14 +54,14 @@ class Disk:
     """A disk that can be full."""
 
     def __init__(self, monkeypatch):
-        self.full, write = False, store_module.write_tensors
+        self.full, write = False, tensor_file.write_tensors
 
         def write_unless_full(path, tensors, notes):
             if self.full:
                 raise OSError(28, "No space left on device", str(path))
             return write(path, tensors, notes)
 
-        monkeypatch.setattr(store_module, "write_tensors", write_unless_full)
+        monkeypatch.setattr(tensor_file, "write_tensors", write_unless_full)
 
 
 def some() -> dict:

@@ -13,8 +13,7 @@ import time
 import pytest
 import torch
 
-from automodel.checkpoint import catalog, parts, randomness
-from automodel.checkpoint import store as store_module
+from automodel.checkpoint import catalog, parts, randomness, tensor_file
 from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError, SaveFailedError
 
 
@@ -74,7 +73,7 @@ def test_a_large_group_lies_in_several_files(tmp_path, monkeypatch):
 def test_a_full_disk_ends_all_writers(tmp_path, monkeypatch):
     """The third of many files does not fit: those under way end, no other is begun, and no half of it stays."""
     monkeypatch.setattr(parts, "FILE_BYTES", 64)
-    write, begun, ended = store_module.write_tensors, [], []
+    write, begun, ended = tensor_file.write_tensors, [], []
 
     def refuse(path, named, notes):
         begun.append(path.name)
@@ -85,8 +84,8 @@ def test_a_full_disk_ends_all_writers(tmp_path, monkeypatch):
         ended.append(path.name)
         return done
 
-    monkeypatch.setattr(store_module, "write_tensors", refuse)
-    monkeypatch.setattr(store_module, "WRITERS", 3)
+    monkeypatch.setattr(tensor_file, "write_tensors", refuse)
+    monkeypatch.setattr(tensor_file, "WRITERS", 3)
     named = {f"layer.{i}": torch.randn(8) for i in range(40)}
     store = CheckpointStore(tmp_path)
     with pytest.raises(SaveFailedError, match=r"step 1 could not be written .* No space left on device"):
@@ -94,7 +93,7 @@ def test_a_full_disk_ends_all_writers(tmp_path, monkeypatch):
     assert len(begun) <= 4, "the one that took the place of the third may have begun"
     assert len(ended) == len(begun) - 1
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(store_module, "write_tensors", write)
+    monkeypatch.setattr(tensor_file, "write_tensors", write)
     assert store.save(2, {"optimizer": named}, {}).tensors("optimizer").keys() == named.keys()
 
 
