@@ -118,3 +118,12 @@ def test_a_missing_chat_template_is_an_error_and_one_that_is_named_is_kept_with_
     path = config(tmp_path, [GOOD] * 4, keys=", chat_template: plain", text="step_scheduler: {max_steps: 1}")
     finished = finetune(load_run_config([path]))
     assert "### Assistant:" in AutoTokenizer.from_pretrained(finished.folder).chat_template
+
+
+def test_a_template_that_is_not_there_hides_nothing(folder):
+    keys = f", chat_template: {folder / 'chat.jinja'}, max_length: 4096"
+    message = complaint(config(folder, [GOOD, SILENT], [SILENT, GOOD], keys=keys))
+    for line in ("dataset.chat_template: there is no file", "dataset.max_length is 4,096"):
+        assert f"- {line}" in message
+    assert "row 1: the conversation has no assistant" in message
+    assert "row 0: the conversation has no assistant" in message

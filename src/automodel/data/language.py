@@ -11,12 +11,13 @@ samples, each starting with the last token of the one before, so every token is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from automodel.config.names import near
 from automodel.data.batch import IGNORE
 from automodel.data.chat import BadChat, ChatTemplate, parsed_tools
 from automodel.data.classify import text_problem
@@ -38,6 +39,13 @@ KNOWN_LAYOUTS = (
 )
 
 PROMPT_ROLES = {role for prompt, _ in KNOWN_LAYOUTS for role in (*prompt, "system")}
+
+
+def answer_meant(roles: Iterable[str]) -> str:
+    """A hint where one of the roles looks like an answer's, misspelt, and like nothing else."""
+    words = [*ANSWER_ROLES, *sorted(PROMPT_ROLES)]
+    closest = (near(role, words, cutoff=0.5) for role in roles if role not in PROMPT_ROLES)
+    return next((f" Did you mean '{word}'?" for word in closest if word in ANSWER_ROLES), "")
 
 
 @dataclass(frozen=True)

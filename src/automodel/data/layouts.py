@@ -17,7 +17,7 @@ from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.labels import LabelMap, in_known_order, infer_labels, infer_tags
-from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, PROMPT_ROLES, Chats, Instructions, PlainText
+from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText, answer_meant
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
 from automodel.data.sequences import SourceTarget
@@ -226,13 +226,13 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
             "learn where an answer ends. Use a tokenizer of a causal language model."
         )
     chats = (n for n in known.MESSAGES if n in columns and holds_chats(rows, n, columns.features[n]))
-    messages = columns.required(m, "messages_column") if (m := cfg.messages_column) else next(chats, None)
     pair = known.PROMPT_MESSAGES
-    if messages is None and all(n in columns and holds_chats(rows, n, columns.features[n]) for n in pair):
-        messages = pair[0]
+    both = all(n in columns and holds_chats(rows, n, columns.features[n]) for n in pair)
+    ask = next(chats, pair[0] if both else None)
+    messages = columns.required(m, "messages_column") if (m := cfg.messages_column) else ask
     if messages and not cfg.column_mapping:
         _only_cut(request, "conversations")
-        return _chats(columns, request, messages, pair[1] if messages == pair[0] and pair[1] in columns else None)
+        return _chats(columns, request, messages, pair[1] if both and messages == pair[0] else None)
     mapping = _instruction_columns(columns, cfg)
     if mapping is not None:
         _only_cut(request, "prompts with answers")
@@ -274,10 +274,9 @@ def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str
             columns.required(column, "column_mapping")
         answers = [role for role in cfg.column_mapping if role in ANSWER_ROLES]
         if len(answers) != 1:
-            hints = (known.did_you_mean(role, ANSWER_ROLES) for role in cfg.column_mapping if role not in PROMPT_ROLES)
             raise UserError(
                 f"{columns.section}.column_mapping must name one column to learn, as {' or '.join(ANSWER_ROLES[:3])}; "
-                f"got {', '.join(cfg.column_mapping)}.{'' if answers else next(filter(None, hints), '')}"
+                f"got {', '.join(cfg.column_mapping)}.{'' if answers else answer_meant(cfg.column_mapping)}"
             )
         prompt = {role: column for role, column in cfg.column_mapping.items() if role not in answers}
         if not prompt:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from automodel.config.errors import UserError
 from automodel.data.build import Part, build, look_ahead, names_of, part_of
-from automodel.data.chat import template_text
+from automodel.data.chat import PLAIN_TEMPLATE, template_text
 from automodel.data.config import DatasetConfig
 from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
 from automodel.data.labels import LabelMap
@@ -99,9 +99,12 @@ def prepare(
     members = members_of(cfg, section)
     parts: list[Part] = []
     for where, member in members:
+        template = PLAIN_TEMPLATE  # where the one that is named is not there, the rows are still looked at
+        with problems.collecting():
+            template = template_text(member.chat_template, where)
         with problems.collecting():
             # Its text is part of the key, not the name of its file.
-            member = replace(member, chat_template=template_text(member.chat_template, where))
+            member = replace(member, chat_template=template)
             source = find_source(
                 member,
                 role=role,

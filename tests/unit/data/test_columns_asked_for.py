@@ -20,9 +20,10 @@ def test_unknown_names_and_every_way_to_name_them(prepare_rows, gpt_like):
 
 @pytest.mark.parametrize(("roles", "hint"), [
     ({"question": "q", "anser": "a"}, " Did you mean 'answer'?"),
+    ({"qestion": "q", "anser": "a"}, " Did you mean 'answer'?"),
     ({"context": "ctx", "question": "q"}, "got context, question."),
     ({"question": "q", "answer": "a", "output": "ctx"}, "got question, answer, output."),
-], ids=["misspelt", "no answer", "two answers"])  # fmt: skip
+], ids=["misspelt", "both misspelt", "no answer", "two answers"])  # fmt: skip
 def test_a_mapping_names_one_answer(prepare_rows, gpt_like, roles, hint):
     with pytest.raises(UserError) as caught:
         prepare_rows([ROW], gpt_like, "causal-lm", column_mapping=roles)
