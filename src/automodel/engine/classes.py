@@ -43,8 +43,8 @@ def check_names(cfg: ModelConfig, known: Sequence[str] | None, train: PreparedDa
         )
 
 
-def class_notes(cfg: ModelConfig, task: str, train: PreparedData) -> Iterator[str]:
-    """What a person should know about the head and its classes."""
+def class_notes(cfg: ModelConfig, hf_config: Any, task: str, train: PreparedData) -> Iterator[str]:
+    """What a person should know about the head and its classes. `hf_config`: before the data's classes were known."""
     if train.num_labels is None:
         return
     counts = train.stats.label_counts or ()
@@ -52,9 +52,10 @@ def class_notes(cfg: ModelConfig, task: str, train: PreparedData) -> Iterator[st
     if missing and len(missing) < len(counts) - 1:  # one class alone has a note of its own
         names = [train.label_names[i] if train.label_names else str(i) for i in missing]
         yield f"no row has the label {_few(names)}: the model learns never to answer with it"
-    stock = read_hf_config(cfg)
-    if not _has_head(stock, task) or (cfg.target or "").endswith(".from_config"):
+    if not _has_head(hf_config, task) or (cfg.target or "").endswith(".from_config"):
         return
+    asked = cfg.num_labels is not None or "id2label" in cfg.extra  # then hf_config has them instead of its own
+    stock = read_hf_config(cfg) if asked else hf_config
     names, found = _names(stock), train.label_names
     if stock.num_labels != train.num_labels:
         yield (

@@ -109,7 +109,9 @@ def prepare_run(
         task=task,
         hardware=hardware,
         model=model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
-        data=_data_facts(cfg, train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0),
+        data=_data_facts(
+            cfg, data.hf_config, train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0
+        ),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
         layout=layout,
         why_ranks=why_ranks,
@@ -150,8 +152,11 @@ def model_facts(
     )
 
 
-def _data_facts(cfg: RunConfig, train: PreparedData, validation: PreparedData | None, word_rows: int) -> DataFacts:
-    """What the plan must know of the data. `word_rows`: rows of the word table that it reads; 0: not counted."""
+def _data_facts(
+    cfg: RunConfig, begun: Any, train: PreparedData, validation: PreparedData | None, word_rows: int
+) -> DataFacts:
+    """What the plan must know of the data. `begun`: the model's config before the data's classes were known;
+    `word_rows`: rows of the word table that it reads, 0: not counted."""
     mixture = train.mixture
     return DataFacts(
         rows=mixture.total if mixture else train.stats.used,
@@ -159,7 +164,7 @@ def _data_facts(cfg: RunConfig, train: PreparedData, validation: PreparedData | 
         longest=int(train.store.lengths.max()),
         max_length=train.max_length,
         has_validation=validation is not None,
-        notes=(*_notes(train, validation), *class_notes(cfg.model, train.task, train)),
+        notes=(*_notes(train, validation), *class_notes(cfg.model, begun, train.task, train)),
         columns=train.description,
         labels=labels_in_words(train, cfg.model),
         lengths=train.store.lengths,
