@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from automodel.config.errors import UserError
+from automodel.data.chat import template_text
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.columns import LABEL, Columns
 from automodel.data.config import DatasetConfig
@@ -103,7 +104,8 @@ def assess(
         raise UserError(f"--generate is for causal language models; '{saved.folder}' holds a {saved.task} model.")
     cfg = saved.run
     assert cfg is not None
-    section = _held_out(cfg, saved.folder, dataset, split)
+    asked_now = bool(files) or any("chat_template" in setting for setting in settings)
+    section = _with_template(saved, _held_out(cfg, saved.folder, dataset, split), asked_now)
     data = _prepared(saved, cfg, section, trust)
     packing = packing_support(saved.hf_config, saved.task)
     plan = _plan(saved, cfg, data, packing)
@@ -158,6 +160,14 @@ def _held_out(cfg: RunConfig, root: Path, dataset: str | None, split: str | None
         )
     section = inherit(cfg.dataset, section or DatasetConfig())
     return replace(section, split=split) if split is not None else section
+
+
+def _with_template(saved: SavedModel, section: DatasetConfig, asked_now: bool) -> DatasetConfig:
+    """The section as the tokenizer's own chat template writes it. A run saved the one it was trained with, whose file
+    may be elsewhere by now; one that is asked for here becomes the tokenizer's."""
+    if section.chat_template is not None and (asked_now or not saved.tokenizer.chat_template):
+        saved.tokenizer.chat_template = template_text(section.chat_template, "dataset")
+    return replace(section, chat_template=None)
 
 
 def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: Sequence[str]) -> PreparedData:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -183,7 +183,7 @@ def _training_encoder(saved: SavedModel) -> tuple[Instructions | Chats | PlainTe
         return None, []
     if saved.layout is not None:
         return encoder_of(saved.layout, saved.tokenizer), []
-    cfg = saved.dataset
+    cfg = replace(saved.dataset, chat_template=None)  # the tokenizer was saved with it
     features = _columns_in_config(cfg) or _columns_of_data(cfg)
     if features is None and cfg.text_column:
         return PlainText(saved.tokenizer, cfg.text_column, max_length=2), []
