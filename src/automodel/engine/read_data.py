@@ -17,6 +17,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.problems import Problems
 from automodel.engine.classes import check_names, known_classes
+from automodel.engine.ends import check_ends
 from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.config import RunConfig
@@ -68,10 +69,12 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     with problems.collecting():
         train = load(cfg.dataset, "train")
         check_names(cfg.model, known, train)
+        check_ends(train, hf_config, "dataset")
     # Without the training data's classes, a classifier's validation data cannot be judged.
     if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
         with problems.collecting():
             validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
+            check_ends(validation, hf_config, "validation_dataset")
     problems.raise_if_any()
     assert train is not None
     if train.store.token_types is not None:
