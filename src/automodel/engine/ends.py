@@ -35,8 +35,8 @@ def check_ends(data: PreparedData | None, hf_config: Any, section: str) -> None:
     if len(odd):
         rows = ", ".join(f"row {int(store.rows[i])} has {int(counts[i])}" for i in odd[:SHOWN])
         raise UserError(
-            f"{section}: {len(odd):,} of {len(counts):,} texts hold the end-of-sequence token (id {end}) another number "
-            f"of times than the others, which hold it {usual} time{'s' if usual > 1 else ''}: {rows}"
-            f"{', …' if len(odd) > SHOWN else ''} (rows are counted from 0). {kind} classifiers can only read texts that "
-            "agree in this: remove the token's text from those rows."
+            f"{section}: {len(odd):,} of {len(counts):,} texts hold the end-of-sequence token (id {end}) another "
+            f"number of times than the others, which hold it {usual} time{'s' if usual > 1 else ''}: {rows}"
+            f"{', …' if len(odd) > SHOWN else ''} (rows are counted from 0). {kind} classifiers can only read texts "
+            "that agree in this: remove the token's text from those rows."
         )
