@@ -64,6 +64,7 @@ def test_a_run_brings_its_own_template_along(folder, asked):
 
 
 def test_a_model_without_a_template_is_evaluated_with_one_that_is_named(folder, asked):
+    (folder / "model" / "chat_template.jinja").unlink()
     rows, how = str(folder / "rows.jsonl"), Generating(max_samples=1, max_new_tokens=2)
     with pytest.raises(UserError, match="the tokenizer has no chat template"):
         assess(folder / "model", dataset=rows, generating=how)
