@@ -97,7 +97,7 @@ class DatasetConfig(Section):
     label_columns: tuple[str, ...] | None = None
     """Several 0/1 columns, one for each class (multi-label)."""
     labels: tuple[str, ...] | None = None
-    """Class names in order, when the data does not carry them."""
+    """Class names in the order of their ids; numbers in the data are ids, or names where they are all listed here."""
     tokens_column: str | None = None
     """Column of word lists (token classification)."""
     column_mapping: dict[str, str] | None = None
