@@ -68,6 +68,8 @@ class LabelMap:
             if math.isnan(value):
                 raise BadLabel("the label is missing")
             value = int(value) if value.is_integer() else value
+        if isinstance(value, str) and not value.strip():
+            raise BadLabel("the label is empty")
         if isinstance(value, int) and (self.ids_allowed or not self.names):
             if 0 <= int(value) < self.num_labels:
                 return int(value)
@@ -110,12 +112,14 @@ class LabelMap:
 
 def listed_name(value: Any, names: Sequence[str]) -> str | None:
     """The name that a value is written as, or None. Booleans are found in any case: true, True."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    name = str(value)
+    name = _written(value)
     if name in names:
         return name
     return next((known for known in names if known.lower() == name.lower()), None) if isinstance(value, bool) else None
+
+
+def _written(value: Any) -> str:
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def in_known_order(found: LabelMap, known: Sequence[str] | None) -> LabelMap:
@@ -146,7 +150,8 @@ def infer_labels(
     if is_mixed(feature):
         raise UserError(_different_kinds(rows, label, columns))
     if is_list(feature):
-        return _checked(_of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type), num_labels, columns)
+        found = _of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type, columns.section)
+        return _checked(found, num_labels, columns)
     kind = _kind(rows, label, feature)
     if kind == "float" and (num_labels or 1) > 1 and problem_type in (None, REGRESSION):
         if problem_type == REGRESSION or not _all_whole(unique_values(rows, label)):
@@ -185,9 +190,14 @@ def _all_whole(values: Sequence[Any]) -> bool:
     return all(float(v).is_integer() for v in values if v is not None and not math.isnan(v))
 
 
+def _is_missing(value: Any) -> bool:
+    blank = isinstance(value, str) and not value.strip()
+    return value is None or blank or (isinstance(value, float) and math.isnan(value))
+
+
 def all_listed(values: Iterable[Any], names: Sequence[str]) -> bool:
     """Whether the data's values are all among `names` as they are written, and so are names and no ids."""
-    given = [v for v in values if v is not None and not (isinstance(v, float) and math.isnan(v))]
+    given = [v for v in values if not _is_missing(v)]
     return bool(given) and all(listed_name(value, names) is not None for value in given)
 
 
@@ -198,7 +208,7 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
     names = getattr(feature, "names", None)
     if names:
         return LabelMap(SINGLE, len(names), tuple(names), origin="the dataset's class names")
-    values = [v for v in unique_values(rows, label) if v is not None and not (isinstance(v, float) and math.isnan(v))]
+    values = [v for v in unique_values(rows, label) if not _is_missing(v)]
     if not values:
         raise UserError(f"{columns.section}.label_column: every label in column '{label}' is missing.")
     if len(values) > 20 and len(values) > len(rows) / 2:
@@ -208,6 +218,8 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
         )
     if kind == "string":
         return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
+    if not _all_whole(values):
+        return LabelMap(SINGLE, len(values), tuple(map(_written, sorted(values))), ids_allowed=False)
     whole = sorted({int(v) for v in values})
     if num_labels is not None or whole == list(range(len(whole))) or whole[0] < 0:
         highest = max(whole[-1] + 1, 1)
@@ -215,12 +227,14 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
     return LabelMap(SINGLE, len(whole), tuple(str(v) for v in whole), ids_allowed=False)
 
 
-def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type) -> LabelMap:
+def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type, section: str) -> LabelMap:
     dtype = str(getattr(item, "dtype", ""))
     names = tuple(cfg.labels) if cfg.labels else (tuple(getattr(item, "names", None) or ()) or None)
     lists = [v for v in rows[label] if v is not None]
     sizes = {len(v) for v in lists}
-    values = {x for v in lists for x in v if x is not None}
+    values = {x for v in lists for x in v if not _is_missing(x)}
+    if not any(lists):
+        raise UserError(f"{section}.label_column: no row has a label in column '{label}'.")
     if dtype.startswith("float"):
         if problem_type == REGRESSION or not values <= {0.0, 1.0}:
             return LabelMap(REGRESSION, num_labels or max(sizes, default=1))

@@ -52,6 +52,11 @@ def class_notes(cfg: ModelConfig, hf_config: Any, task: str, train: PreparedData
     if missing and len(missing) < len(counts) - 1:  # one class alone has a note of its own
         names = [train.label_names[i] if train.label_names else str(i) for i in missing]
         yield f"no row has the label {_few(names)}: the model learns never to answer with it"
+    same: dict[str, list[str]] = {}
+    for name in train.label_names or ():
+        same.setdefault(name.strip().lower(), []).append(f"'{name}'")
+    if alike := [" and ".join(names) for names in same.values() if len(names) > 1]:
+        yield f"the classes {_few(alike)} differ only in spaces or upper and lower case, and are learned as two"
     if not _has_head(hf_config, task) or (cfg.target or "").endswith(".from_config"):
         return
     asked = cfg.num_labels is not None or "id2label" in cfg.extra  # then hf_config has them instead of its own

@@ -123,3 +123,28 @@ def test_a_class_without_rows_is_said(config_of):
     prepared = prepare_run(config_of(labelled(0, 2), settings=["model.num_labels=3"]))
     said = " ".join(decision.reason for decision in prepared.plan.decisions if decision.name == "note")
     assert "no row has the label 1" in said
+
+
+def test_an_empty_label_is_missing_and_no_class(config_of):
+    with pytest.raises(UserError, match="row 2: the label is empty"):
+        read_data(config_of(labelled("neg", "pos", " ", "pos")))
+    skipped = read_data(config_of(labelled("neg", "pos", ""), settings=["dataset.on_bad_row=skip"]))
+    assert skipped.train.label_names == ["neg", "pos"]
+    with pytest.raises(UserError, match="every label in column 'label' is missing"):
+        read_data(config_of(labelled("", " ")))
+    with pytest.raises(UserError, match="no row has a label in column 'label'"):
+        read_data(config_of(labelled([])))
+
+
+def test_names_that_differ_only_in_writing_are_said(config_of):
+    prepared = prepare_run(config_of(labelled("pos", "neg", "Pos ")))
+    said = " ".join(decision.reason for decision in prepared.plan.decisions if decision.name == "note")
+    assert "'Pos ' and 'pos'" in said
+
+
+def test_decimals_are_classes_where_the_model_says_so(config_of):
+    """The plan tells whoever has decimals as classes to set `model.problem_type`; then it must do."""
+    single = "model.problem_type=single_label_classification"
+    data = read_data(config_of(labelled(0.5, 10.0, 0.0), settings=[single]))
+    assert data.train.label_names == ["0", "0.5", "10"]
+    assert data.train.store.labels[:3].tolist() == [1, 2, 0]
