@@ -21,7 +21,8 @@ class LossConfig(Section):
     """Whether a language model's last product is part of the loss, so that logits are never stored. Default: wherever
     the model's head is a plain product. The numbers are the same."""
     label_smoothing: ShareBelowOne = 0.0
-    """Share of the target spread over all classes (cross-entropy only)."""
+    """Share of the target spread over all classes (cross-entropy only). A language model's validation loss and
+    perplexity are without it."""
     z_loss: NonNegative = 0.0
     """How much of (log of the softmax's sum)² is added for each label in training (1e-4 is usual): it keeps logits from
     drifting (cross-entropy only)."""

@@ -53,6 +53,8 @@ class TaskLoss:
     label_smoothing: float = 0.0
     class_weights: Tensor | None = None
     z_loss: float = 0.0
+    likelihood: bool = False
+    """Evaluations measure how likely the labels are (perplexity): without smoothing, which is for learning."""
 
     @property
     def plain(self) -> bool:
@@ -96,8 +98,8 @@ class TaskLoss:
         return self.sum(outputs, labels) * scale
 
     def scores(self, outputs: Outputs, labels: Tensor) -> Scored:
-        """The summed loss, as a likelihood: without `z_loss`, which is for learning."""
-        plain = replace(self, z_loss=0.0)
+        """The summed loss without what is there for learning: `z_loss`, and a language model's smoothing."""
+        plain = replace(self, z_loss=0.0, label_smoothing=0.0 if self.likelihood else self.label_smoothing)
         if not isinstance(outputs, Unprojected):
             return Scored(plain.sum(outputs, labels), outputs.float(), None)
         if outputs.vocabulary is not None:
@@ -175,4 +177,4 @@ def make_loss(cfg: LossConfig, task: str, problem_type: str | None, num_labels: 
         if not all(math.isfinite(w) and w >= 0 for w in cfg.class_weights):
             raise UserError(f"loss_fn.class_weights must be finite and not negative; got {list(cfg.class_weights)}.")
         weights = torch.tensor(cfg.class_weights, dtype=torch.float32)
-    return TaskLoss(problem, cfg.label_smoothing, weights, cfg.z_loss)
+    return TaskLoss(problem, cfg.label_smoothing, weights, cfg.z_loss, likelihood=task in ("causal-lm", "seq2seq"))

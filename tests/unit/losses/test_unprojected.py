@@ -59,6 +59,21 @@ def test_z_loss_is_for_learning_and_not_for_the_likelihood():
     torch.testing.assert_close(plain.sum(logits, labels), expected)
 
 
+def test_smoothing_is_for_learning_and_not_for_the_likelihood():
+    """A perplexity is made of it. Classifiers are evaluated with what they are trained on, as in HF Trainer."""
+    hidden, weight, labels = draw()
+    outputs = Unprojected(hidden, weight)
+    logits = outputs.logits()
+    expected = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+    smoothed = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=0.1)
+    loss = loss_of(label_smoothing=0.1)
+    for form in (outputs, logits):
+        torch.testing.assert_close(loss.scores(form, labels).loss, expected)
+        torch.testing.assert_close(loss.sum(form, labels), smoothed)
+    classes = make_loss(LossConfig(label_smoothing=0.1), "text-classification", None, logits.shape[-1])
+    torch.testing.assert_close(classes.scores(logits, labels).loss, smoothed)
+
+
 def test_labels_of_a_rectangle_are_taken_as_they_come():
     hidden, weight, labels = draw()
     outputs, loss = Unprojected(hidden, weight), loss_of()
