@@ -128,7 +128,10 @@ def build(
             "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request)],
             "layout": getattr(laid[0].layout.encoder, "record", None),
             "chat_template": next((p.layout.chat_template for p in laid if p.layout.chat_template), None),
-            "parts": [{"name": name, "samples": c.samples, "rows": c.rows} for name, c in zip(names, counters)],
+            "parts": [
+                {"name": name, "samples": c.samples, "rows": c.rows, "supervised": c.supervised}
+                for name, c in zip(names, counters)
+            ],
         }
 
     return _chunks(laid, counters), describe

@@ -63,6 +63,15 @@ class PreparedData:
     mixture: Mixture | None = None
     """Where the data are several datasets with weights."""
 
+    @property
+    def learned_share(self) -> float:
+        """Share of an epoch's tokens that is learned: of a mixture, each dataset counts as often as it is read."""
+        if self.mixture is None:
+            return self.stats.supervised_share
+        drawn = zip(self.store.meta["parts"], self.mixture.counts)
+        learned = sum(part["supervised"] * count / max(1, part["samples"]) for part, count in drawn)
+        return min(1.0, learned / max(1.0, self.mixture.mean_tokens(self.store.lengths)))
+
 
 def inherit(train: DatasetConfig, validation: DatasetConfig) -> DatasetConfig:
     """The validation section with everything it leaves open about columns and lengths taken from the training one."""

@@ -55,11 +55,14 @@ class DataStats:
         """Share of the tokens that are learned; 1 for seq2seq, where they are tokens of their own."""
         return 0.0 if self.supervised is None else min(1.0, self.supervised / max(1, self.tokens))
 
-    def learned_in_words(self, targets: bool = False) -> str:
-        """`23.4 % of the tokens are learned, the end of every answer among them`."""
+    def learned_in_words(self, targets: bool = False, share: float | None = None) -> str:
+        """`23.4 % of the tokens are learned, the end of every answer among them`. `share`: of an epoch, where that is
+        not every sample once."""
         if self.supervised is None:
             return ""
-        learned = f"{self.supervised:,} target tokens" if targets else f"{self.supervised_share:.1%} of the tokens"
+        learned = (
+            f"{self.supervised:,} target tokens" if targets else f"{share or self.supervised_share:.1%} of the tokens"
+        )
         used = self.rows - self.skipped
         ends = "the end of every document" if not self.unended else f"the end of {self.ended:,} of {used:,} documents"
         return f"{learned} are learned, {ends} among them"

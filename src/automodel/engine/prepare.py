@@ -169,7 +169,7 @@ def _data_facts(
         labels=labels_in_words(train, cfg.model),
         lengths=train.store.lengths,
         word_rows=word_rows,
-        learned=train.stats.supervised_share,
+        learned=train.learned_share,
         mixture=mixture,
     )
 
@@ -189,7 +189,7 @@ def labels_in_words(data: PreparedData, model: ModelConfig) -> str:
         why = "model.num_labels is 1" if model.num_labels == 1 else "the labels are decimals"
         return f"regression, since {why}; for classes set model.problem_type"
     if data.num_labels is None:
-        return data.stats.learned_in_words(targets=data.task == "seq2seq")
+        return data.stats.learned_in_words(data.task == "seq2seq", data.learned_share)
     names = data.label_names or []
     listed = f": {', '.join(names[:6])}{', …' if len(names) > 6 else ''}" if names else ", numbered from 0"
     kind = "multi-label, " if data.problem_type == "multi_label_classification" else ""

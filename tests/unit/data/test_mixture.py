@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from automodel.config.errors import ConfigError, UserError
+from automodel.data.batch import IGNORE
 from automodel.data.bins import BinOrder
 from automodel.data.collate import PackedCollator
 from automodel.data.config import DatasetConfig, MixtureEntry
@@ -151,6 +152,22 @@ def test_datasets_of_several_layouts_share_a_store(mixed, write, gpt_like):
     )
     assert (data.stats.rows, data.stats.used, data.stats.ended) == (9, 11, 9)
     assert mixed([{**entries[0], "weight": 9.0}, *entries[1:]], max_length=40).from_cache  # weights change no sample
+
+
+def test_what_is_learned_is_counted_as_it_is_read(mixed, write):
+    entries = [
+        {"path": write("qa.jsonl", [{"question": "Q" * 20, "answer": f"A{i}"} for i in range(4)]), "weight": 2.0},
+        {"path": write("text.jsonl", [{"text": "x" * (30 + i)} for i in range(4)]), "weight": 0.5},
+    ]
+    data = mixed(entries)
+    store, places = data.store, data.store.offsets
+    learned = np.asarray([(store.token_labels[a:b] != IGNORE)[1:].sum() for a, b in itertools.pairwise(places)])
+    drawn = np.concatenate(
+        [data.mixture.epoch(epoch, 0, True) for epoch in range(4)]
+    )  # every sample, as often as asked
+    assert data.learned_share == pytest.approx(learned[drawn].sum() / store.lengths[drawn].sum())
+    assert data.learned_share < data.stats.supervised_share - 0.1
+    assert f"{data.learned_share:.1%} of the tokens" in data.stats.learned_in_words(share=data.learned_share)
 
 
 def test_classes_are_those_of_the_first_dataset(mixed, write, bert_like):
