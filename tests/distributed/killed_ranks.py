@@ -29,7 +29,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny_runs as tiny
-from automodel.checkpoint import store as store_module
+from automodel.checkpoint import tensor_file
 from automodel.checkpoint.store import CheckpointStore
 from automodel.distributed import processes
 from automodel.distributed.world import joined
@@ -51,13 +51,13 @@ def one_rank(rank: int, port: int, config: Path, out: Path, resume: bool) -> Non
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_PORT": str(port)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "AUTOMODEL_HANG_SECONDS": "8"}
-    write = store_module.write_tensors
+    write = tensor_file.write_tensors
 
     def slowly(path, tensors, notes):
         time.sleep(0.01)
         return write(path, tensors, notes)
 
-    store_module.write_tensors = slowly
+    tensor_file.write_tensors = slowly
     cfg = load_run_config([config], [f"checkpoint.checkpoint_dir={out}"])
     warnings.simplefilter("ignore")
     with open(os.devnull, "w") as nowhere, joined() as ranks:

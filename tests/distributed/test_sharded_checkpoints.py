@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from automodel.checkpoint import store as store_module
+from automodel.checkpoint import tensor_file
 from automodel.checkpoint.store import CheckpointStore, SaveFailedError
 from automodel.distributed.shards import fill
 from automodel.distributed.world import Alone, joined
@@ -67,14 +67,14 @@ def groups(ranks: Alone, step: int) -> dict:
 
 def refuse(rank: int, step: int) -> None:
     """A disk that is full for one rank, at one step."""
-    write = store_module.write_tensors
+    write = tensor_file.write_tensors
 
     def write_or_refuse(path, tensors, notes):
         if f"step-{step:08d}" in str(path) and f"rank-{rank:05d}" in path.name:
             raise OSError(28, "No space left on device", str(path))
         return write(path, tensors, notes)
 
-    store_module.write_tensors = write_or_refuse
+    tensor_file.write_tensors = write_or_refuse
 
 
 def writes(ranks: Alone, folder: Path) -> None:
