@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from automodel.checkpoint.catalog import DamagedCheckpointError
-from automodel.checkpoint.tensor_file import DTYPES
+from automodel.checkpoint.tensor_file import DTYPES, File
 from automodel.distributed.world import Alone
 
 WHERE, FORMAT, WHOLE = "DCP_SHARDING_INFO", "DCP_VERSION", "automodel.shapes"
@@ -101,10 +101,8 @@ def header_of_parts(parts: Mapping[str, Part]) -> dict[str, str]:
     return {"format": "pt", FORMAT: "1.0", WHERE: json.dumps(begins), WHOLE: json.dumps(shapes)}
 
 
-def files_to_write(
-    group: str, parts: Mapping[str, Part], ranks: Alone, sharded: bool
-) -> list[tuple[str, dict[str, Tensor], dict[str, str] | None]]:
-    """Name, tensors and notes of each file that this rank writes of a group."""
+def files_to_write(group: str, parts: Mapping[str, Part], ranks: Alone, sharded: bool) -> list[File]:
+    """What this rank writes of a group."""
     tensors = {name: part.data for name, part in parts.items()}
     if sharded:
         return [(file_of(group, ranks.rank, ranks.size), tensors, header_of_parts(parts))]

@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str,
     """Writes the file and returns once it is on the disk. `notes` go into its header, beside the tensors."""
     digest = hashlib.sha256()
     with path.open("wb") as file, ThreadPoolExecutor(1) as other:
-        hashed: Future[None] | None = None
+        hashed = other.submit(digest.update, b"")
         for chunk in _chunks(tensors, notes):
-            if hashed is not None:
-                hashed.result()  # never further behind than a chunk
+            hashed.result()  # never further behind than a chunk
             hashed = other.submit(digest.update, chunk)
             _put(file, chunk)
-        if hashed is not None:
-            hashed.result()
+        hashed.result()
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()

@@ -125,6 +125,7 @@ def build(
             "stats": stats.to_json(),
             "labels": labels.to_json() if labels else None,
             "description": "; ".join(dict.fromkeys(part.layout.description for part in laid)),
+            "splits": any(getattr(part.layout.encoder, "split", False) for part in laid),
             "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request)],
             "layout": getattr(laid[0].layout.encoder, "record", None),
             "chat_template": next((p.layout.chat_template for p in laid if p.layout.chat_template), None),

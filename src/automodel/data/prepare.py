@@ -51,6 +51,8 @@ class PreparedData:
     max_length: int
     description: str = ""
     """What the rows are, in a few words."""
+    splits: bool = False
+    """Whether texts longer than `max_length` go on in further samples."""
     notes: tuple[str, ...] = ()
     """Things a person should know, for the plan."""
     label_map: LabelMap | None = None
@@ -254,6 +256,7 @@ def _described(store: TokenStore, cfg: DatasetConfig, task: str, section: str, c
         stats=stats,
         max_length=stats.max_length,
         description=meta["description"],
+        splits=meta.get("splits", False),
         notes=tuple(notes),
         label_map=labels,
         chat_template=meta["chat_template"],

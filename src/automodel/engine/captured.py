@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -273,10 +273,8 @@ class CapturedStep:
         """The work as a graph. Memory that lies unused beside the graphs' pool cannot be handed back while recording,
         so where there was too little, it is handed back now, and the work recorded again."""
         make_room()
-        try:
+        with suppress(torch.cuda.OutOfMemoryError):  # with the error goes what was recorded
             return self._record_once(work)
-        except torch.cuda.OutOfMemoryError:
-            pass  # with the error goes what was recorded
         hand_back_unused()
         return self._record_once(work)
 

@@ -164,6 +164,7 @@ def _data_facts(
         longest=int(train.store.lengths.max()),
         max_length=train.max_length,
         has_validation=validation is not None,
+        splits=train.splits,
         notes=(*_notes(train, validation), *class_notes(cfg.model, begun, train.task, train)),
         columns=train.description,
         labels=labels_in_words(train, cfg.model),

@@ -200,7 +200,7 @@ def _what(
             "data",
             f"{data.rows:,} examples",
             f"{data.tokens:,} tokens, mean {data.tokens / max(1, data.rows):.0f}, longest {data.longest}, "
-            f"{'split' if 'split into pieces' in data.columns else 'cut'} at {data.max_length}",
+            f"{'split' if data.splits else 'cut'} at {data.max_length}",
         ),
     ]
     if layout.size > 1:

@@ -66,6 +66,8 @@ class DataFacts:
     longest: int
     max_length: int
     has_validation: bool
+    splits: bool = False
+    """Whether what is longer than `max_length` goes on in further samples; otherwise it is cut."""
     notes: tuple[str, ...] = ()
     """What a person should know about the data."""
     columns: str = ""

@@ -186,6 +186,7 @@ def test_plain_text_is_split_by_default_and_cut_where_asked(lm, gpt_like):
     asked = lm(rows, gpt_like, max_length=10, on_long="split")
     assert np.array_equal(asked.store.input_ids, split.store.input_ids)
     cut = lm(rows, gpt_like, max_length=10, on_long="cut")
+    assert (asked.splits, cut.splits) == (True, False)
     assert texts(cut, gpt_like) == ["abcdefghij", "short<|end|>"]
     assert (cut.stats.truncated, cut.stats.ended) == (1, 1)
     assert "cut where it is long" in cut.description

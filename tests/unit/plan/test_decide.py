@@ -33,6 +33,11 @@ def reason(plan, name):
     return next(d.reason for d in plan.decisions if d.name == name)
 
 
+def test_what_is_long_is_split_or_cut():
+    assert reason(plan_for(), "data").endswith("cut at 512")
+    assert reason(plan_for(data=dataclasses.replace(DATA, splits=True)), "data").endswith("split at 512")
+
+
 def test_defaults_on_the_cpu():
     plan = plan_for()
     assert (plan.precision, plan.path, plan.bucket_tokens) == ("fp32", "packed", 1)
