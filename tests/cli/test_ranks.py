@@ -74,7 +74,8 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     ranks[1].kill()
     killed = time.monotonic()
     said = process.communicate(timeout=60)[0]
-    assert time.monotonic() - killed < 20
+    # Gloo misses the death of a rank once in some hundred times (docs/log.md); torchrun ends the other after 30 s then.
+    assert time.monotonic() - killed < 45
     assert process.returncode == 128 + signal.SIGKILL
     assert said.count("was ended by SIGKILL") == 1
     assert "distributed.dp_size=2 --max-restarts 1 --resume\n" in said  # the command that goes on
