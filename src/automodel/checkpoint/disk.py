@@ -1,13 +1,21 @@
 """Bytes on the disk: flushed, hashed, and replaced so that a reader never sees half a file. No torch here: whoever only
-lists or checks checkpoints need not wait for it."""
+lists or checks checkpoints need not wait for it.
+
+Large files go straight from memory to the disk where the file system can (`O_DIRECT`). By way of the page cache every
+byte is copied once more by a processor, and what is written pushes out what training reads.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+PAGE = 4096  # places, sizes and addresses that go straight to a disk are multiples of it
+AHEAD = 1 << 27  # bytes in the page cache after which the disk is told to begin
 
 
 @dataclass(frozen=True)
@@ -51,3 +59,61 @@ def write_text(path: Path, text: str) -> Written:
 def digest_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class NewFile:
+    """A file that is written once, from its beginning to its end. Pieces that are whole pages, in memory too, take the
+    straight way; from the first that is not, or that the file system refuses, all go through the page cache."""
+
+    def __init__(self, path: Path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        self.size = 0
+        self.straight = getattr(os, "O_DIRECT", 0)
+        try:
+            self._descriptor = os.open(path, flags | self.straight, 0o666)
+        except OSError as error:
+            if not self.straight or error.errno != errno.EINVAL:
+                raise
+            self.straight = 0
+            self._descriptor = os.open(path, flags, 0o666)
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.close(self._descriptor)
+
+    def write(self, piece: memoryview) -> None:
+        while len(piece):
+            if self.straight and len(piece) % PAGE:
+                self._through_the_cache()
+            try:
+                written = os.write(self._descriptor, piece)
+            except OSError as error:
+                if not self.straight or error.errno not in (errno.EINVAL, errno.EFAULT):
+                    raise
+                self._through_the_cache()
+                continue
+            piece = piece[written:]
+            self.size += written
+            if not self.straight:
+                self._begin_early(written)
+
+    def flush(self) -> None:
+        """Returns once everything is on the disk."""
+        os.fsync(self._descriptor)
+
+    def _through_the_cache(self) -> None:
+        import fcntl  # there is one wherever there is a straight way
+
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, fcntl.fcntl(self._descriptor, fcntl.F_GETFL) & ~self.straight)
+        self.straight = 0
+
+    def _begin_early(self, written: int) -> None:
+        """Lets the disk begin with every `AHEAD` bytes: Linux does, and returns, when it is told that pages are not
+        needed any more. It keeps those that are not on the disk yet."""
+        before = self.size - written
+        if before // AHEAD != self.size // AHEAD and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a hint, which some file systems do not take
+                start = max(0, before - AHEAD)
+                os.posix_fadvise(self._descriptor, start, self.size - start, os.POSIX_FADV_DONTNEED)

@@ -1,12 +1,12 @@
 """Tensors to a `.safetensors` file, hashed on the way.
 
 The library's own writer first makes a copy of every tensor as a Python bytes object, and the SHA-256 of the manifest
-then reads the file back. Here each tensor goes straight from its memory to the file while another thread hashes it, so
-a file takes as long as the slower of the two; both leave Python's lock alone, so several files are written at once.
-The disk begins with the first bytes, not when the last are there and are to be flushed.
+then reads the file back. Here the bytes of a file are gathered in seats of some megabytes, and a full seat goes to the
+disk, past the page cache (`disk.py`), while another thread hashes it: a file takes as long as the slower of the two.
+Neither holds Python's lock, so several files are written at once.
 
-A tensor on a GPU crosses the bus in chunks, on a stream of its own and through page-locked memory, the next chunk while
-this one is written: no stream of anybody else's waits, and the host never holds more than a few chunks.
+Tensors of a GPU cross the bus straight into the seats, which are page-locked then, on a stream of its own and while the
+seat before is written: no stream of anybody else's waits, and the host never holds more than a few seats.
 
 The format: eight bytes with the length of a JSON header, the header (name, dtype, shape and place of each tensor), and
 the bytes of all tensors without gaps. Wider dtypes come first, so every tensor is aligned to its own size.
@@ -16,22 +16,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from automodel.checkpoint.disk import Written
+from automodel.checkpoint.disk import NewFile, Written
 
-CHUNK = 1 << 25  # bytes between two looks at the other thread: 10 ms of work
 WRITERS = 4  # files at once; more would be faster than disks are, and take processors from training
-AHEAD = 1 << 27  # bytes after which the disk is told to begin
-SEAT = 1 << 23  # bytes that cross the bus at once; page-locking larger buffers would hold up the driver for longer
+SEAT = 1 << 23  # bytes; page-locking larger ones would hold up the driver for longer
 
 DTYPES = {
     torch.float64: "F64",
@@ -59,17 +58,15 @@ File = tuple[str, Mapping[str, Tensor], Mapping[str, str] | None]
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> Written:
     """Writes the file and returns once it is on the disk. `notes` go into its header, beside the tensors."""
     digest = hashlib.sha256()
-    with path.open("wb") as file, ThreadPoolExecutor(1) as other:
+    with NewFile(path) as file, ThreadPoolExecutor(1) as other:
         hashed = other.submit(digest.update, b"")
-        for chunk in _chunks(tensors, notes):
-            hashed.result()  # never further behind than a chunk
-            hashed = other.submit(digest.update, chunk)
-            _put(file, chunk)
+        for piece in _pieces(tensors, notes):
+            hashed.result()  # never further behind than a piece
+            hashed = other.submit(digest.update, piece)
+            file.write(piece)
         hashed.result()
         file.flush()
-        os.fsync(file.fileno())
-        size = file.tell()
-    return Written(size, digest.hexdigest())
+    return Written(file.size, digest.hexdigest())
 
 
 def write_side_by_side(folder: Path, files: Iterable[File]) -> dict[str, Written]:
@@ -89,77 +86,97 @@ def write_unhashed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str
     """The same file, once the devices have made the tensors; whoever wants it on the disk flushes it."""
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.synchronize(device)
-    with path.open("wb") as file:
-        for chunk in _chunks(tensors, notes):
-            _put(file, chunk)
+    with NewFile(path) as file:
+        for piece in _pieces(tensors, notes):
+            file.write(piece)
 
 
-def _chunks(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> Iterator[Any]:
+def _pieces(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> Iterator[memoryview]:
+    """The bytes of the file, in pieces; each is good until the next but one is asked for."""
     ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
-    yield _header(ordered, notes)
-    bus = Bus()
+    header = torch.frombuffer(bytearray(_header(ordered, notes)), dtype=torch.uint8)
+    seats = Seats(next((tensor.device for tensor in ordered.values() if tensor.is_cuda), None))
+    yield from seats.take(header)
     for tensor in ordered.values():
-        yield from bus.chunks_of(tensor)
-
-
-def _put(file: Any, chunk: Any) -> None:
-    """Writes, and lets the disk begin with every `AHEAD` bytes: Linux does, and returns, when it is told that pages are
-    not needed any more. It keeps those that are not on the disk yet."""
-    before = file.tell()
-    file.write(chunk)
-    after = file.tell()
-    if before // AHEAD != after // AHEAD and hasattr(os, "posix_fadvise"):
-        file.flush()
-        with suppress(OSError):  # a hint, which some file systems do not take
-            os.posix_fadvise(file.fileno(), max(0, before - AHEAD), AHEAD + after - before, os.POSIX_FADV_DONTNEED)
-
-
-class Bus:
-    """The way of a tensor's bytes to the host."""
-
-    SEATS = 3  # one is written, one may still be hashed, one is on its way
-
-    def __init__(self):
-        self.stream: torch.cuda.Stream | None = None
-        self.seats: list[Tensor] = []
-        self.turn = 0
-
-    def chunks_of(self, tensor: Tensor) -> Iterator[memoryview]:
-        """The tensor's numbers in their order; each chunk is good until the next but one is asked for."""
         flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        if flat.is_cuda:
-            if not tensor.is_contiguous():
-                torch.cuda.current_stream(flat.device).synchronize()  # the copy that made it so
-            yield from self._fetched(flat)
-            return
-        data = memoryview(flat.numpy())
-        for start in range(0, len(data), CHUNK):
-            yield data[start : start + CHUNK]
+        if flat.is_cuda and not tensor.is_contiguous():
+            torch.cuda.current_stream(flat.device).synchronize()  # the copy that made it so
+        yield from seats.take(flat)
+    yield from seats.rest()
 
-    def _fetched(self, flat: Tensor) -> Iterator[memoryview]:
-        if self.stream is None:
-            torch.cuda.set_device(flat.device)  # threads begin with the first, where page-locking would open a context
-            self.stream = torch.cuda.Stream(flat.device)
-            self.seats = [torch.empty(SEAT, dtype=torch.uint8, pin_memory=True) for _ in range(self.SEATS)]
-        under_way: list[tuple[Tensor, torch.cuda.Event]] = []
-        for start in range(0, len(flat), SEAT):
-            part = flat[start : start + SEAT]
-            seat = self.seats[self.turn % self.SEATS][: len(part)]
-            self.turn += 1
+
+class Seats:
+    """The way of bytes into a file: places in the host's memory that are filled one after the other."""
+
+    SEATS = 3  # one is written, one may still be hashed, one is being filled
+
+    def __init__(self, gpu: torch.device | None):
+        self.gpu, self.stream = gpu, None
+        if gpu is not None:
+            torch.cuda.set_device(gpu)  # threads begin with the first, where page-locking would open a context
+            self.stream = torch.cuda.Stream(gpu)
+        self._seats = [_seat(gpu is not None) for _ in range(self.SEATS)]
+        self._turn = self._filled = 0
+        self._sources: list[Tensor] = []
+        """What is being copied into the current seat: it must not go before it has arrived."""
+        self._full: list[Full] = []
+
+    def take(self, flat: Tensor) -> Iterator[memoryview]:
+        """The bytes of a tensor find their places; yields seats that have become full."""
+        start = 0
+        while start < len(flat):
+            part = flat[start : start + SEAT - self._filled]
+            self._copy(self._seats[self._turn][self._filled : self._filled + len(part)], part)
+            self._filled += len(part)
+            start += len(part)
+            if self._filled == SEAT:
+                self._next()
+            if len(self._full) == 2:  # one is always on its way
+                yield self._full.pop(0).arrived()
+
+    def rest(self) -> Iterator[memoryview]:
+        """What has not been yielded yet."""
+        if self._filled:
+            self._next()
+        while self._full:
+            yield self._full.pop(0).arrived()
+
+    def _copy(self, place: Tensor, part: Tensor) -> None:
+        if part.is_cuda:
             with torch.cuda.stream(self.stream):
-                seat.copy_(part, non_blocking=True)
-                arrived = torch.cuda.Event()
-                arrived.record()
-            under_way.append((seat, arrived))
-            if len(under_way) == 2:
-                yield _arrived(*under_way.pop(0))
-        for seat, arrived in under_way:
-            yield _arrived(seat, arrived)
+                place.copy_(part, non_blocking=part.device == self.gpu)
+            self._sources.append(part)
+        else:
+            np.copyto(place.numpy(), part.numpy())  # torch would take all processors for it, in the midst of training
+
+    def _next(self) -> None:
+        there = None
+        if self.stream is not None:
+            there = torch.cuda.Event()
+            there.record(self.stream)
+        self._full.append(Full(self._seats[self._turn][: self._filled], there, self._sources))
+        self._turn, self._filled, self._sources = (self._turn + 1) % self.SEATS, 0, []
 
 
-def _arrived(seat: Tensor, event: torch.cuda.Event) -> memoryview:
-    event.synchronize()
-    return memoryview(seat.numpy())
+@dataclass(frozen=True)
+class Full:
+    """A seat that is taken."""
+
+    seat: Tensor
+    there: torch.cuda.Event | None
+    sources: list[Tensor]
+
+    def arrived(self) -> memoryview:
+        if self.there is not None:
+            self.there.synchronize()
+        return memoryview(self.seat.numpy())
+
+
+def _seat(page_locked: bool) -> Tensor:
+    """Begins with a page, as the straight way to the disk asks for."""
+    if page_locked:
+        return torch.empty(SEAT, dtype=torch.uint8, pin_memory=True)
+    return torch.frombuffer(mmap.mmap(-1, SEAT), dtype=torch.uint8)
 
 
 def _header(tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None) -> bytes:
