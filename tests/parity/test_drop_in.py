@@ -232,6 +232,27 @@ def test_embeddings_for_ids_hooks_and_eager_attention_are_stock(folder):
     assert path_taken(eager) == ("stock", "attention is eager")
 
 
+def test_a_head_that_changes_between_two_calls(folder):
+    """What the loss knows of the head is asked for at every call: the cap may be turned off, `forward` replaced."""
+    stock, ours = both(folder("gemma2", "causal-lm", final_logit_softcapping=0.5), "causal-lm")
+    stock.train(), ours.train()
+    assert_same(stock, ours, batch())
+    for model in (stock, ours):
+        model.config.final_logit_softcapping = None
+    assert_same(stock, ours, batch())
+    for model in (stock, ours):
+        product = model.lm_head.forward
+        model.lm_head.forward = lambda hidden, product=product: 2 * product(hidden)
+    assert_same(stock, ours, batch())
+
+
+def test_hidden_states_that_were_asked_for_once_leave_no_hooks_that_matter(folder):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    ours(**batch(), output_hidden_states=True, output_attentions=True)
+    assert path_taken(ours)[0] == "stock"
+    assert_same(stock, ours, batch(), "packed")
+
+
 @pytest.mark.parametrize("kind", LANGUAGE)
 def test_generates_the_same_tokens(folder, kind):
     stock, ours = both(folder(kind, "causal-lm"), "causal-lm")

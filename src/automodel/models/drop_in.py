@@ -43,7 +43,9 @@ from automodel.models.families import family_of, packing_support
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import will_fuse
 from automodel.models.half_weights import Unit, half_weights, units_of
+from automodel.models.head_form import head_form
 from automodel.models.lazy_logits import LazyCausalLMOutput, Promise
+from automodel.models.lm_head import is_plain
 from automodel.models.packed_call import (
     Blocks,
     PackedCode,
@@ -273,7 +275,8 @@ def _blocks(model: Any, calls: Calls, longest: int, layers: list[Any]) -> Blocks
 
 def _forward(model: Any, calls: Calls, fused: bool, for_loss: bool = False) -> Callable[[PackedBatch], Any]:
     """The engine's forward over packed batches (`forward.py`), made while the code it runs on is switched."""
-    key = (fused, for_loss, tuple(id(m) for m in model.children()))
+    head = head_form(model.config), is_plain(model.get_output_embeddings())  # both may change between two calls
+    key = (fused, for_loss, tuple(id(m) for m in model.children()), head)
     if key not in calls.forwards:
         make = make_loss_forward if for_loss else make_forward
         calls.forwards[key] = make(model, calls.task, "packed", swapped=fused)

@@ -14,7 +14,7 @@ an optimizer over them goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,7 @@ from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_
 
 SHORTEST_TABLE = 512  # positions that rotation tables are made for at least; longer rows double it
 HALVES = (torch.bfloat16, torch.float16)
+_LEFT_BEHIND = "transformers.utils.output_capturing"
 
 
 def kernels_run(model: Any) -> bool:
@@ -119,14 +120,19 @@ def untouched(model: Any) -> bool:
 
 def has_hooks(model: Any) -> bool:
     """Whether somebody looks at what goes through the model's inner modules. The hook of `enable_input_require_grads`
-    only marks the embeddings, whatever their shape."""
+    only marks the embeddings, whatever their shape; those that transformers leaves behind once hidden states or
+    attentions were asked for do nothing in a call that does not ask."""
     marks = hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks")
     marked = model.get_input_embeddings() if marks else None
     return any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+        m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks or _looks(m._forward_hooks)
         for m in model.modules()
         if m is not model and m is not marked
     )
+
+
+def _looks(hooks: Mapping[int, Callable[..., Any]]) -> bool:
+    return any(getattr(hook, "__module__", "") != _LEFT_BEHIND for hook in hooks.values())
 
 
 def recomputed_layers(model: Any) -> list[Any]:
