@@ -29,7 +29,7 @@ leave(7)
 
 
 def test_threads_exit_functions_and_output_are_finished(tmp_path):
-    done = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", CODE, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 7
     assert done.stdout == "not flushed"
     assert done.stderr == ""
@@ -38,5 +38,5 @@ def test_threads_exit_functions_and_output_are_finished(tmp_path):
 
 def test_a_reader_that_is_gone_is_no_traceback():
     code = "import os, sys; from automodel.engine.leave import leave; print('x' * 9); os.close(1); leave(0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

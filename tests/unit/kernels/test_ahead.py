@@ -134,7 +134,7 @@ def test_a_slow_worker_is_ended(monkeypatch, tmp_path):
     process = ahead._process
     began = time.perf_counter()
     ahead.wait(patience_s=0.2)
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 30
     assert process.poll() is not None
 
 
