@@ -33,8 +33,9 @@ TORCH = {
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies by default: matrices yes; biases, norms and T5's position bias no."""
-    return parameter.ndim >= 2 and "bias" not in name
+    """Whether weight decay applies by default: matrices yes; biases, norms (Cohere's have a row for each head) and T5's
+    position bias no."""
+    return parameter.ndim >= 2 and "bias" not in name and not name.endswith("norm.weight")
 
 
 def parameter_groups(model: nn.Module, cfg: OptimizerConfig, adapter_b_ratio: float = 1.0) -> list[dict[str, Any]]:

@@ -23,6 +23,18 @@ def test_norms_and_biases_do_not_decay():
     assert [len(g["params"]) for g in everything] == [6]
 
 
+def test_norms_with_a_row_for_each_head_do_not_decay_either():
+    """Trainer's own choice, for a family whose norms are matrices."""
+    from transformers import Trainer
+
+    import tiny_models
+
+    _, model = tiny_models.tiny("cohere", "causal-lm", use_qk_norm=True, tie_word_embeddings=False)
+    decayed = parameter_groups(model, OptimizerConfig(weight_decay=0.1))[0]["params"]
+    names = {id(p): n for n, p in model.named_parameters()}
+    assert {names[id(p)] for p in decayed} == set(Trainer.get_decay_parameter_names(None, model))
+
+
 def train_some(model, optimizer, steps):
     for step in range(steps):
         model(torch.full((3, 4), 0.1 * step + 1)).square().sum().backward()
