@@ -95,7 +95,7 @@ class DatasetConfig(Section):
     label_column: str | None = None
     """Column of the label; for multi-label data a list of names, or one column of lists."""
     label_columns: tuple[str, ...] | None = None
-    """Several 0/1 columns, one for each class (multi-label)."""
+    """Several columns: 0/1, one for each class (multi-label), or a number each (regression)."""
     labels: tuple[str, ...] | None = None
     """Class names in the order of their ids; numbers in the data are ids, or names where they are all listed here."""
     tokens_column: str | None = None

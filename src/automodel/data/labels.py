@@ -5,7 +5,9 @@ both agree on which class is number 3. What the labels look like decides the pro
 
 - class ids, class names (sorted, or in the order of `dataset.labels`), booleans: `single_label_classification`;
 - lists of ids or names, 0/1 vectors, several 0/1 columns: `multi_label_classification`;
-- real numbers, or lists of them: `regression`.
+- real numbers, lists of them, several columns of them: `regression`.
+
+`model.problem_type` decides where it is given; labels that cannot be read so are an error.
 
 Integers that are not 0, 1, 2, … (1 to 5 stars; 0 and 4) are names of classes like any other, and so are those that
 `dataset.labels` lists. A checkpoint whose head already tells the data's classes apart gives their order.
@@ -19,12 +21,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of
+from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of, kind_of
 from automodel.data.config import DatasetConfig
 
 SINGLE = "single_label_classification"
 MULTI = "multi_label_classification"
 REGRESSION = "regression"
+NUMBERS = ("int", "uint", "float", "double", "decimal", "bool")  # how their dtypes begin
 
 
 class BadLabel(Exception):
@@ -143,14 +146,14 @@ def infer_labels(
     num_labels: int | None = None,
     problem_type: str | None = None,
 ) -> LabelMap:
-    """The map of a training set: `label` is one column, or several 0/1 columns."""
+    """The map of a training set: `label` is one column, or several with a class or a number each."""
     if not isinstance(label, str):
-        return _checked(LabelMap(MULTI, len(label), tuple(label), vectors=True), num_labels, columns)
+        return _checked(_of_columns(rows, label, columns, problem_type), num_labels, columns)
     feature = columns.features[label]
     if is_mixed(feature):
         raise UserError(_different_kinds(rows, label, columns))
     if is_list(feature):
-        found = _of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type, columns.section)
+        found = _of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type, columns)
         return _checked(found, num_labels, columns)
     kind = _kind(rows, label, feature)
     if kind == "float" and (num_labels or 1) > 1 and problem_type in (None, REGRESSION):
@@ -164,9 +167,7 @@ def infer_labels(
         problem_type is None and (kind == "float" or (num_labels == 1 and kind == "int"))
     ):
         if kind == "string":
-            raise UserError(
-                f"{columns.section}.label_column: regression needs numbers, but column '{label}' holds text."
-            )
+            raise _needs_numbers(label, feature, columns)
         return LabelMap(REGRESSION, num_labels or 1)
     found = _of_classes(rows, label, feature, kind, cfg, num_labels, columns)
     if problem_type == MULTI:
@@ -227,18 +228,38 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
     return LabelMap(SINGLE, len(whole), tuple(str(v) for v in whole), ids_allowed=False)
 
 
-def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type, section: str) -> LabelMap:
+def _of_columns(rows: Any, labels: Sequence[str], columns: Columns, problem_type: str | None) -> LabelMap:
+    """A column for each class, or for each number."""
+    if problem_type == SINGLE:
+        raise _not_one_class(f"dataset.label_columns names {len(labels)} columns")
+    for name in labels:
+        if not str(getattr(columns.features[name], "dtype", "")).startswith(NUMBERS):
+            raise UserError(
+                f"{columns.section}.label_columns: column '{name}' holds {kind_of(columns.features[name])}, but each "
+                "of these columns has to hold numbers: 0 and 1 for a class, any others for regression."
+            )
+    decimals = problem_type is None and not all(_all_whole(unique_values(rows, name)) for name in labels)
+    kind = REGRESSION if decimals or problem_type == REGRESSION else MULTI
+    return LabelMap(kind, len(labels), tuple(labels), vectors=True)
+
+
+def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type, columns: Columns) -> LabelMap:
+    if problem_type == SINGLE:
+        raise _not_one_class(f"column '{label}' of {columns.section} holds a list in every row")
     dtype = str(getattr(item, "dtype", ""))
     names = tuple(cfg.labels) if cfg.labels else (tuple(getattr(item, "names", None) or ()) or None)
     lists = [v for v in rows[label] if v is not None]
     sizes = {len(v) for v in lists}
     values = {x for v in lists for x in v if not _is_missing(x)}
     if not any(lists):
-        raise UserError(f"{section}.label_column: no row has a label in column '{label}'.")
-    if dtype.startswith("float"):
-        if problem_type == REGRESSION or not values <= {0.0, 1.0}:
-            return LabelMap(REGRESSION, num_labels or max(sizes, default=1))
-        return LabelMap(MULTI, num_labels or max(sizes, default=1), names, vectors=True)
+        raise UserError(f"{columns.section}.label_column: no row has a label in column '{label}'.")
+    decimals = dtype.startswith("float")
+    if problem_type == REGRESSION or (problem_type is None and decimals and not values <= {0.0, 1.0}):
+        if is_string(item):
+            raise _needs_numbers(label, columns.features[label], columns)
+        return LabelMap(REGRESSION, num_labels or max(sizes))
+    if decimals:
+        return LabelMap(MULTI, num_labels or max(sizes), names, vectors=True)
     if _are_vectors(lists, sizes, values) and (names is None or len(names) in sizes):
         return LabelMap(MULTI, max(sizes), names, vectors=True)
     if names:
@@ -251,8 +272,22 @@ def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type, sectio
 
 
 def _are_vectors(lists: list, sizes: set[int], values: set) -> bool:
-    """0/1 vectors are all equally long and repeat a value somewhere; lists of class ids never repeat one."""
-    return len(sizes) == 1 and values <= {0, 1} and any(len(set(v)) < len(v) for v in lists)
+    """0/1 vectors are all equally long and repeat a value somewhere; lists of class ids never repeat one. Vectors of
+    two classes need not repeat any ([1, 0], [0, 1]); as ids they would all say the same."""
+    return len(sizes) == 1 and values <= {0, 1} and (sizes == {2} or any(len(set(v)) < len(v) for v in lists))
+
+
+def _needs_numbers(label: str, feature: Any, columns: Columns) -> UserError:
+    return UserError(
+        f"{columns.section}.label_column: regression needs numbers, but column '{label}' holds {kind_of(feature)}."
+    )
+
+
+def _not_one_class(what: str) -> UserError:
+    return UserError(
+        f"model.problem_type is {SINGLE}, one class a row, but {what}. Write the class itself, a name or a number, "
+        f"or set model.problem_type to {MULTI} or {REGRESSION}."
+    )
 
 
 def infer_tags(rows: Any, columns: Columns, tags: str, cfg: DatasetConfig, num_labels: int | None = None) -> LabelMap:

@@ -69,7 +69,7 @@ def compute_metrics(
     labels: np.ndarray,
     label_names: Sequence[str] | None = None,
 ) -> EvalMetrics:
-    """Metrics of a whole evaluation. Labels of IGNORE (-100) are left out.
+    """Metrics of a whole evaluation. Labels of IGNORE (-100) are left out, and NaN among decimals.
 
     Shapes: logits (N, C) with labels (N,) or, for multi-label and regression, (N, C); token classification and language
     models (N, S, C) with labels (N, S), already aligned (the causal shift is done by whoever makes the labels).
@@ -207,7 +207,8 @@ def _kind(task: str, problem_type: str | None) -> str:
 
 def _sequence_metrics(kind: str, logits: np.ndarray, labels: np.ndarray) -> EvalMetrics:
     """One label, or one vector of labels, for each row of logits."""
-    kept = (labels.reshape(len(labels), -1) != IGNORE).any(-1)
+    flat = labels.reshape(len(labels), -1)
+    kept = (~np.isnan(flat) if flat.dtype.kind == "f" else flat != IGNORE).any(-1)  # -100.0 may be a real target
     logits, labels = logits[kept], labels[kept]
     _require_some(len(labels))
     if kind == "regression":

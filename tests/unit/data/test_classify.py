@@ -52,6 +52,18 @@ def sample(data, index: int) -> list[int]:
             [[0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], {}, MULTI, None,
             [[0, 1], [1, 1], [0, 0], [1, 0], [0, 1], [1, 1]],
         ),
+        (
+            [[1, 0], [0, 1], [0, 1], [1, 0], [1, 0], [0, 1]], {}, MULTI, None,
+            [[1, 0], [0, 1], [0, 1], [1, 0], [1, 0], [0, 1]],
+        ),
+        (
+            [[1, 0], [2, 9], [0, 1], [1, 0], [1, 0], [0, 1]], {"problem_type": REGRESSION}, REGRESSION, None,
+            [[1, 0], [2, 9], [0, 1], [1, 0], [1, 0], [0, 1]],
+        ),
+        (
+            [[0.5, 0.25], [1, 0], [0, 1], [1, 0], [1, 0], [0, 1]], {"problem_type": MULTI}, MULTI, None,
+            [[0.5, 0.25], [1, 0], [0, 1], [1, 0], [1, 0], [0, 1]],
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
@@ -74,6 +86,39 @@ def test_label_columns(prepare_rows, bert_like):
     assert (data.problem_type, data.label_names, data.num_labels) == (MULTI, ["toxic", "rude"], 2)
     assert data.store.labels.tolist() == [[i % 2, float(i > 3)] for i in range(6)]
     assert data.stats.label_counts == (3, 2)
+
+
+def test_label_columns_of_numbers(prepare_rows, bert_like):
+    """Decimals are targets of a regression, and so is whatever `problem_type` says; not classes, true or not."""
+    rows = [{"text": t, "joy": i / 4, "anger": 1 - i} for i, t in enumerate(TEXTS)]
+    stored = [[i / 4, 1 - i] for i in range(6)]
+    data = prepare_rows(rows, bert_like, label_columns=("joy", "anger"))
+    assert (data.problem_type, data.label_names, data.num_labels) == (REGRESSION, ["joy", "anger"], 2)
+    assert data.store.labels.tolist() == stored
+    asked = {"label_columns": ("anger", "joy"), "problem_type": REGRESSION}
+    whole = [{"text": t, "joy": i % 2, "anger": int(i > 3)} for i, t in enumerate(TEXTS)]
+    assert prepare_rows(whole, bert_like, **asked).problem_type == REGRESSION
+    soft = [{"text": t, "joy": i / 8, "anger": 1} for i, t in enumerate(TEXTS)]
+    data = prepare_rows(soft, bert_like, label_columns=("joy", "anger"), problem_type=MULTI)
+    assert data.problem_type == MULTI
+    assert data.store.labels.tolist() == [[i / 8, 1.0] for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"label_columns": ("joy", "note")}, "dataset.label_columns: column 'note' holds text, but each of these"),
+        ({"label_columns": ("joy",), "problem_type": SINGLE}, "one class a row, but dataset.label_columns names 1"),
+        ({"label_column": "both", "problem_type": SINGLE}, "column 'both' of dataset holds a list in every row"),
+        ({"label_column": "words", "problem_type": REGRESSION}, "regression needs numbers, but column 'words' holds"),
+    ],
+)
+def test_labels_that_cannot_be_what_the_model_is_asked_for(prepare_rows, bert_like, settings, message):
+    more = {"both": [0, 1], "words": ["a", "b"], "note": "yes"}
+    rows = [{"text": t, "joy": i % 2, **more} for i, t in enumerate(TEXTS)]
+    with pytest.raises(UserError) as raised:
+        prepare_rows(rows, bert_like, **settings)
+    assert message in str(raised.value)
 
 
 def test_missing_labels_do_not_turn_classes_into_regression(prepare_rows, bert_like, tmp_path):

@@ -248,10 +248,11 @@ def test_accumulated_classifier_equals_the_whole_and_drops_padded_slots(dtype):
     assert accumulator.indices == tuple(range(9))
 
 
-def test_accumulated_regression_drops_padded_slots():
+def test_accumulated_regression_drops_padded_slots_and_no_target():
     accumulator = EvalAccumulator("text-classification", "regression")
-    accumulator.update(torch.tensor([[1.0], [2.0], [9.0]]), torch.tensor([[1.0], [4.0], [-100.0]]), 4.0, 2)
-    assert accumulator.result().values["mse"] == pytest.approx(2.0)
+    targets = torch.tensor([[1.0], [4.0], [torch.nan], [-100.0]])  # -100 is a temperature like any other
+    accumulator.update(torch.tensor([[1.0], [2.0], [9.0], [-99.0]]), targets, 5.0, 3)
+    assert accumulator.result().values["mse"] == pytest.approx(5 / 3)
 
 
 def test_an_evaluation_of_nothing_says_so():
