@@ -338,3 +338,53 @@ def test_an_adapter_without_a_part_that_its_base_lacks_is_refused(tmp_path):
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "adapter")
     with pytest.raises(UserError, match=r"'bert.pooler.dense.bias' is neither in the adapter"):
         open_saved(tmp_path / "adapter").load("cpu")
+
+
+def trained_by_peft(folder, tied=False, save=None, **section):
+    """A small adapter that PEFT itself trained, saved with `save`."""
+    _, stock = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=tied)
+    torch.manual_seed(2)
+    model = peft.get_peft_model(stock, peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **section))
+    ids = torch.randint(5, 90, (2, 9))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(2):
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(folder, **save or {})
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: pissa.*path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights: olora"),
+        ({"tied": True, "modules_to_save": ["embed_tokens"]}, "'model.embed_tokens.weight' than 'lm_head.weight'"),
+        ({"target_modules": ["lm_head"], "save": {"save_embedding_layers": True}}, "save_embedding_layers=False"),
+    ],
+)  # fmt: skip
+def test_an_adapter_that_would_answer_otherwise_here_is_refused(tmp_path, form, message):
+    """PiSSA and OLoRA change the base before they train; PEFT unties tables that it trains; a tied model has one."""
+    trained_by_peft(tmp_path, **{"target_modules": ["q_proj"], **form})
+    _, model = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=bool(form.get("tied")))
+    with pytest.raises(UserError, match=message):
+        resolve_folder(tmp_path, model, "causal-lm", "base")
+
+
+def test_a_tied_table_and_its_head_are_trained_together_and_read_by_peft(tmp_path):
+    _, model = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=True)
+    section = PeftConfig(dim=4, modules_to_save=("embed_tokens", "lm_head"))
+    attach(model, resolve(section, model, "causal-lm", "base"))
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for tensor in trained_tensors(model).values():
+            tensor.add_(torch.randn_like(tensor) * 0.05)
+    write_folder(model, model._automodel_adapter, tmp_path)
+    ids = torch.randint(5, 90, (2, 9))
+    wanted = model(input_ids=ids).logits
+    _, stock = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=True)
+    torch.testing.assert_close(peft.PeftModel.from_pretrained(stock, tmp_path).eval()(input_ids=ids).logits, wanted)
+    _, again = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=True)
+    attach(again, resolve_folder(tmp_path, again, "causal-lm", "base"))
+    torch.testing.assert_close(again(input_ids=ids).logits, wanted)
+    assert again._automodel_adapter.saved == model._automodel_adapter.saved

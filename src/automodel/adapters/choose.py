@@ -114,8 +114,8 @@ def _refuse_shared(model: nn.Module, saved: Sequence[str]) -> None:
         if inside and len(inside) < len(names):
             other = next(name for name in names if name not in inside)
             raise UserError(
-                f"peft.modules_to_save: the weight of '{inside[0]}' is that of '{other}' as well (tied). Training it "
-                "beside an adapter comes in a later release. Remove the name."
+                f"peft.modules_to_save: the weight of '{inside[0]}' is that of '{other}' as well (tied). "
+                "Name both, which are then trained as one, or neither."
             )
 
 

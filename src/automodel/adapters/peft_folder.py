@@ -51,6 +51,9 @@ _UNUSUAL = {
     "monteclora_config": (None,),
     "arrow_config": (None,),
 }
+# Beginnings of A and B that leave the base as it is on the disk. PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA take something
+# out of its weights, so that their A and B belong to a base that nobody has.
+_PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 def is_adapter_folder(folder: str | Path) -> bool:
@@ -71,6 +74,13 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     for key, plain in _UNUSUAL.items():
         if config.get(key) not in plain:
             raise NotYetError(f"{path}: `{key}: {config[key]}` is not built yet. Use an adapter without it.")
+    start = config.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        raise NotYetError(
+            f"{path}: `init_lora_weights: {start}` began by changing the base's weights, so beside the base as it is "
+            "the adapter gives other answers. Have PEFT write an ordinary one: save_pretrained(folder, "
+            "path_initial_model_for_weight_conversion=...)."
+        )
     return config
 
 
@@ -105,7 +115,7 @@ def resolve_folder(folder: str | Path, model: Any, task: str, base: str, revisio
         raise UserError(f"'{folder}' trains '{lost[0]}' in full, but does not hold it. Save the adapter again.")
     return Adapter(
         ranks, alphas, saved, task, base, revision, config.get("lora_dropout") or 0.0,
-        bool(config.get("use_rslora")), bool(config.get("use_dora")), tensors,
+        bool(config.get("use_rslora")), bool(config.get("use_dora")), _tied_once(str(folder), model, tensors),
     )  # fmt: skip
 
 
@@ -138,6 +148,8 @@ def write_folder(model: Any, adapter: Adapter, folder: str | Path, trained: Mapp
     target = Path(folder)
     own = trained or trained_tensors(model)
     tensors = {peft_name(name): tensor.detach().contiguous().cpu() for name, tensor in own.items()}
+    for name, twins in _twins(model).items():  # a table and the head that is tied to it: PEFT wants both
+        tensors |= {peft_name(twin): tensors[peft_name(name)].clone() for twin in twins if name in own}
     save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
     (target / CONFIG).write_text(json.dumps(_config_of(model, adapter), indent=2, sort_keys=True) + "\n")
 
@@ -185,11 +197,38 @@ def by_pattern(patterns: Mapping[str, Any] | None, name: str, default: Any) -> A
     return default
 
 
+def _twins(model: nn.Module) -> dict[str, list[str]]:
+    """Further names of tied parameters, by the name that they are trained under."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: dict[str, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name != first[id(parameter)]:
+            found.setdefault(first[id(parameter)], []).append(name)
+    return found
+
+
+def _tied_once(folder: str, model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the second names of tied tensors. PEFT unties what it trains, and a model whose head is its word table
+    has one place for both: they must be the same."""
+    once = dict(tensors)
+    for name, twins in _twins(model).items():
+        for twin in twins:
+            here, there = tensors.get(name), once.pop(twin, None)
+            if here is there is None:
+                continue
+            if here is None or there is None or not here.equal(there):
+                raise NotYetError(
+                    f"the adapter in '{folder}' has another '{name}' than '{twin}', which are one here (tied). "
+                    "Tables that an adapter unties are not built yet. Use an adapter without them in modules_to_save."
+                )
+    return once
+
+
 def _check(folder: str, model: nn.Module, modules: dict[str, nn.Module], tensors: dict, targets: list[str]) -> None:
     """Every tensor must have its place, and the place its size."""
     if not targets:
         raise UserError(f"'{folder}' holds no adapter: there is no lora_A in {WEIGHTS}. Save it again.")
-    parameters = dict(model.named_parameters())
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, tensor in tensors.items():
         place, _, last = name.rpartition(".")
         if last in ("lora_A", "lora_B"):
@@ -204,6 +243,11 @@ def _check(folder: str, model: nn.Module, modules: dict[str, nn.Module], tensors
                 raise UserError(f"the adapter in '{folder}' does not fit '{place}': its lengths are for another layer.")
         elif "lora_" in name:
             raise NotYetError(f"the adapter in '{folder}' has '{name}'; only adapters of linear layers are built.")
+        elif ".base_layer." in name:
+            raise NotYetError(
+                f"the adapter in '{folder}' holds '{name}', a table of the base that PEFT adds where an adapter stands "
+                "beside it. Save it without: save_pretrained(folder, save_embedding_layers=False)."
+            )
         elif name not in parameters:
             raise UserError(f"the adapter in '{folder}' has '{name}', which this model does not have.")
         elif parameters[name].shape != tensor.shape:
