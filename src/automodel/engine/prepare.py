@@ -36,7 +36,7 @@ from automodel.models.block_support import (
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.config import ModelConfig
 from automodel.models.decoder_parts import DECODERS
-from automodel.models.families import PackingSupport, packing_support
+from automodel.models.families import PackingSupport, balance_of, packing_support
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
 from automodel.models.load import load_hf_config, without_memory
@@ -149,6 +149,8 @@ def model_facts(
         dropout="peft.dropout" if adapter is not None and adapter.dropout else layer_dropout(hf_config.to_dict()),
         trained=0 if adapter is None else count_trained(adapter, skeleton),
         adapter_in_words="" if adapter is None else adapter.in_words(),
+        experts=sum(p.numel() for name, p in skeleton.named_parameters() if ".experts." in name and p.dim() == 3),
+        balance=balance_of(skeleton) if task == "causal-lm" else 0.0,
     )
 
 

@@ -12,7 +12,9 @@ Formulas, per label, equal to what transformers computes as a mean over the same
 
 Slots that only fill up a fixed shape carry IGNORE (integers) or NaN (floats) and contribute nothing.
 
-A language model may leave its last product to the loss (`Unprojected`): same numbers, no logits in memory.
+A language model may leave its last product to the loss (`Unprojected`): same numbers, no logits in memory. A mixture of
+experts may add its router's loss (`Balanced`), which counts once for each label of its micro-batch: in a step of one
+batch that is what transformers adds, and in a step of several their mean.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch import Tensor
 from automodel.config.errors import UserError
 from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy, linear_cross_entropy_scores
 from automodel.losses.config import LossConfig
-from automodel.losses.unprojected import Outputs, Unprojected
+from automodel.losses.unprojected import Balanced, Outputs, Unprojected
 
 IGNORE = -100
 
@@ -65,6 +67,8 @@ class TaskLoss:
         """Summed loss in fp32; a 0-dim tensor on the outputs' device."""
         if isinstance(outputs, Unprojected):
             return self._linear_sum(outputs, labels, 1.0, backward_follows=False)
+        if isinstance(outputs, Balanced):
+            return self.sum(outputs.logits, labels) + outputs.balance.float() * (labels != IGNORE).sum()
         logits = outputs.float()
         if self.problem == "classes":
             logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
@@ -98,7 +102,9 @@ class TaskLoss:
         return self.sum(outputs, labels) * scale
 
     def scores(self, outputs: Outputs, labels: Tensor) -> Scored:
-        """The summed loss without what is there for learning: `z_loss`, and a language model's smoothing."""
+        """The summed loss without what is there for learning: `z_loss`, a language model's smoothing, a router's
+        balance."""
+        outputs = outputs.logits if isinstance(outputs, Balanced) else outputs
         plain = replace(self, z_loss=0.0, label_smoothing=0.0 if self.likelihood else self.label_smoothing)
         if not isinstance(outputs, Unprojected):
             return Scored(plain.sum(outputs, labels), outputs.float(), None)

@@ -41,5 +41,14 @@ class Unprojected:
         return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
 
 
-Outputs = Tensor | Unprojected
+@dataclass(frozen=True)
+class Balanced:
+    """Logits of a mixture of experts, and what its router has to pay for uneven loads: the family's own auxiliary loss,
+    times its coefficient."""
+
+    logits: Tensor
+    balance: Tensor
+
+
+Outputs = Tensor | Unprojected | Balanced
 """What a forward pass gives the loss."""

@@ -22,8 +22,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from automodel.data.batch import Batch, PackedBatch, PaddedBatch
-from automodel.losses.unprojected import Outputs, Unprojected
-from automodel.models.families import Family, family_of, packing_support, pooled_hidden_states, pooled_positions
+from automodel.losses.unprojected import Balanced, Outputs, Unprojected
+from automodel.models.families import (
+    Family,
+    balance_of,
+    family_of,
+    packing_support,
+    pooled_hidden_states,
+    pooled_positions,
+)
 from automodel.models.lm_head import unprojected_head
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 
@@ -46,6 +53,8 @@ def make_loss_forward(
     logits = make_forward(model, task, path, swapped)
     if fused and swapped and task == "text-classification":
         return _fused_head_forward(model, logits)
+    if task == "causal-lm" and path == "padded" and balance_of(model):
+        return _balanced_forward(model)
     project_later = unprojected_head(model) if fused and task == "causal-lm" else None
     if project_later is None:
         return logits
@@ -261,6 +270,17 @@ def _padded_forward(model: Any) -> Forward:
     def forward(batch: Batch) -> Tensor:
         assert isinstance(batch, PaddedBatch)
         return model(**_rectangle(batch), **no_cache).logits
+
+    return forward
+
+
+def _balanced_forward(model: Any) -> LossForward:
+    weight = balance_of(model)
+
+    def forward(batch: Batch) -> Outputs:
+        assert isinstance(batch, PaddedBatch)
+        outputs = model(**_rectangle(batch), use_cache=False)
+        return Balanced(outputs.logits, weight * outputs.aux_loss)
 
     return forward
 

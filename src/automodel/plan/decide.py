@@ -25,7 +25,7 @@ from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
 from automodel.plan.packing import refuse_packed
 from automodel.plan.plan import Decision, Plan
-from automodel.plan.remarks import adapter, how_it_learns, provider, sinks, without_effect
+from automodel.plan.remarks import adapter, how_it_learns, mixture, provider, sinks, without_effect
 from automodel.plan.speed import (
     decide_attention,
     decide_bucket,
@@ -63,6 +63,7 @@ def make_plan(
         lines=lines,
     )  # fmt: skip
     lines += adapter(cfg, model.trained, model.parameters, model.adapter_in_words)
+    lines += mixture(cfg, model)
     lines += how_it_learns(cfg, total, fitting.kind)
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room

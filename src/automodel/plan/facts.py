@@ -54,6 +54,10 @@ class ModelFacts:
     """Parameters that are trained, where an adapter leaves the rest frozen; 0: all."""
     adapter_in_words: str = ""
     """That adapter."""
+    experts: int = 0
+    """Parameters in stacks of experts, which are no linear layers."""
+    balance: float = 0.0
+    """How much the loss of their router counts; 0: there is none."""
 
 
 @dataclass(frozen=True)

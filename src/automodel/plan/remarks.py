@@ -14,6 +14,7 @@ from automodel.metrics.progress import format_lr
 from automodel.optim.kinds import Kind
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
+from automodel.plan.facts import ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.plan import Decision
 
@@ -75,6 +76,22 @@ def adapter(cfg: RunConfig, trained: int, parameters: int, words: str) -> Iterat
     if cfg.peft.use_triton:
         reason = "adapters are thin products, which cuBLAS makes; on a GPU they stand inside fused blocks (see kernels)"
         yield Decision("use_triton", "not needed", reason)
+
+
+def mixture(cfg: RunConfig, model: ModelFacts) -> Iterator[Decision]:
+    """What a mixture of experts has besides."""
+    if not model.experts:
+        return
+    if cfg.peft is not None:
+        held = ", and they are not packed into few bits" if cfg.quantization is not None else ""
+        share = f"{model.experts / model.parameters:.0%} of the parameters lie in stacks"
+        reason = f"{share}, which are no linear layers: no adapter stands beside them{held}"
+        yield Decision("experts", "as they are", reason)
+    if model.balance:
+        reason = "model.output_router_logits is true; in evaluations it does not count"
+        yield Decision("router", f"its loss counts {model.balance:g}", reason)
+    else:
+        yield Decision("router", "no loss of its own", "model.output_router_logits is not true, or its weight is 0")
 
 
 def sinks(cfg: RunConfig) -> Iterator[Decision]:
