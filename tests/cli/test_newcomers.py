@@ -139,3 +139,17 @@ def test_a_warm_up_longer_than_the_run_and_steps_in_words(typed):
     assert code == 0
     assert "schedule     linear  (100 warm-up steps, but only 2 steps: it ends at 5.0e-7)" in said
     assert "checkpoints  every step  " in said
+
+
+def test_a_checkpoint_that_is_in_few_bits_already(typed):
+    """Trained to its end and then not saved, or stopped by a product of the wrong shapes."""
+    config = json.loads(Path("model/config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    Path("model/config.json").write_text(json.dumps(config))
+    for adapter in ("", "peft: {dim: 4}\nquantization: {load_in_4bit: true}\n"):
+        assert typed("finetune", "llm", "-c", "run.yaml", config=BASE + adapter) == (
+            2,
+            "error: model: the weights of 'model' are in few bits already (quantization_config: bitsandbytes), which "
+            "cannot be trained. Name the model that they were made from; with `peft:`, `quantization: {load_in_4bit: "
+            "true}` packs it while it is loaded.",
+        )

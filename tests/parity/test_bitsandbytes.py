@@ -169,3 +169,23 @@ def _packed(ids):
         max_seqlen=int(lengths.max()), read_positions_R=torch.arange(total), labels_R=torch.zeros(total).long(),
         num_tokens=total, num_documents=len(ids), num_labels=total, token_type_ids_T=None,
     )  # fmt: skip
+
+
+def test_an_adapter_of_a_base_in_few_bits_says_what_it_needs(tmp_path):
+    """`…-bnb-4bit` folders are what Unsloth's adapters name as their base."""
+    peft = pytest.importorskip("peft")
+    import tiny_runs as tiny
+    from automodel.config.errors import UserError
+    from automodel.engine.saved import open_saved
+
+    plain, packed = tiny.make_model_folder(tmp_path / "plain", "llama"), tmp_path / "packed"
+    form = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    base = transformers.AutoModelForCausalLM.from_pretrained(plain, quantization_config=form, device_map="cpu")
+    base.save_pretrained(packed)
+    tiny.make_tokenizer(decoder=True).save_pretrained(packed)
+    base = transformers.AutoModelForCausalLM.from_pretrained(packed, device_map="cpu")
+    peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")).save_pretrained(
+        tmp_path / "adapter"
+    )
+    with pytest.raises(UserError, match=r"packed', whose weights are in few bits. Write the model that those"):
+        open_saved(tmp_path / "adapter").load("cpu")

@@ -14,6 +14,7 @@ import torch
 from automodel.adapters.attach import attach
 from automodel.adapters.packed_linear import pack_layers
 from automodel.engine.prepare import Prepared
+from automodel.models.few_bits import refuse_few_bits
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.streamed import open_weights
 
@@ -28,6 +29,7 @@ def load_trainable(prepared: Prepared) -> Any:
         model = _streamed(prepared, dtype)
     if model is None:
         model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
+    refuse_few_bits(cfg.model.pretrained_model_name_or_path, prepared.hf_config, model)
     align_pad_token(model, prepared.tokenizer)
     model.train()
     if adapter is not None:

@@ -18,6 +18,7 @@ from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.problems import Problems
 from automodel.engine.classes import check_names, known_classes
 from automodel.engine.ends import check_ends
+from automodel.models.few_bits import refuse_few_bits
 from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.config import RunConfig
@@ -99,4 +100,6 @@ def _task(cfg: RunConfig) -> tuple[str, Any]:
             "task: it cannot be told from the model or the dataset what to train. Add one line to the config:\n"
             "  task: text-classification   (or token-classification, causal-lm, seq2seq)"
         )
-    return task, load_hf_config(cfg.model, task, cfg.model.num_labels, None, cfg.model.problem_type)
+    hf_config = load_hf_config(cfg.model, task, cfg.model.num_labels, None, cfg.model.problem_type)
+    refuse_few_bits(cfg.model.pretrained_model_name_or_path, hf_config)
+    return task, hf_config

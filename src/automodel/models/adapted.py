@@ -82,6 +82,11 @@ def load_adapted(
     """Base and adapter of an adapter folder, frozen or not as in training."""
     model: Any = load_model(base_source(source), hf_config, task, dtype=dtype, device=device)
     folder = source.pretrained_model_name_or_path
+    if getattr(model, "is_quantized", False):
+        raise UserError(
+            f"the adapter in '{folder}' belongs to '{base_of(folder)}', whose weights are in few bits. Write the model "
+            "that those were made from into adapter_config.json (base_model_name_or_path)."
+        )
     adapter = resolve_folder(folder, model, task, base_of(folder))
     random = sorted(model.newly_initialised - set(adapter.start or ()))
     if random:
