@@ -149,7 +149,9 @@ def test_a_checkpoint_that_is_in_few_bits_already(typed):
     for adapter in ("", "peft: {dim: 4}\nquantization: {load_in_4bit: true}\n"):
         assert typed("finetune", "llm", "-c", "run.yaml", config=BASE + adapter) == (
             2,
-            "error: model: the weights of 'model' are in few bits already (quantization_config: bitsandbytes), which "
-            "cannot be trained. Name the model that they were made from; with `peft:`, `quantization: {load_in_4bit: "
-            "true}` packs it while it is loaded.",
+            (
+                "error: model: the weights of 'model' are in few bits already (quantization_config: bitsandbytes), which "
+                "cannot be trained. Name the model that they were made from; with `peft:`, `quantization: {load_in_4bit: "
+                "true}` packs it while it is loaded."
+            ),
         )
