@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
 from automodel.engine.recording import hand_back_unused, make_room, recording
+from automodel.engine.static_batch import Ring, StaticBatch, shape_of
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
@@ -36,94 +37,11 @@ from automodel.kernels.side_stream import SideStream
 from automodel.losses.task_loss import TaskLoss
 from automodel.optim.schedule import Schedule
 
-SLOTS = 4  # batches that may be on their way to the device before the host has to wait for one
-ALIGNMENT = 16
 MOST_GRAPHS = 256  # past this the shapes do not repeat, and recording costs more than it saves
 MOST_FAILURES = 3  # past this no recording is tried any more: it is not the shape
-
-
-@dataclass(frozen=True)
-class Field:
-    """Where one tensor of a batch stands in the static buffer."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-    def view(self, buffer: Tensor) -> Tensor:
-        return buffer[self.start : self.start + self.size].view(self.dtype).view(self.shape)
-
-
-class Slot:
-    """One of the places a batch passes through on its way: pinned memory, then the device."""
-
-    def __init__(self, host: Tensor, device: Tensor):
-        self.host, self.device = host, device
-        self.arrived, self.taken = torch.cuda.Event(), torch.cuda.Event()
-
-
-class Ring:
-    """The slots that batches of all shapes pass through, in turn. They are made once, and again for a batch twice the
-    size of the first: pinning memory takes 30 ms on some hosts, however little it is."""
-
-    def __init__(self, device: str):
-        self.device, self.way = device, torch.cuda.Stream()
-        self.slots: list[Slot] = []
-        self.size = self.turn = 0
-
-    def next(self, size: int) -> Slot:
-        """A slot for so many bytes, which the host may fill."""
-        if size > self.size:
-            host = torch.empty((SLOTS, -(-2 * size // ALIGNMENT) * ALIGNMENT), dtype=torch.uint8, pin_memory=True)
-            self.slots = [Slot(*pair) for pair in zip(host, torch.empty_like(host, device=self.device), strict=True)]
-            self.size = host.shape[1]  # not before there is memory for it
-            self.way.wait_stream(torch.cuda.current_stream())  # whatever lay there before has been read
-        slot = self.slots[self.turn]
-        self.turn = (self.turn + 1) % SLOTS
-        slot.arrived.synchronize()
-        return slot
-
-
-class StaticBatch:
-    """One shape's batch at a fixed address, fed through a small ring of slots. Batches cross the bus on a stream of
-    their own, beside the step before; what the step waits for is a copy inside the device."""
-
-    def __init__(self, like: PackedBatch, device: str, ring: Ring):
-        self.fields: list[Field] = []
-        start = 0
-        for f in fields(like):
-            value = getattr(like, f.name)
-            if isinstance(value, Tensor):
-                size = value.numel() * value.element_size()
-                self.fields.append(Field(f.name, value.dtype, tuple(value.shape), start, size))
-                start += -(-size // ALIGNMENT) * ALIGNMENT
-        self.divisor = Field("divisor", torch.float32, (1,), start, 4)
-        self.size, self.ring = start + ALIGNMENT, ring
-        self.buffer = torch.zeros(self.size, dtype=torch.uint8, device=device)
-        self.batch = replace(like, **{f.name: f.view(self.buffer) for f in self.fields})
-        self.scale = self.divisor.view(self.buffer)
-
-    def send(self, batch: PackedBatch, count: float) -> None:
-        """Queues the batch's way to the device; waits only if `SLOTS` earlier ones have not arrived yet."""
-        slot = self.ring.next(self.size)
-        for f in self.fields:
-            f.view(slot.host).copy_(getattr(batch, f.name))
-        self.divisor.view(slot.host).fill_(1.0 / count)
-        with torch.cuda.stream(self.ring.way):
-            slot.taken.wait()
-            slot.device[: self.size].copy_(slot.host[: self.size], non_blocking=True)
-            slot.arrived.record()
-        slot.arrived.wait()
-        self.buffer.copy_(slot.device[: self.size])
-        slot.taken.record()
-
-
-def shape_of(batch: PackedBatch) -> tuple:
-    """What a captured graph depends on."""
-    tensors = ((f.name, getattr(batch, f.name)) for f in fields(batch))
-    return tuple((name, tuple(t.shape)) for name, t in tensors if isinstance(t, Tensor))
+MOST_SHORTAGES = 4  # past this many in a row no recording is tried any more: graphs go before they are worth it
+WORTH = 8  # replays that a recording should be good for
+MORE_ROOM = "Smaller micro-batches with more accumulation, or gradient checkpointing, leave more room."
 
 
 @dataclass(frozen=True)
@@ -164,6 +82,8 @@ class CapturedStep:
         self.seed_offset = 0  # of this rank
         self.rehearsed = False
         self.failures = 0  # recordings that could not be made
+        self.shortages = 0  # recordings, one soon after the other, for which graphs had to make room
+        self.replays = 0  # since then
         self.unsettled = 0
         self.loss_sum = torch.zeros((), device=device)
         self.last_loss = torch.zeros((), device=device)
@@ -211,15 +131,16 @@ class CapturedStep:
             self.statics[shape] = StaticBatch(batch, self.device, self.ring)
         static = self.statics[shape]
         static.send(batch, count)
-        if shape not in self.graphs:
-            self.graphs[shape] = self._capture(static)
-        self.graphs[shape].replay()
+        self._play(shape, lambda: self._capture(static))
 
     def _update(self) -> None:
-        key = ("update",)
+        self._play(("update",), lambda: self._record(self._optimize))
+
+    def _play(self, key: tuple, record: Callable[[], torch.cuda.CUDAGraph | Uncaptured]) -> None:
         if key not in self.graphs:
-            self.graphs[key] = self._record(self._optimize)
+            self.graphs[key] = record()
         self.graphs[key].replay()
+        self.replays += 1
 
     def _capture(self, static: StaticBatch) -> torch.cuda.CUDAGraph | Uncaptured:
         """Records the work. Before the first recording it runs once for real, so that every kernel is compiled and
@@ -243,12 +164,14 @@ class CapturedStep:
         random_state = torch.cuda.get_rng_state()
         changed = [self.loss_sum, self.last_loss, self.seed, *self.optimizer.gradient_buffers]
         before = [t.clone() for t in changed]
-        with self._on_stream():
-            self._learn(static)
-            for tensor, value in zip(changed, before):
-                tensor.copy_(value)
-            self._drop_gradients()
-        torch.cuda.current_stream().wait_stream(self.stream)
+        try:
+            with self._on_stream():
+                self._learn(static)
+                for tensor, value in zip(changed, before):
+                    tensor.copy_(value)
+                self._drop_gradients()
+        finally:  # where it did not fit, too: others get this memory while it may still be written to
+            torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.set_rng_state(random_state)
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | Uncaptured:
@@ -257,45 +180,55 @@ class CapturedStep:
             return Uncaptured(work, self._drop_gradients)
         try:
             return self._recorded(work)
-        except torch.cuda.OutOfMemoryError:
-            if all(isinstance(graph, Uncaptured) for graph in self.graphs.values()):
-                raise
         except RuntimeError as error:
-            self.failures += 1
-            reason = str(error).splitlines()[0]
-            more = "" if self.failures < MOST_FAILURES else " (so do all shapes that are new from here on)"
-            self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead{more}: {reason}")
-            return Uncaptured(work, self._drop_gradients)
-        self._let_go_of_graphs()  # not before the error, which holds what was recorded, has gone
-        return self._recorded(work)
+            short = isinstance(error, torch.cuda.OutOfMemoryError)
+            reason = str(error).partition("\n")[0]
+        made_room = self._let_go_of_graphs()  # not before the error, which holds what was recorded, has gone
+        if short and made_room:
+            self._count_shortage(made_room)
+            return self._record(work)
+        self.failures += 1
+        more = "" if self.failures < MOST_FAILURES else " (so do all shapes that are new from here on)"
+        self.warn(f"A step could not be captured as a CUDA graph and runs eagerly instead{more}: {reason}")
+        return Uncaptured(work, self._drop_gradients)
 
     def _recorded(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The work as a graph. Memory that lies unused beside the graphs' pool cannot be handed back while recording,
-        so where there was too little, it is handed back now, and the work recorded again."""
         make_room()
-        with suppress(torch.cuda.OutOfMemoryError):  # with the error goes what was recorded
-            return self._record_once(work)
-        hand_back_unused()
-        return self._record_once(work)
-
-    def _record_once(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         try:
             with recording(graph, self.pool, self.stream):
                 work()
-        except RuntimeError:
+        except BaseException:
             self._forget_recording()
             raise
         self.optimizer.finish_capture()
         self._drop_gradients()
         return graph
 
-    def _let_go_of_graphs(self) -> None:
-        """Graphs of many shapes cut their pool into pieces, up to several times what the largest needs. Where the next
-        one finds no room they are given up, and recorded again when their shapes come."""
+    def _let_go_of_graphs(self) -> int:
+        """Gives up all graphs; they are recorded again when their shapes come. Returns how many there were. Graphs of
+        many shapes cut their pool into pieces, up to several times what the largest needs: so they make room for one
+        that finds none. Why they cannot stay after other failures, either, `recording.py` says."""
         torch.cuda.synchronize()  # they may still be at work
+        before = len(self.graphs)
         self.graphs = {shape: graph for shape, graph in self.graphs.items() if isinstance(graph, Uncaptured)}
         hand_back_unused()
+        return before - len(self.graphs)
+
+    def _count_shortage(self, graphs: int) -> None:
+        """Recording takes the host as long as an eager step: graphs that go soon after do not pay."""
+        first, soon = self.shortages == 0, self.replays < WORTH * graphs
+        self.shortages, self.replays = self.shortages + 1 if soon else 1, 0
+        if self.shortages > MOST_SHORTAGES:
+            self.failures = MOST_FAILURES
+            self.warn(
+                f"There is too little GPU memory to keep captured steps: all run eagerly from here on. {MORE_ROOM}"
+            )
+        elif first:
+            self.warn(
+                f"GPU memory is short: {graphs} captured steps made room for the next, and are captured again when "
+                f"their shapes come. {MORE_ROOM}"
+            )
 
     def _forget_recording(self) -> None:
         """What a recording that failed has left in the hands of others: events of it cannot be waited for."""

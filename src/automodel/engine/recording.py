@@ -11,6 +11,10 @@ versions nobody can draw random numbers, either. What can be put right is put ri
 
 Nor is one whose last graph is gone: torch's allocators keep its number until both of their caches are emptied, which
 `torch.cuda.graph` does every time, and refuse it ("use_count > 0 INTERNAL ASSERT FAILED").
+
+Nor are the graphs that were recorded before it. Those of torch 2.11 that draw random numbers share the state that a
+recording without an end has spoiled; and from 2.12 on a graph that goes takes with it what cuBLAS works in on its
+stream, which the others, recorded there too, still write to.
 """
 
 from __future__ import annotations
@@ -43,15 +47,20 @@ def hand_back_unused() -> None:
 @contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: Pool, stream: torch.cuda.Stream) -> Generator[None]:
     """What the block launches becomes the graph. Errors of the block go out of it as they are."""
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads write checkpoints meanwhile
-        try:
-            yield
-        except BaseException:
-            with suppress(RuntimeError):  # it says only that something went wrong before
-                _end(graph, pool)
-            raise
-        _end(graph, pool)
+    main = torch.cuda.current_stream()
+    stream.wait_stream(main)  # torch 2.11 first writes the seeds, in a place that steps under way may still read
+    try:
+        with torch.cuda.stream(stream):
+            try:
+                graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads write checkpoints
+                yield
+            except BaseException:
+                with suppress(RuntimeError):  # it says only that something went wrong before
+                    _end(graph, pool)
+                raise
+            _end(graph, pool)
+    finally:
+        main.wait_stream(stream)  # what the next replay writes there comes after it
 
 
 def _end(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:

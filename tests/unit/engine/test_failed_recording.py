@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from automodel.engine import captured, recording
-from automodel.engine.captured import MOST_FAILURES, CapturedStep, Uncaptured
+from automodel.engine.captured import MOST_FAILURES, MOST_SHORTAGES, WORTH, CapturedStep, Uncaptured
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.side_stream import SideStream
@@ -21,6 +21,14 @@ from automodel.kernels.side_stream import SideStream
 
 class Read:
     """What a piece reads."""
+
+
+class Stream:
+    def __init__(self, name: str, waits: list[tuple[str, str]]):
+        self.name, self.waits = name, waits
+
+    def wait_stream(self, other) -> None:
+        self.waits.append((self.name, other.name))
 
 
 class Graph:
@@ -46,8 +54,12 @@ class Graph:
 
 @pytest.fixture
 def cuda(monkeypatch) -> SimpleNamespace:
-    """The current stream, and what was put right."""
-    seen = SimpleNamespace(streams=["main"], ended=[], released=[], states=[])
+    """The current stream, who waited for whom, and what was put right."""
+    waits: list[tuple[str, str]] = []
+    seen = SimpleNamespace(
+        waits=waits, main=Stream("main", waits), recording=Stream("recording", waits), ended=[], released=[], states=[]
+    )
+    seen.streams = [seen.main]
 
     def draw(*shape, device):
         raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
@@ -69,6 +81,9 @@ def cuda(monkeypatch) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(torch.cuda, "stream", On)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: seen.streams[-1])
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     pools = itertools.count(8)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(pools)))
     monkeypatch.setattr(Graph, "living", Counter())
@@ -79,16 +94,24 @@ def cuda(monkeypatch) -> SimpleNamespace:
     return seen
 
 
-def test_nothing_of_a_failed_recording_is_kept(cuda):
-    weight = torch.nn.Parameter(torch.ones(2, 2))
+def step_of(cuda, parameter: torch.nn.Parameter | None = None) -> tuple[CapturedStep, list[str]]:
+    """Before its first recording, and what it says."""
     step = CapturedStep.__new__(CapturedStep)
-    step.failures = 0
-    step.graphs, step.pool, step.stream, step.accumulates = {}, (0, 7), "recording", False
-    step.optimizer = FlatAdamW([weight], lr=0.1)
-    step.side, step.late = SideStream.__new__(SideStream), LateUpdates.__new__(LateUpdates)
-    step.side.pieces, step.late.done = deque(), [None, None]
+    step.failures = step.shortages = step.replays = 0
+    step.graphs, step.pool, step.stream, step.accumulates = {}, (0, 7), cuda.recording, False
+    step.optimizer = FlatAdamW([torch.nn.Parameter(torch.ones(2)) if parameter is None else parameter], lr=0.1)
+    step.side = step.late = step.device = step.ring = None
     said: list[str] = []
     step.warn = said.append
+    return step, said
+
+
+def test_nothing_of_a_failed_recording_is_kept(cuda):
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    step, said = step_of(cuda, weight)
+    step.side, step.late = SideStream.__new__(SideStream), LateUpdates.__new__(LateUpdates)
+    step.side.pieces, step.late.done = deque(), [None, None]
+    step.graphs = {("before",): Graph()}
     kept = []
 
     def work() -> None:
@@ -98,7 +121,8 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
         step.late.done[1] = SimpleNamespace()  # the second layer was never reached
         weight.grad = torch.ones(2, 2)
         step.optimizer._captured.append([weight.grad.data_ptr()])
-        assert cuda.streams[-1] == "recording"
+        assert cuda.streams[-1] is cuda.recording
+        assert cuda.waits[-1] == ("recording", "main"), "torch writes seeds that the steps under way still read"
         raise RuntimeError("operation not permitted when stream is capturing\nmore about it")
 
     made = step._record(work)
@@ -110,7 +134,9 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
     assert step.late.done == [None, None]
     assert weight.grad is None
     assert not step.optimizer._captured, "64 recordings that failed would be said to be too many"
-    assert cuda.streams[-1] == "main", "what follows is queued where everybody looks for it"
+    assert cuda.streams[-1] is cuda.main, "what follows is queued where everybody looks for it"
+    assert cuda.waits[-1] == ("main", "recording")
+    assert not step.graphs, "torch would refuse their random numbers, or has taken what cuBLAS works in from them"
     assert cuda.ended == cuda.released == [(0, (0, 7))], "otherwise no memory is given back"
     assert step.pool == (0, 8), "into the same one the next recording is refused"
     assert len(recording._BROKEN) == 1, "the allocator of page-locked memory still asks it"
@@ -121,68 +147,90 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
     assert ["all shapes that are new" in words for words in said] == [False, False, True]
 
 
+def test_a_recording_that_does_not_begin_is_over(cuda, monkeypatch):
+    """torch has told the allocator and the generator by then."""
+    step, _ = step_of(cuda)
+
+    def refuse(self, pool, capture_error_mode):
+        raise RuntimeError("already recording to mempool_id")
+
+    monkeypatch.setattr(Graph, "capture_begin", refuse)
+    assert isinstance(step._record(lambda: None), Uncaptured)
+    assert cuda.ended == [(0, (0, 7))]
+    assert cuda.states == ["a fresh copy"]
+    assert cuda.streams[-1] is cuda.main
+
+
 def test_graphs_make_room_for_the_next(cuda, monkeypatch):
-    """A recording that finds no memory is made again without the others; where there are none, it does not fit."""
-    step = CapturedStep.__new__(CapturedStep)
-    step.failures, step.pool, step.stream, step.accumulates = 0, (0, 7), "recording", False
-    step.optimizer, step.side, step.late = FlatAdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1), None, None
+    """A recording that finds no memory is made again without the others; where there are none, it runs eagerly, with
+    whatever memory can be had."""
+    step, said = step_of(cuda)
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append(f"emptied with {len(step.graphs)} graphs"))
     monkeypatch.setattr(Graph, "capture_end", lambda self: None)
     eager = Uncaptured(lambda: None, lambda: None)
     step.graphs = {("a",): Graph(), ("b",): eager, ("c",): Graph()}
-
-    def work() -> None:
-        if len(step.graphs) > 1:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    made = step._record(work)
-    assert isinstance(made, Graph)
-    assert step.graphs == {("b",): eager}, "what cannot be recorded is not tried again"
-    assert done[0] == "waited"
-    assert done[-1] == "emptied with 1 graphs"
-
-    def never() -> None:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        step._record(never)
-    assert step.failures == 0
-
-
-def test_unused_memory_makes_room_before_graphs_do(cuda, monkeypatch):
-    """While a recording runs nobody can hand memory back: it is made again once that was done."""
-    step = CapturedStep.__new__(CapturedStep)
-    step.failures, step.pool, step.stream, step.accumulates = 0, (0, 7), "recording", False
-    step.optimizer, step.side, step.late = FlatAdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1), None, None
-    kept = {("a",): Graph()}
-    step.graphs = dict(kept)
-    unused = [Read()]
     held: list[weakref.ref] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "empty_cache", unused.clear)
-    monkeypatch.setattr(Graph, "capture_end", lambda self: None)
 
     def work() -> None:
         assert not any(ref() for ref in held), "what the first recording took is still there"
         recorded = Read()
         held.append(weakref.ref(recorded))
-        if unused:
+        if len(step.graphs) > 1:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    assert isinstance(step._record(work), Graph)
+    made = step._record(work)
+    assert isinstance(made, Graph)
     assert len(held) == 2
-    assert step.graphs == kept
+    assert step.graphs == {("b",): eager}, "what cannot be recorded is not tried again"
+    assert done == ["waited", "waited", "emptied with 1 graphs"]
     assert step.failures == 0
+    assert [words.partition(":")[0] for words in said] == ["GPU memory is short"]
+
+    def never() -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    assert isinstance(step._record(never), Uncaptured)
+    assert step.failures == 1
+    assert said[-1].endswith("runs eagerly instead: CUDA out of memory")
+
+
+@pytest.mark.parametrize("worth", [False, True])
+def test_graphs_that_do_not_last_are_not_made(cuda, monkeypatch, worth):
+    """Each of two shapes finds room only without the other. Where they come in turns, that is worth nothing; where each
+    is replayed often enough, it goes on for ever."""
+    step, said = step_of(cuda)
+    monkeypatch.setattr(Graph, "capture_end", lambda self: None)
+    monkeypatch.setattr(Graph, "replay", lambda self: None, raising=False)
+    monkeypatch.setattr(step, "_drop_gradients", lambda: None)
+    recorded = []
+
+    def work() -> None:
+        if step.failures < MOST_FAILURES:
+            recorded.append(1)
+            if any(isinstance(graph, Graph) for graph in step.graphs.values()):
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    turns = 2 * MOST_SHORTAGES + 4
+    for turn in range(turns):
+        for _ in range(WORTH if worth else 1):
+            step._play((turn % 2,), lambda: step._record(work))
+    if worth:
+        assert len(recorded) == 2 * turns - 1
+        assert len(said) == 1, "once is enough"
+        return
+    assert len(recorded) == 2 * (MOST_SHORTAGES + 1)
+    assert len(said) == 2
+    assert "all run eagerly from here on" in said[-1]
+    assert "accumulation" in said[-1], "what to do"
+    assert all(isinstance(graph, Uncaptured) for graph in step.graphs.values())
 
 
 def test_a_recording_that_is_only_tried_leaves_nothing(cuda, monkeypatch):
     """Neither its pool, which goes with it, nor a failure, which says nothing about the steps to come."""
-    step = CapturedStep.__new__(CapturedStep)
-    step.failures, step.pool, step.stream, step.accumulates, step.graphs = MOST_FAILURES - 1, (0, 7), "any", False, {}
-    step.optimizer, step.side, step.late = FlatAdamW([torch.nn.Parameter(torch.ones(2))], lr=0.1), None, None
-    step.device = step.ring = None
+    step, _ = step_of(cuda)
+    step.failures = MOST_FAILURES - 1
     monkeypatch.setattr(captured, "StaticBatch", lambda *_: None)
 
     def learn(_static) -> None:
