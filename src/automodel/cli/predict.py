@@ -37,6 +37,10 @@ def predict(
     text_column: Annotated[str | None, typer.Option(help="Column of --input that holds the text.")] = None,
     pair_column: Annotated[str | None, typer.Option(help="Column of --input that holds the second text.")] = None,
     pair: Annotated[list[str] | None, typer.Option("--pair", help="Second text of a pair, one for each text.")] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Multi-label: answer with the classes above this; 0.5 by default."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts at a time.")] = 32,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest generated text, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="Above 0: draw tokens instead of taking the best.")] = None,
@@ -78,7 +82,7 @@ def predict(
             flag = next(iter(asked)).replace("_", "-")
             raise UserError(f"--{flag} is for models that generate text; '{run}' holds a {predictor.task} model.")
         rows, questions = _questions(predictor, given, pair, input_file, (text_column, pair_column))
-        answers = _ask(predictor, questions, asked)
+        answers = _ask(predictor, questions, asked, threshold)
     shown = (_shown(item, answer) for item, answer in zip(questions.items, answers))
     tell(predictor, rows, answers, output, as_json, shown)
 
@@ -162,9 +166,11 @@ def _texts(texts: list[str], input_file: str | None) -> list[str]:
     return lines
 
 
-def _ask(predictor: Predictor, questions: Any, generation: dict[str, Any]) -> list[Any]:
+def _ask(predictor: Predictor, questions: Any, generation: dict[str, Any], threshold: float | None) -> list[Any]:
     if predictor.task == "text-classification":
-        return predictor.classify(questions.items, questions.pairs)
+        return predictor.classify(questions.items, questions.pairs, threshold)
+    if threshold is not None:
+        raise UserError(f"--threshold is for text classification; this is a {predictor.task} model.")
     if questions.pairs:
         raise UserError(f"--pair is for text classification; this is a {predictor.task} model.")
     if predictor.task == "token-classification":

@@ -45,6 +45,11 @@ class TextClassifier:
         label = (self.label,) if isinstance(self.label, str) else self.label
         return tuple(dict.fromkeys([self.text, *([self.pair] if self.pair else []), *label]))
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a run notes of it: a model of pairs must not be asked about single texts."""
+        return {"kind": "texts", "text": self.text, "pair": self.pair}
+
     def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
         kept: list[tuple[int, Any]] = []
         for i in range(len(rows[self.text])):

@@ -59,7 +59,7 @@ class PreparedData:
     chat_template: str | None = None
     """Template to save with the tokenizer, where it had none and the data are chats."""
     layout: dict[str, Any] | None = None
-    """How a language model is asked: the record of its encoder, of a mixture's first dataset."""
+    """How the model is asked: the record of its encoder, of a mixture's first dataset."""
     from_cache: bool = False
     """Nothing was tokenised this time."""
     mixture: Mixture | None = None

@@ -20,7 +20,7 @@ from automodel.checkpoint.store import replace_text
 from automodel.config.errors import UserError
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
-LAYOUT = "layout.json"  # how a language model is asked (`prompts.py`)
+LAYOUT = "layout.json"  # how the model is asked
 MODEL_FILE = re.compile(
     r"adapter_(config\.json|model\.safetensors)"
     r"|(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?"

@@ -30,7 +30,7 @@ from automodel.data.batch import IGNORE, Batch, PackedBatch
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.encode import ROWS_PER_CHUNK, Encoder
-from automodel.data.labels import SINGLE, LabelMap
+from automodel.data.labels import MULTI, SINGLE, LabelMap
 from automodel.data.loader import EvalLoader
 from automodel.data.prepare import choose_max_length
 from automodel.data.samples import SampleWriter
@@ -90,18 +90,23 @@ class Predictor:
 
     # -- text classification --------------------------------------------------------------------------------------
 
-    def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Classification | None]:
-        """The class of each text (or pair of texts), with the probability of every class; numbers for regression."""
+    def classify(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, threshold: float | None = None
+    ) -> list[Classification | None]:
+        """The class of each text (or pair of texts), with the probability of every class; numbers for regression. A
+        multi-label model answers with the classes above the threshold, 0.5 by default."""
         self._require("classify", "text-classification")
+        if threshold is not None and self.saved.problem_type != MULTI:
+            raise UserError("a threshold (--threshold) is for models of several classes at once; this is none.")
         rows: dict[str, Sequence[Any]] = {"text": texts, "label": [0] * len(texts)}
         if pairs is not None:
             if len(pairs) != len(texts):
                 raise UserError(f"there are {len(texts)} texts but {len(pairs)} second texts; give one for each.")
             rows["second text"] = pairs
-        elif self.saved.dataset.text_pair_column:
+        elif self.saved.reads_pairs:
             raise UserError(
-                f"this model was trained on pairs of texts ('{self.saved.dataset.text_pair_column}' is the second). "
-                "Give both: --pair on the command line, a column of --input, or `pairs=`."
+                "this model was trained on pairs of texts. Give both: --pair on the command line, --pair-column with "
+                "--input, or `pairs=`."
             )
         token_types = self.limits.type_vocab_size > 1
         encoder = TextClassifier(
@@ -112,17 +117,17 @@ class Predictor:
         answers: list[Classification | None] = [None] * len(texts)
         for batch, logits_NC in self._classified(store):
             for index, logits_C in zip(batch.indices, logits_NC.cpu()):
-                answers[int(store.rows[index])] = self._classification(logits_C)
+                answers[int(store.rows[index])] = self._classification(logits_C, threshold)
         return answers
 
-    def _classification(self, logits_C: Tensor) -> Classification:
+    def _classification(self, logits_C: Tensor, threshold: float | None) -> Classification:
         names, problem = self.saved.label_names, self.saved.problem_type
         if problem == "regression":
             numbers = logits_C.tolist()
             return Classification(numbers[0] if len(numbers) == 1 else numbers)
-        if problem == "multi_label_classification":
-            scores = dict(zip(names, logits_C.sigmoid().tolist()))
-            return Classification([name for name, score in scores.items() if score > THRESHOLD], None, scores)
+        if problem == MULTI:
+            scores, least = dict(zip(names, logits_C.sigmoid().tolist())), THRESHOLD if threshold is None else threshold
+            return Classification([name for name, score in scores.items() if score > least], None, scores)
         probabilities = logits_C.softmax(-1).tolist()
         best = int(logits_C.argmax())
         return Classification(names[best], probabilities[best], dict(zip(names, probabilities)))

@@ -49,12 +49,19 @@ class SavedModel:
     run: RunConfig | None
     """How it was trained; None for a plain Hugging Face folder."""
     layout: dict[str, Any] | None = None
-    """How a language model was asked in training, as the run noted it."""
+    """How the model was asked in training, as the run noted it."""
 
     @property
     def dataset(self) -> DatasetConfig:
         """What the training data looked like; of a mixture, its first dataset."""
         return members_of(self.run.dataset)[0][1] if self.run else DatasetConfig()
+
+    @property
+    def reads_pairs(self) -> bool | None:
+        """Whether a text classifier was trained on pairs of texts; None where nobody noted it."""
+        if self.dataset.text_pair_column or (self.dataset.column_mapping or {}).get("text_pair"):
+            return True
+        return None if self.layout is None else bool(self.layout.get("pair"))
 
     @property
     def label_names(self) -> list[str]:

@@ -55,7 +55,7 @@ def read_table(path: str) -> Any:
 
 def questions_of(rows: Any, predictor: Predictor, text_column: str | None, pair_column: str | None) -> Questions:
     """The columns that the model reads."""
-    table = _Table(rows.features, predictor.saved.dataset, text_column)
+    table = _Table(rows.features, predictor.saved.dataset, text_column, predictor.saved.reads_pairs is not False)
     if pair_column is not None and predictor.task != "text-classification":
         raise UserError(f"--pair-column belongs to text classification; this is a {predictor.task} model.")
     if predictor.task == "text-classification":
@@ -94,6 +94,8 @@ class _Table:
     cfg: DatasetConfig
     asked: str | None
     """`--text-column`."""
+    pairs: bool = True
+    """Whether two columns may be a pair of texts; false for a model that was trained on single ones."""
 
     def absent(self, column: str, what: str) -> UserError:
         listed = ", ".join(f"{name} ({kind_of(feature)})" for name, feature in self.features.items())
@@ -135,9 +137,10 @@ class _Table:
     def text_and_pair(self, asked_pair: str | None) -> tuple[str, str | None]:
         text, pair = self._mapped("text", self.cfg.text_column), self._mapped("text_pair", self.cfg.text_pair_column)
         pair = asked_pair or pair
-        if text is None and pair is None and self.asked is None:
+        if text is None and self.asked is None and (pair or self.pairs):
             for first, second in known.TEXT_PAIRS:
-                if all(name in self.features and is_string(self.features[name]) for name in (first, second)):
+                strings = all(name in self.features and is_string(self.features[name]) for name in (first, second))
+                if strings and pair in (None, second):
                     return first, second
         if pair is not None and pair not in self.features:
             raise self.absent(pair, "which holds the second text of each pair")

@@ -192,6 +192,11 @@ def test_multi_label(run_of):
     assert list(answer.scores) == ["funny", "sad", "slow"]
     assert answer.prediction == [name for name, score in answer.scores.items() if score > 0.5]
     assert set(answer.to_json()) == {"prediction", "scores"}
+    second = sorted(answer.scores.values())[1]
+    (stricter,) = Predictor(folder).classify(TEXTS[:1], threshold=second)
+    assert stricter.prediction == [max(answer.scores, key=answer.scores.get)]
+    with pytest.raises(UserError, match="--threshold"):
+        Predictor(run_of("regression")).classify(TEXTS[:1], threshold=0.3)
 
 
 def test_regression(run_of):
@@ -410,6 +415,21 @@ def test_pairs_are_found_in_a_file(run_of, tmp_path):
         read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", rows))), Predictor(run_of("pairs")), None, None
     )
     assert (found.items, found.pairs) == (["a"], ["b"])
+    table = read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", rows)))
+    found = questions_of(table, Predictor(run_of("pairs")), None, "hypothesis")
+    assert (found.items, found.pairs) == (["a"], ["b"])
+
+
+def test_a_model_of_pairs_is_not_asked_about_single_texts(run_of, tmp_path):
+    """Its columns were found by their names, so only the run's own note says that there were two. A model of single
+    texts, on the other hand, is not given two because a file happens to have columns of such names."""
+    with pytest.raises(UserError, match="trained on pairs of texts"):
+        Predictor(run_of("pairs")).classify(["a very dull plot"])
+    rows = [{"question": "a", "sentence": "b", "text": "c"}]
+    found = questions_of(
+        read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", rows))), Predictor(run_of("classifier")), None, None
+    )
+    assert (found.items, found.pairs) == (["c"], None)
 
 
 def test_an_ambiguous_file(run_of, tmp_path):
