@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import tiny_runs as tiny
 
@@ -97,6 +97,11 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(run, tmp_path):
     changed = finetune(tmp_path, *parts, "--resume", "peft.dim=8", "step_scheduler.max_steps=20", check=False)
     assert changed.returncode == 2
     assert "peft" in changed.stderr
+    # The base, of which a checkpoint holds nothing, as another run would leave it in its folder.
+    weights = tmp_path / "model" / "model.safetensors"
+    save_file({n: t + 0.01 for n, t in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    replaced = finetune(tmp_path, *parts, "--resume", "step_scheduler.max_steps=20", check=False)
+    assert (replaced.returncode, "were replaced since" in replaced.stderr) == (2, True)
 
 
 def test_a_run_starts_from_an_adapter(run, tmp_path):

@@ -22,7 +22,7 @@ from automodel.engine.evaluate import Evaluator, Share
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import check_room
-from automodel.engine.same_run import changes_of_course
+from automodel.engine.same_run import changes_of_course, check_same_base
 from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
@@ -30,6 +30,7 @@ from automodel.kernels import ahead
 from automodel.metrics.compute import LANGUAGE_MODELS
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
+from automodel.models.same_base import sample_of
 
 
 @dataclass
@@ -47,6 +48,8 @@ class Run:
     progress: Progress
     state: TrainState
     started: float
+    base: str | None
+    """What tells the weights below an adapter from others (`sample_of`)."""
 
     @cached_property
     def config_text(self) -> str:
@@ -62,6 +65,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
         loader.start()  # its workers make the first batches while the weights are loaded and tried out
     prepared, model, step = make_fitting_step(prepared)
     cfg, plan, ranks = prepared.cfg, prepared.plan, prepared.ranks
+    base = None if prepared.adapter is None else sample_of(cfg.model)
     if not prepared.layout.fsdp:  # whose ranks hold different parts
         masters = [step.optimizer.flat.weight] if isinstance(step, CapturedStep) else []
         ranks.same_start([*model.parameters(), *model.buffers(), *masters])
@@ -77,7 +81,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
     if resume:
-        state, notes = _restore(folder, checkpoints, step, loader, prepared)
+        state, notes = _restore(folder, checkpoints, step, loader, prepared, base)
     progress = progress_of(plan.total_steps, state.step)
     if checkpoints is not None:
         checkpoints.warn = progress.warn
@@ -104,7 +108,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
             info=progress.info,
             warn=progress.warn,
         )
-    return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started)
+    return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started, base)
 
 
 def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: TrainStep | CapturedStep) -> Evaluator:
@@ -169,6 +173,7 @@ def save(run: Run, last: bool = False) -> None:
             "precision": run.prepared.plan.precision,
             "ranks": run.prepared.ranks.size,
             "rng": rng_values,
+            "base": run.base,
             "config": run.config_text,
         },
         protect=[best] if best is not None and run.prepared.cfg.checkpoint.keep_best else [],
@@ -182,6 +187,7 @@ def _restore(
     step: TrainStep | CapturedStep,
     loader: StepLoader,
     prepared: Prepared,
+    base: str | None,
 ) -> tuple[TrainState, list[str]]:
     if checkpoints is None:
         raise UserError("--resume needs checkpoints, but checkpoint.enabled is false.")
@@ -195,6 +201,7 @@ def _restore(
     check_same_step(
         state["loader"]["describes"], loader.describe(), state.get("ranks", 1), prepared.ranks.size, str(folder.config)
     )
+    check_same_base(state.get("base"), base, prepared.cfg.model.pretrained_model_name_or_path)
     read: Any = checkpoint.parts if prepared.layout.fsdp else checkpoint.tensors
     step.load_weights(read("model"), str(checkpoint.folder))
     step.load_state(read("optimizer"), state["step"])

@@ -38,6 +38,16 @@ def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
         )
 
 
+def check_same_base(before: str | None, now: str | None, name: str) -> None:
+    """The weights below an adapter, which no checkpoint holds, must be those of before; both as `sample_of` tells them,
+    where it can. Raises `UserError`."""
+    if before is not None and now is not None and before != now:
+        raise UserError(
+            f"--resume: the weights of '{name}' were replaced since: they are not those that this adapter was trained "
+            "beside. Put the old ones back (or name their revision), or start a new run in another folder."
+        )
+
+
 def changes_of_course(cfg: RunConfig, folder: RunFolder) -> list[str]:
     """What may change, and bends the curves."""
     falls = not cfg.lr_scheduler.name.startswith("constant")

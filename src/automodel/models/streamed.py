@@ -139,7 +139,7 @@ def open_weights(
 
 def _open(cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype, seed: int) -> OpenWeights | None:
     source = find_model(cfg)
-    stored = _stored_in(source)
+    stored = stored_in(source)
     if stored is None or converts(hf_config.model_type):
         return None
     asked = {
@@ -207,7 +207,7 @@ def _read(path: Path, name: str) -> Tensor:
         return file.get_tensor(name)
 
 
-def _stored_in(source: Source) -> dict[str, Path] | None:
+def stored_in(source: Source) -> dict[str, Path] | None:
     """Names of the tensors, each with its file; None where there are no safetensors on this machine."""
     from safetensors import safe_open
 
