@@ -85,9 +85,10 @@ def add_spanned(
 def _stopped(ids: np.ndarray, learned: np.ndarray, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
     """The same tokens with a supervised end: the one that is there, or the end-of-sequence token."""
     last = np.flatnonzero(learned)
+    ends = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}  # a word that is not known is no end
     if len(ids) and ids[-1] == tokenizer.eos_token_id:
         learned[-1] = True
-    elif not (len(last) and int(ids[last[-1]]) in tokenizer.all_special_ids):
+    elif not (len(last) and int(ids[last[-1]]) in ends):
         end = len(ids) if not len(last) else last[-1] + 1  # what follows the last learned token is at most whitespace
         ids, learned = ids[:end], learned[:end]
         return np.append(ids, tokenizer.eos_token_id), np.append(learned, True)
@@ -172,7 +173,10 @@ class Instructions:
             before = plain_prompt(words)
         # One space between "Answer:" and the answer; a raw prompt and its completion are joined as they are.
         joint = "" if before[-1:].isspace() or answer[:1].isspace() or set(words) == {"prompt"} else " "
-        return Spanned(row, before + joint + answer, [(len(before), len(before + joint + answer))])
+        # Spaces before an answer are its own, whoever wrote them: " Paris" is one token to most tokenizers, and what
+        # follows a prompt that ends in a space of its own was never learned.
+        start = len(before.rstrip(" "))
+        return Spanned(row, before + joint + answer, [(start, len(before + joint + answer))])
 
 
 def chat_prompt(words: dict[str, str]) -> str:

@@ -24,6 +24,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.language import ANSWER_ROLES, Chats, Instructions, PlainText, encoder_of
 from automodel.data.layouts import Request, choose_layout, is_ready
 from automodel.data.prepare import cache_root
+from automodel.data.python_tokenizers import learned_tokens
 from automodel.data.sources import find_source
 from automodel.engine.saved import SavedModel
 
@@ -71,15 +72,21 @@ class PromptWriter:
             text = self.text(prompt)
         except BadChat as error:
             raise BadPrompt(str(error)) from error
-        writes_special = not self._is_chat(prompt)  # a chat template writes the special tokens itself
-        ids = self.tokenizer(text, add_special_tokens=writes_special, return_attention_mask=False, verbose=False)
-        ids = ids["input_ids"]
-        ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id and not text.endswith(self.tokenizer.eos_token)
-        if writes_special and ended:
-            ids = ids[:-1]  # some tokenizers end every text, but the answer is still to come
+        ids = self._before_an_answer(text, special=not self._is_chat(prompt))
         if not ids:
             raise BadPrompt("the prompt has no tokens")
         return ids
+
+    def _before_an_answer(self, text: str, special: bool) -> list[int]:
+        """`special`: with the tokenizer's own special tokens, which a chat template writes itself."""
+        if text.endswith("\n") and not self.continues:
+            # An answer followed in training. GPT-2 has one token for two line breaks, but two where a word follows.
+            asked = learned_tokens(self.tokenizer, [text + ANSWER], [[(len(text), len(text + ANSWER))]], special)
+            ids, answers = asked[0]
+            return ids[: int(answers.argmax())].tolist()
+        ids = self.tokenizer(text, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+        ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id and not text.endswith(self.tokenizer.eos_token)
+        return ids[:-1] if special and ended else ids  # some tokenizers end every text, but the answer is to come
 
     def text(self, prompt: Prompt) -> str:
         """The prompt as training wrote it, up to where the answer begins."""

@@ -119,7 +119,7 @@ def test_answers_of_a_chat(tokenizer, template):
 def test_the_answer_of_an_instruction(tokenizer):
     rows = {"prompt": ["say it: "], "completion": ["aye"]}
     encoder = Instructions(tokenizer, {"prompt": "prompt"}, "completion", 100, True)
-    assert learned(encoder, rows) == "aye</s>"
+    assert learned(encoder, rows) == " aye</s>"  # a space before an answer is its own
 
 
 def test_tags_stand_on_the_first_pieces_of_words(tokenizer):

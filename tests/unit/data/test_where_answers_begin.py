@@ -1,0 +1,71 @@
+"""Where a prompt ends and its answer begins, in tokens: what `generate` asks with is what stood before the answers in
+training, also where the prompt ends in white space; and every answer has an end that is learned."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+import tiny_runs as tiny
+from automodel.data.batch import IGNORE
+from automodel.data.chat import ChatTemplate
+from automodel.data.language import Chats, Instructions
+from automodel.data.samples import SampleWriter
+from automodel.engine.prompts import PromptWriter
+
+TEXTS = ["Q: what is the capital? A: Paris", "Answer: Rome\n\nAnswer: Paris\n\n", " Rome Paris 42 the a\n\n"]
+TURNS = "{% for m in messages %}{{ m.role }}:\n\n{{ m.content }}{{ eos_token }}{% endfor %}"
+ASKED = TURNS + "{% if add_generation_prompt %}{{ 'assistant:\n\n' }}{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Byte pairs as GPT-2 makes them: a space is part of the word behind it, two line breaks are one token alone."""
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<end>"], initial_alphabet=alphabet)
+    inner.train_from_iterator(TEXTS * 9, trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>")
+    assert [len(made(text)["input_ids"]) for text in (" Paris", "\n\n", "\n\na")] == [1, 1, 3]
+    return made
+
+
+def encoded(encoder, row: dict) -> tuple[list[int], list[int]]:
+    """What stands before the answer, and what is learned."""
+    out = SampleWriter()
+    encoder.encode({name: [value] for name, value in row.items()}, 0, out)
+    assert not out.bad
+    ids, labels = np.asarray(out.input_ids[0]), np.asarray(out.token_labels[0])
+    first = int(np.argmax(labels != IGNORE))
+    assert (labels[first:] != IGNORE).all()
+    return ids[:first].tolist(), ids[first:].tolist()
+
+
+@pytest.mark.parametrize("answer", ["Paris", "Rome", "42", "Zug"])
+@pytest.mark.parametrize("template", ["Q: {q} A: ", "Q: {q} A:  ", "Q: {q}\n\n", "Q: {q} A:", "{q}\n\n###\n\n"])
+def test_prompts_are_the_beginnings_of_what_was_learned(tokenizer, template, answer):
+    encoder = Instructions(tokenizer, {"q": "q"}, "a", 99, True, template)
+    before, learned = encoded(encoder, {"q": "what is the capital?", "a": answer})
+    assert PromptWriter(tokenizer, encoder).tokens({"q": "what is the capital?"}) == before
+    assert tokenizer.decode(learned).strip() == answer + "<end>"
+    assert (
+        tokenizer.decode(before + learned)
+        == template.format(q="what is the capital?") + " " * (template[-1] == ":") + answer + "<end>"
+    )
+
+
+def test_prompts_of_chats_too(tokenizer):
+    tokenizer.chat_template = ASKED
+    encoder = Chats(tokenizer, "messages", 99, True, ChatTemplate(tokenizer))
+    turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "Paris"}]
+    before, learned = encoded(encoder, {"messages": turns})
+    assert PromptWriter(tokenizer, encoder).tokens(turns[:1]) == before
+    assert tokenizer.decode(learned) == "Paris<end>"
+
+
+def test_an_answer_that_ends_in_an_unknown_word_has_an_end():
+    words = tiny.make_tokenizer(decoder=True)
+    encoder = Instructions(words, {"prompt": "p"}, "a", 99, True)
+    _, learned = encoded(encoder, {"p": "what was the film ?", "a": " a great Zeppelin"})
+    assert learned[-2:] == [words.unk_token_id, words.eos_token_id]
