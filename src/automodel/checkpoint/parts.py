@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -33,11 +33,12 @@ from automodel.distributed.world import Alone
 
 WHERE, FORMAT, WHOLE = "DCP_SHARDING_INFO", "DCP_VERSION", "automodel.shapes"
 BEGINS = "saved_offsets"
-FILE_BYTES, MOST_FILES = 1 << 30, 8
-"""Of a group that one rank writes: how large its files are at least, and how many they may be."""
+FILE_BYTES, FILES = 1 << 30, 8
+"""Of a group that one rank writes: how large its files are at least, and about how many there are at most."""
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 Slices = tuple[slice, ...]
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,32 @@ def file_of(group: str, rank: int | None, ranks: int) -> str:
     return f"{group}.safetensors" if rank is None else f"{group}-rank-{rank:05d}-of-{ranks:05d}.safetensors"
 
 
+def numbered(group: str, index: int, count: int) -> str:
+    """The name of one of several files with whole tensors."""
+    return f"{group}-{index + 1:05d}-of-{count:05d}.safetensors"
+
+
+def neighbours(sizes: Mapping[Name, int], room: int) -> list[list[Name]]:
+    """Names in their order, as many together as there is room for; at least one."""
+    groups: list[list[Name]] = []
+    left = 0
+    for name, size in sizes.items():
+        if not groups or size > left:
+            groups.append([])
+            left = room
+        groups[-1].append(name)
+        left -= size
+    return groups
+
+
 def cut(group: str, sizes: Mapping[str, int]) -> dict[str, list[str]]:
     """Tensors of a group, by the file that each goes to. A large group has several, which are written and hashed side
     by side: a processor copies 2 GB a second into a file and hashes 1."""
     total = sum(sizes.values())
-    count = min(MOST_FILES, max(1, total // FILE_BYTES))
-    if count == 1:
+    files = neighbours(sizes, -(-total // min(FILES, max(1, total // FILE_BYTES))))
+    if len(files) < 2:
         return {file_of(group, None, 1): list(sizes)}
-    files: dict[str, list[str]] = {f"{group}-{i + 1:05d}-of-{count:05d}.safetensors": [] for i in range(count)}
-    before = 0
-    for name, size in sizes.items():
-        files[list(files)[min(count - 1, before * count // total)]].append(name)
-        before += size
-    return files  # one may be empty, beside a tensor larger than a file: its number is not missing then
+    return {numbered(group, index, len(files)): names for index, names in enumerate(files)}
 
 
 def header_of_parts(parts: Mapping[str, Part]) -> dict[str, str]:

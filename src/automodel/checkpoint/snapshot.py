@@ -22,7 +22,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from automodel.checkpoint.parts import Part
+from automodel.checkpoint.parts import Part, neighbours
 
 Groups = dict[str, dict[str, Part]]
 """What a rank writes, by group and name."""
@@ -149,9 +149,10 @@ def _over_the_bus(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[torch.c
     device = tensors[0].device
     training, way = torch.cuda.current_stream(device), torch.cuda.Stream(device)
     copies: list[Tensor] = []
-    for batch in _batched(tensors):
-        block = torch.empty(sum(_rounded(tensor) for tensor in batch), dtype=torch.uint8, pin_memory=True)
-        copies += _places_for(batch, block)
+    sizes = {index: _rounded(tensor) for index, tensor in enumerate(tensors)}
+    for batch in neighbours(sizes, BLOCK):
+        block = torch.empty(sum(sizes[index] for index in batch), dtype=torch.uint8, pin_memory=True)
+        copies += _places_for([tensors[index] for index in batch], block)
     way.wait_stream(training)
     with torch.cuda.stream(way):
         for copy, tensor in zip(copies, tensors, strict=True):
@@ -160,19 +161,6 @@ def _over_the_bus(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[torch.c
         ready.record()
     training.wait_event(ready)  # the next step must not change what is still being read
     return copies, [ready]
-
-
-def _batched(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Neighbours, as many as fit a block; at least one."""
-    batches: list[list[Tensor]] = []
-    room = 0
-    for tensor in tensors:
-        if not batches or _rounded(tensor) > room:
-            batches.append([])
-            room = BLOCK
-        batches[-1].append(tensor)
-        room -= _rounded(tensor)
-    return batches
 
 
 def _places_for(tensors: Sequence[Tensor], memory: Tensor) -> list[Tensor]:

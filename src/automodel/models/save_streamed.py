@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from automodel.checkpoint.parts import neighbours, numbered
 from automodel.checkpoint.tensor_file import DTYPES, write_unhashed
 
 LARGEST_FILE = 5 * 10**9
@@ -37,8 +38,8 @@ def write_streamed(
         empty.unlink()
     ignored, named = set(model._keys_to_ignore_on_save or ()), names_of_shared(model)
     sizes = {named.get(name, name): size for name, size in sizes.items()}
-    groups = split_by_size({name: size for name, size in sizes.items() if name not in ignored}, largest)
-    names = [NAME] if len(groups) == 1 else [_numbered(i, len(groups)) for i in range(len(groups))]
+    groups = neighbours({name: size for name, size in sizes.items() if name not in ignored}, largest)
+    names = [NAME] if len(groups) == 1 else [numbered("model", i, len(groups)) for i in range(len(groups))]
     waiting: dict[str, Tensor] = {}
     queue = [(name, group) for name, group in zip(names, groups, strict=True)]
     for first, tensor in tensors:
@@ -92,20 +93,3 @@ def held_by(device: str, model: Any) -> tuple[dict[str, int], list[tuple[str, Te
     if not plain or not as_they_are or any(len(own) > 1 for own in _own_names(model).values()):
         return None
     return {name: tensor.nbytes for name, tensor in tensors.items()}, list(tensors.items())
-
-
-def split_by_size(sizes: Mapping[str, int], largest: int) -> list[list[str]]:
-    """Neighbours, as many as a file takes; at least one."""
-    groups: list[list[str]] = []
-    room = 0
-    for name, size in sizes.items():
-        if not groups or size > room:
-            groups.append([])
-            room = largest
-        groups[-1].append(name)
-        room -= size
-    return groups
-
-
-def _numbered(index: int, count: int) -> str:
-    return f"model-{index + 1:05d}-of-{count:05d}.safetensors"

@@ -9,7 +9,7 @@ import torch
 
 from automodel.checkpoint import parts as parts_module
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
-from automodel.checkpoint.parts import Part, SavedGroup, cut, file_of, header_of_parts, read_whole
+from automodel.checkpoint.parts import Part, SavedGroup, cut, file_of, header_of_parts, neighbours, read_whole
 from automodel.checkpoint.tensor_file import write_tensors
 
 WHOLE = {
@@ -125,12 +125,20 @@ def test_the_files_of_a_thousand_ranks_are_put_together_at_once(tmp_path, monkey
 
 def test_a_large_group_is_cut_into_files_of_neighbours(monkeypatch):
     monkeypatch.setattr(parts_module, "FILE_BYTES", 100)
-    monkeypatch.setattr(parts_module, "MOST_FILES", 3)
+    monkeypatch.setattr(parts_module, "FILES", 3)
     assert cut("model", {"a": 60, "b": 60, "c": 60}) == {"model.safetensors": ["a", "b", "c"]}
     sizes = {f"t{i}": 90 for i in range(6)}
     found = cut("optimizer", sizes)
     assert list(found) == [f"optimizer-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
     assert list(found.values()) == [["t0", "t1"], ["t2", "t3"], ["t4", "t5"]]
     table = cut("model", {"small": 10, "table": 900, "last": 10})
-    assert list(table.values()) == [["small", "table"], [], ["last"]]
+    assert list(table.values()) == [["small"], ["table"], ["last"]]
     assert cut("rng", {}) == {"rng.safetensors": []}
+
+
+def test_neighbours_share_what_has_room_for_them():
+    sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
+    assert neighbours(sizes, 6) == [["a", "b"], ["c"], ["d"]]
+    assert neighbours(sizes, 100) == [["a", "b", "c", "d"]]
+    assert neighbours({}, 100) == []
+    assert neighbours({"empty": 0, "more": 0}, 0) == [["empty", "more"]]

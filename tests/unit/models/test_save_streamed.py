@@ -11,13 +11,7 @@ import tiny_models
 import tiny_runs as tiny
 from automodel.models import save
 from automodel.models.save import save_hf_folder
-from automodel.models.save_streamed import held_by, split_by_size, write_streamed
-
-
-def test_files_by_size():
-    sizes = {"a": 3, "b": 3, "c": 9, "d": 1}
-    assert split_by_size(sizes, 6) == [["a", "b"], ["c"], ["d"]]
-    assert split_by_size(sizes, 100) == [["a", "b", "c", "d"]]
+from automodel.models.save_streamed import held_by, write_streamed
 
 
 @pytest.mark.parametrize("largest", [10**9, 10_000])
