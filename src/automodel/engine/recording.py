@@ -12,9 +12,9 @@ versions nobody can draw random numbers, either. What can be put right is put ri
 Nor is one whose last graph is gone: torch's allocators keep its number until both of their caches are emptied, which
 `torch.cuda.graph` does every time, and refuse it ("use_count > 0 INTERNAL ASSERT FAILED").
 
-Nor are the graphs that were recorded before it. Those of torch 2.11 that draw random numbers share the state that a
-recording without an end has spoiled; and from 2.12 on a graph that goes takes with it what cuBLAS works in on its
-stream, which the others, recorded there too, still write to.
+Graphs that were recorded before one that failed cannot stay, either. In torch 2.11 those that draw random numbers share
+the state that a recording without an end has spoiled. In newer versions a graph that is thrown away takes with it what
+cuBLAS works in on its stream, and the others, recorded on the same stream, still write to it.
 """
 
 from __future__ import annotations
