@@ -45,6 +45,11 @@ def apply_tensor_parallel(model: Any, grid: Grid) -> int:
     """Cuts the model's matrices on this rank; returns how many. `model`: a transformers model, with or without numbers
     in it; every rank of a group has the same."""
     assert grid.tensor is not None
+    if has_adapter(model.get_output_embeddings()):
+        raise UserError(
+            "peft.target_modules: an adapter beside the head, which tp_size cuts by words, comes in a later release. "
+            "Leave the head out, or use fsdp2 alone."
+        )
     base = getattr(model, model.base_model_prefix)
     plan = _styles(base, model.config.base_model_tp_plan, grid.layout.sequence_parallel)
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
