@@ -69,3 +69,12 @@ def test_begin_does_not_wait_for_the_device(tmp_path):
     store.wait()
     torch.cuda.synchronize()
     assert called < clock[0].elapsed_time(clock[1]) / 1e3 / 2
+
+
+def test_copies_never_share_a_stream_with_a_step():
+    """torch hands out its streams in turn; one that a step is recorded on would record the copies of a save, too."""
+    bus = tensor_file.bus_of(torch.device("cuda", 0))
+    others = {torch.cuda.Stream(priority=priority).cuda_stream for priority in (0, -1) for _ in range(40)}
+    assert len(others) == 64, "more than there are"
+    assert bus.cuda_stream not in others
+    assert tensor_file.bus_of(torch.empty(0, device="cuda").device) is bus

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from automodel.checkpoint.parts import Part, neighbours
+from automodel.checkpoint.tensor_file import bus_of
 
 Groups = dict[str, dict[str, Part]]
 """What a rank writes, by group and name."""
@@ -147,7 +148,7 @@ def _copy(copies: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
 @torch.no_grad()
 def _over_the_bus(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[torch.cuda.Event]]:
     device = tensors[0].device
-    training, way = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    training, way = torch.cuda.current_stream(device), bus_of(device)
     copies: list[Tensor] = []
     sizes = {index: _rounded(tensor) for index, tensor in enumerate(tensors)}
     for batch in neighbours(sizes, BLOCK):

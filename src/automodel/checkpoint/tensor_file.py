@@ -5,8 +5,8 @@ then reads the file back. Here the bytes of a file are gathered in seats of some
 disk, past the page cache (`disk.py`), while another thread hashes it: a file takes as long as the slower of the two.
 Neither holds Python's lock, so several files are written at once.
 
-Tensors of a GPU cross the bus straight into the seats, which are page-locked then, on a stream of its own and while the
-seat before is written: no stream of anybody else's waits, and the host never holds more than a few seats.
+Tensors of a GPU cross the bus straight into the seats, which are page-locked then, on a stream of their own and while
+the seat before is written: no stream of anybody else's waits, and the host never holds more than a few seats.
 
 The format: eight bytes with the length of a JSON header, the header (name, dtype, shape and place of each tensor), and
 the bytes of all tensors without gaps. Wider dtypes come first, so every tensor is aligned to its own size.
@@ -20,6 +20,7 @@ import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ class Seats:
         self.gpu, self.stream = gpu, None
         if gpu is not None:
             torch.cuda.set_device(gpu)  # threads begin with the first, where page-locking would open a context
-            self.stream = torch.cuda.Stream(gpu)
+            self.stream = bus_of(gpu)
         self._seats = [_seat(gpu is not None) for _ in range(self.SEATS)]
         self._turn = self._filled = 0
         self._sources: list[Tensor] = []
@@ -170,6 +171,14 @@ class Full:
         if self.there is not None:
             self.there.synchronize()
         return memoryview(self.seat.numpy())
+
+
+@cache
+def bus_of(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which tensors leave a GPU while it trains; one for all threads, since there is one bus. torch has
+    32 streams of each priority and hands them out in turn: a new one for every file would soon be one on which a step
+    is just being recorded, and the copies would become part of that step. So it is the only one of its priority."""
+    return torch.cuda.Stream(device, priority=-2)
 
 
 def _seat(page_locked: bool) -> Tensor:
