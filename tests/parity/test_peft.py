@@ -103,6 +103,17 @@ def test_logits_and_gradients_are_those_of_peft(tmp_path, kind, task, how):
     assert all(p.grad is None for p in ours.parameters() if not p.requires_grad)
 
 
+def test_falcons_own_linear_layers_get_adapters(tmp_path):
+    """A class of their own, which computes what `nn.Linear` does."""
+    ours = adapted("falcon", "causal-lm")
+    write_folder(ours, ours._automodel_adapter, tmp_path)
+    theirs, ids = theirs_from(tmp_path, "falcon", "causal-lm"), torch.stack([torch.arange(5, 14)])
+    assert len(ours._automodel_adapter.ranks) == 8
+    torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, **FP32)
+    merge(ours)
+    torch.testing.assert_close(ours(ids).logits, theirs.merge_and_unload()(ids).logits, **FP32)
+
+
 @pytest.mark.parametrize(("kind", "task"), [KINDS[1], KINDS[2], KINDS[4]])
 def test_dora_is_that_of_peft(tmp_path, kind, task):
     """Logits, gradients of A, B and lengths, and the folder both ways."""

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from automodel.adapters.packed_linear import PackedLinear
+from automodel.adapters.packed_linear import PackedLinear, is_plain_linear
 from automodel.kernels.frozen import Expanding
 from automodel.kernels.lora_linear import LowRank, lora_joined_linear
 
@@ -172,8 +172,8 @@ class LoraLinear(nn.Module):
 
 
 def is_linear(module: nn.Module) -> bool:
-    """What an adapter can stand beside: `nn.Linear`, a packed one, and the transposed one of GPT-2."""
-    if type(module) in (nn.Linear, PackedLinear):
+    """What an adapter can stand beside: a plain linear layer, a packed one, and the transposed one of GPT-2."""
+    if is_plain_linear(module) or type(module) is PackedLinear:
         return True
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 

@@ -51,13 +51,19 @@ class PackedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, {self.kind}"
 
 
+def is_plain_linear(module: nn.Module) -> bool:
+    """`nn.Linear`, or Falcon's class of its own, which computes the same."""
+    kind = type(module)
+    return kind is nn.Linear or (kind.__name__ == "FalconLinear" and kind.__module__.startswith("transformers."))
+
+
 def packable(model: Any, kept: Sequence[str]) -> list[str]:
     """Names of the layers that are packed: every linear one but the head and what lies in the modules `kept`."""
     head = model.get_output_embeddings()
     return [
         name
         for name, module in model.named_modules()
-        if type(module) is nn.Linear
+        if is_plain_linear(module)
         and module is not head
         and not any(name == other or name.startswith(f"{other}.") for other in kept)
     ]
