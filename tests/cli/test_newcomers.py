@@ -146,12 +146,29 @@ def test_a_checkpoint_that_is_in_few_bits_already(typed):
     config = json.loads(Path("model/config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     Path("model/config.json").write_text(json.dumps(config))
+    message = (
+        "error: model: the weights of 'model' are in few bits already (quantization_config: bitsandbytes), which cannot "
+        "be trained. Name the model that they were made from; with `peft:`, `quantization: {load_in_4bit: true}` packs "
+        "it while it is loaded."
+    )
     for adapter in ("", "peft: {dim: 4}\nquantization: {load_in_4bit: true}\n"):
-        assert typed("finetune", "llm", "-c", "run.yaml", config=BASE + adapter) == (
-            2,
-            (
-                "error: model: the weights of 'model' are in few bits already (quantization_config: bitsandbytes), which "
-                "cannot be trained. Name the model that they were made from; with `peft:`, `quantization: {load_in_4bit: "
-                "true}` packs it while it is loaded."
-            ),
-        )
+        assert typed("finetune", "llm", "-c", "run.yaml", config=BASE + adapter) == (2, message)
+
+
+def test_a_file_that_the_disk_refuses_is_named(typed, monkeypatch):
+    """Such errors came with a traceback, as if they were ours."""
+    from safetensors import SafetensorError
+
+    import automodel.plan.check as verb
+
+    for error, said in (
+        (OSError(28, "No space left on device", "out.md"), "refused out.md: No space left on device"),
+        (PermissionError(13, "Permission denied", "out.md"), "refused out.md: Permission denied"),
+        (
+            SafetensorError("I/O error: No space left on device (os error 28)"),
+            "refused a file: No space left on device",
+        ),
+    ):
+        monkeypatch.setattr(verb, "load_run_config", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        message = f"error: the file system {said}. Make room, or name another place."
+        assert typed("config", "validate", "-c", "run.yaml") == (1, message)

@@ -51,7 +51,21 @@ def save_hf_folder(
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     finish_interrupted_save(target)
-    writing = target / _WRITING
+    try:
+        writing = _written(model, tokenizer, target / _WRITING, weights)
+    except BaseException:  # a full disk, mostly, which has its room back then; what was there before stays
+        shutil.rmtree(target / _WRITING, ignore_errors=True)
+        with suppress(OSError):
+            target.rmdir()  # where it was made for this
+        raise
+    writing.rename(target / _COMPLETE)
+    flush_to_disk(target)
+    _move_in(target)
+    return target
+
+
+def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None) -> Path:
+    """The staging folder, complete and on the disk."""
     writing.mkdir()
     with stock_attention(model), quiet_transformers():
         _write_model(model, writing, weights)
@@ -64,10 +78,7 @@ def save_hf_folder(
         path.chmod(mode)  # safetensors makes its files readable to their owner alone
     with ThreadPoolExecutor(8) as threads:  # the disk takes as long for all of them as for the largest
         list(threads.map(flush_to_disk, files))
-    writing.rename(target / _COMPLETE)
-    flush_to_disk(target)
-    _move_in(target)
-    return target
+    return writing
 
 
 def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) -> None:

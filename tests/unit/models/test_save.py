@@ -154,3 +154,16 @@ def test_a_killed_sharded_save_over_a_sharded_one_keeps_every_new_shard(tmp_path
     monkeypatch.setattr(os, "replace", replace)
     finish_interrupted_save(tmp_path)
     assert torch.equal(logits_of(tmp_path), logits_here(new))
+
+
+def test_a_full_disk_gets_its_room_back_and_keeps_the_old_model(tmp_path, tokenizer, monkeypatch):
+    """A half-written folder stayed, and the next try was told that it was not empty."""
+    _, model = tiny_models.tiny("bert", "text-classification")
+    save_hf_folder(model, tokenizer, tmp_path / "old")
+    before = sorted(path.name for path in (tmp_path / "old").iterdir())
+    monkeypatch.setattr(tokenizer, "save_pretrained", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    for place in ("old", "new"):
+        with pytest.raises(OSError, match="No space left"):
+            save_hf_folder(model, tokenizer, tmp_path / place)
+    assert sorted(path.name for path in (tmp_path / "old").iterdir()) == before
+    assert not (tmp_path / "new").exists()
