@@ -147,9 +147,9 @@ def test_a_checkpoint_that_is_in_few_bits_already(typed):
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     Path("model/config.json").write_text(json.dumps(config))
     message = (
-        "error: model: the weights of 'model' are in few bits already (quantization_config: bitsandbytes), which cannot "
-        "be trained. Name the model that they were made from; with `peft:`, `quantization: {load_in_4bit: true}` packs "
-        "it while it is loaded."
+        "error: model: the weights of 'model' are in few bits already (quantization_config: bitsandbytes), which "
+        "cannot be trained. Name the model that they were made from; with `peft:`, "
+        "`quantization: {load_in_4bit: true}` packs it while it is loaded."
     )
     for adapter in ("", "peft: {dim: 4}\nquantization: {load_in_4bit: true}\n"):
         assert typed("finetune", "llm", "-c", "run.yaml", config=BASE + adapter) == (2, message)
