@@ -108,6 +108,31 @@ def test_a_smaller_shape_after_a_larger_one():
         assert step(index, batch).loss.item() == pytest.approx(plain(index, batch).loss.item(), rel=2e-3)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, torch.cuda.OutOfMemoryError])
+@pytest.mark.parametrize("offload", [True, False])
+def test_a_recording_that_breaks_off_leaves_nothing_to_the_next(monkeypatch, offload, error):
+    """In the middle of the backward pass of the second shape, when inputs of the next layer are on their way: it runs
+    eagerly, or is recorded again without the first one."""
+    plain, _ = make_step(offload=False)
+    step, memory = make_step(offload=offload)
+    said: list[str] = []
+    step.warn = said.append
+    fetch = memory.fetch
+
+    def breaks(layer, device):
+        fetch(layer, device)
+        if layer == 3 and len(step.graphs) == 1 and not said and torch.cuda.is_current_stream_capturing():
+            raise error("no more")
+
+    monkeypatch.setattr(memory, "fetch", breaks)
+    large, small = batches(count=2), batches(lengths=(1000, 500), count=2)
+    for index, batch in enumerate([large[0], small[0], large[1], small[1]]):
+        assert step(index, batch).loss.item() == pytest.approx(plain(index, batch).loss.item(), rel=2e-3)
+    assert len(said) == 1
+    assert ("GPU memory is short" in said[0]) == (error is not RuntimeError)
+    assert not memory.here
+
+
 def test_saves_what_the_inputs_take():
     """8 layers, two tensors each: 5 of them leave."""
     peaks = {}

@@ -35,6 +35,7 @@ from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.lazy_rows import RING
 from automodel.kernels.side_stream import SideStream
 from automodel.losses.task_loss import TaskLoss
+from automodel.models.recompute import forget_pass
 from automodel.optim.schedule import Schedule
 
 MOST_GRAPHS = 256  # past this the shapes do not repeat, and recording costs more than it saves
@@ -237,6 +238,7 @@ class CapturedStep:
             self.side.forget()
         if self.late is not None:
             self.late.done = [None] * len(self.late.done)
+        forget_pass(self.model)
         self.optimizer.finish_capture()
         self._drop_gradients()
 

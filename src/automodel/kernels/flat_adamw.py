@@ -234,6 +234,8 @@ class FlatAdamW(torch.optim.Optimizer):
         """Drops the gradients; flat ones are already zero after a step and keep their place."""
         if not self.gradient_buffers:
             super().zero_grad(set_to_none)
+            if self.lazy_rows is not None:
+                self.lazy_rows.gradients = None
             return
         for buffer in self.gradient_buffers:
             buffer.zero_()

@@ -50,6 +50,10 @@ class Kept:
     def take(self, layer: int, device: torch.device) -> list[Tensor]:
         return self.here.pop(layer)
 
+    def forget(self) -> None:
+        """What a pass that broke off has left."""
+        self.here.clear()
+
 
 class HostMemory:
     """Inputs of layers, by the layer's number, on their way to the host, there, or on their way back."""
@@ -109,6 +113,12 @@ class HostMemory:
         if arrived is not None:
             torch.cuda.current_stream().wait_event(arrived)
         return tensors
+
+    def forget(self) -> None:
+        """What a pass that broke off has left: events that nobody may wait for where it was being recorded, and inputs
+        that the next one would take for its own."""
+        self.leaving.clear()
+        self.here.clear()
 
     def _place(self, layer: int, index: int, like: Tensor) -> Tensor:
         """The part of the buffer that has the tensor's shape."""
@@ -217,3 +227,11 @@ def use_own_checkpoints(model: Any, offload: bool) -> HostMemory | Kept:
     for index, layer in enumerate(layers):
         layer._gradient_checkpointing_func = Checkpoint(memory, index)
     return memory
+
+
+def forget_pass(model: torch.nn.Module) -> None:
+    """For whoever goes on after a forward or backward pass of this model that broke off."""
+    for module in model.modules():
+        function = getattr(module, "_gradient_checkpointing_func", None)
+        if isinstance(function, Checkpoint):
+            function.memory.forget()

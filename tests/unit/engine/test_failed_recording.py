@@ -17,6 +17,7 @@ from automodel.engine.captured import MOST_FAILURES, MOST_SHORTAGES, WORTH, Capt
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.side_stream import SideStream
+from automodel.models.recompute import Checkpoint, Kept
 
 
 class Read:
@@ -101,6 +102,7 @@ def step_of(cuda, parameter: torch.nn.Parameter | None = None) -> tuple[Captured
     step.graphs, step.pool, step.stream, step.accumulates = {}, (0, 7), cuda.recording, False
     step.optimizer = FlatAdamW([torch.nn.Parameter(torch.ones(2)) if parameter is None else parameter], lr=0.1)
     step.side = step.late = step.device = step.ring = None
+    step.model = torch.nn.Module()
     said: list[str] = []
     step.warn = said.append
     return step, said
@@ -112,12 +114,15 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
     step.side, step.late = SideStream.__new__(SideStream), LateUpdates.__new__(LateUpdates)
     step.side.pieces, step.late.done = deque(), [None, None]
     step.graphs = {("before",): Graph()}
+    step.model._gradient_checkpointing_func = Checkpoint(Kept(), 0)
+    waiting = step.model._gradient_checkpointing_func.memory.here
     kept = []
 
     def work() -> None:
         read = Read()
         kept.append(weakref.ref(read))
         step.side.pieces.append(("an event of the recording", read))
+        waiting[0] = [read]
         step.late.done[1] = SimpleNamespace()  # the second layer was never reached
         weight.grad = torch.ones(2, 2)
         step.optimizer._captured.append([weight.grad.data_ptr()])

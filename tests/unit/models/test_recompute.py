@@ -9,7 +9,7 @@ from automodel.kernels.flat_parameters import FlatParameters
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_forward
 from automodel.models.fuse import fuse
-from automodel.models.recompute import HostMemory, Kept, use_own_checkpoints
+from automodel.models.recompute import HostMemory, Kept, forget_pass, use_own_checkpoints
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
 from parity.test_fused_decoders import SIZE
@@ -68,6 +68,28 @@ def test_gradients_are_the_same(kind, mode, fused):
     assert {layer for layer, _ in memory.buffers} == set(range(count - 1))  # the last one's stay
     assert not memory.here
     assert not memory.leaving
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_a_pass_that_breaks_off_leaves_nothing_to_the_next(monkeypatch, offload):
+    _, exact = learn(*make("llama", "full", offload=None, fused=True)[:2], seed=2)
+    model, forward, memory = make("llama", "full", offload=offload, fused=True)
+    taken, take = [], memory.take
+
+    def breaks(layer, device):
+        taken.append(layer)
+        if len(taken) == 2:
+            raise RuntimeError("no memory")
+        return take(layer, device)
+
+    monkeypatch.setattr(memory, "take", breaks)
+    with pytest.raises(RuntimeError, match="no memory"):
+        learn(model, forward)
+    assert memory.here
+    forget_pass(model)
+    assert not memory.here
+    for name, gradient in learn(model, forward, seed=2)[1].items():
+        torch.testing.assert_close(gradient, exact[name], rtol=1e-5, atol=1e-7, msg=name)
 
 
 def test_micro_batches_add_up():
