@@ -120,6 +120,19 @@ def test_slurm_saves_before_its_time_is_up_requeues_and_goes_on(folder):
     assert "is finished (90 steps); nothing to do" in restarted.stdout
 
 
+def test_a_config_with_spaces_in_its_name_becomes_a_script_that_can_be_submitted(folder, monkeypatch):
+    from typer.testing import CliRunner
+
+    from automodel.cli.launch import app
+
+    monkeypatch.chdir(folder)
+    (folder / "run.yaml").rename("my first run.yaml")
+    typed = ["slurm", "-c", "my first run.yaml", "--gpus-per-node", "0"]
+    said = CliRunner().invoke(app, typed, catch_exceptions=False).output
+    assert "Submit it: sbatch 'my first run.sbatch'" in said
+    assert "#SBATCH --job-name=my-first-run\n" in (folder / "my first run.sbatch").read_text()
+
+
 def test_kubernetes_gets_the_config_and_a_pytorchjob(folder):
     out = folder / "job.yaml"
     done = tiny.automodel(

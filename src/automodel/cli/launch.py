@@ -6,6 +6,7 @@ config is read first, and layouts that so many ranks cannot have are refused, be
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -191,7 +192,7 @@ def _write(path: Path, text: str) -> Path:
 
 def _hand_over(command: list[str], submit: bool) -> None:
     if not submit:
-        print(f"Submit it: {' '.join(command)}")
+        print(f"Submit it: {shlex.join(command)}")
         return
     if shutil.which(command[0]) is None:
         raise UserError(
@@ -199,7 +200,7 @@ def _hand_over(command: list[str], submit: bool) -> None:
         )
     code = subprocess.run(command, check=False).returncode
     if code:
-        print(f"error: `{' '.join(command)}` ended with exit code {code}", file=sys.stderr)
+        print(f"error: `{shlex.join(command)}` ended with exit code {code}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -8,6 +8,7 @@ queue. It continues from the last complete checkpoint, on whatever nodes it gets
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class SlurmJob:
 
 def slurm_script(job: SlurmJob) -> str:
     options = {
-        "job-name": job.name,
+        "job-name": re.sub(r"[^\w.+-]+", "-", job.name),  # at a space Slurm would see the next option
         "nodes": job.nodes,
         "ntasks-per-node": job.tasks_per_node,
         "gpus-per-node": job.tasks_per_node if job.gpus else None,
