@@ -28,7 +28,8 @@ class CheckpointConfig(Section):
     """What a checkpoint that cannot be written means: `stop` ends the run, `continue` says so, keeps the last good one
     and trains on."""
     best_metric: str | None = None
-    """Metric that decides; default `loss`."""
+    """Metric that decides; default `loss`. Trainer's and `evaluate`'s names (`eval_f1`, `matthews_correlation`) are
+    known."""
     best_mode: Literal["min", "max"] | None = None
     """Whether smaller or larger is better; known for the built-in metrics."""
 

@@ -22,7 +22,7 @@ from automodel.engine.evaluate import Evaluator, Share
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import check_room
-from automodel.engine.same_run import changes_of_course, check_same_base
+from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base
 from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
@@ -81,7 +81,10 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
     if resume:
+        now = state.best
         state, notes = _restore(folder, checkpoints, step, loader, prepared, base)
+        state.best, more = best_so_far(state.best, now, cfg, folder)
+        notes += more
     progress = progress_of(plan.total_steps, state.step)
     if checkpoints is not None:
         checkpoints.warn = progress.warn

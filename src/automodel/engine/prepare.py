@@ -22,7 +22,7 @@ from automodel.engine.classes import class_notes
 from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
-from automodel.metrics.compute import better, metric_names
+from automodel.metrics.compute import better, metric_called, metric_names
 from automodel.models.adapted import adapter_for_run
 from automodel.models.block_support import (
     can_fuse,
@@ -216,10 +216,10 @@ def _best(cfg: RunConfig, task: str, problem_type: str | None) -> tuple[str, str
     }
     known = metric_names(task, problem_type)
     for key, name in asked.items():
-        if name and name not in known:
+        if name and metric_called(name) not in known:
             raise UserError(
                 f"{key}: '{name}' is not measured for this task. Choose from {', '.join(known)}."
                 + did_you_mean(name, known)
             )
-    metric = next(filter(None, asked.values()), "loss")
+    metric = metric_called(next(filter(None, asked.values()), "loss"))
     return metric, cfg.checkpoint.best_mode or better(metric)

@@ -104,6 +104,11 @@ def finetune(
             return _carry_out(prepared, folder, console, resume, started, observer or Observer())
 
 
+def _since_the_best(run: Run) -> str:
+    best = run.state.best
+    return f"{best.metric} did not improve in {best.stale} evaluation{'s' if best.stale > 1 else ''}"
+
+
 def _carry_out(
     prepared: Prepared, folder: RunFolder, console: Any, resume: bool, started: float, observer: Observer
 ) -> Finished:
@@ -115,6 +120,11 @@ def _carry_out(
     run = build(prepared, folder, progress_of, resume=resume, started=started)
     trained = is_trained(run)
     if trained and folder.is_complete(run.state.step):
+        if run.state.step < prepared.plan.total_steps:
+            raise UserError(
+                f"This run was stopped early after step {run.state.step}: {_since_the_best(run)}. To train further, "
+                "raise early_stopping.patience on the command line, or take it away with early_stopping=null."
+            )
         raise UserError(
             f"This run already finished its {run.state.step} steps. To train further, raise step_scheduler.max_steps "
             "or num_epochs on the command line; otherwise there is nothing to resume."
@@ -203,9 +213,7 @@ def _finish(run: Run, outcome: Outcome) -> Finished:
         run.progress.warn(f"Stopped by {outcome.signal} after step {run.state.step}. {kept}")
         return Finished(folder.root, summary, report, EXIT_INTERRUPTED)
     if outcome.status == "stopped early":
-        best = run.state.best
-        evaluations = f"{best.stale} evaluation{'s' if best.stale > 1 else ''}"
-        run.progress.info(f"Stopped early after step {run.state.step}: {best.metric} did not improve in {evaluations}")
+        run.progress.info(f"Stopped early after step {run.state.step}: {_since_the_best(run)}")
     if summary["skipped_steps"]:
         run.progress.info(
             f"{summary['skipped_steps']} of {run.state.step} steps were skipped: fp16 gradients overflowed until the "

@@ -1,12 +1,14 @@
 """Whether a config may go on with a run, and what a person should know where it goes on differently.
 
 What decides what is learned from what (`MUST_MATCH`) has to be as it was: a run is one experiment. How long it is, and
-how the learning rate falls, may change; but then losses bend where they did not before, so it is said (`COURSE`). The
-rest, how often something is logged, evaluated or saved, changes nothing.
+how the learning rate falls, may change; but then losses bend where they did not before, so it is said (`COURSE`). What
+decides which evaluation is the best may change too, and then the search begins anew. The rest, how often something is
+logged, evaluated or saved, changes nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -14,6 +16,7 @@ import yaml
 from automodel.config.dump import dump_config
 from automodel.config.errors import UserError
 from automodel.engine.folder import RunFolder
+from automodel.engine.state import Best
 from automodel.plan.config import RunConfig
 
 MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
@@ -57,6 +60,21 @@ def changes_of_course(cfg: RunConfig, folder: RunFolder) -> list[str]:
         then = "; the learning rate goes on as in a run of that length" if longer else ""
         notes.append(f"{key} was {before} so far, now {after}{then}.")
     return notes
+
+
+def best_so_far(before: Best, now: Best, cfg: RunConfig, folder: RunFolder) -> tuple[Best, list[str]]:
+    """The best evaluation of the run, where those to come can be compared with it: by one metric, on the same data.
+    Else there is none yet, which is said. `now` is what the config asks for."""
+    if before.metric != now.metric or before.mode != now.mode:
+        changed = f"The best evaluation was the one of the {before.mode}imal {before.metric} so far"
+    elif others := _changed(cfg, folder, ("validation_dataset",)):
+        key, was, is_now = others[0]
+        changed = f"{key} was {was} so far, now {is_now}"
+    else:
+        return replace(before, min_delta=now.min_delta), []
+    if before.value is None:
+        return now, []
+    return now, [f"{changed}; from here on the best one by {now.metric} is looked for anew, among those to come."]
 
 
 def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:

@@ -27,6 +27,17 @@ if TYPE_CHECKING:
 LANGUAGE_MODELS = ("causal-lm", "seq2seq")
 SMALLER_IS_BETTER = ("loss", "mse", "rmse", "mae", "perplexity")
 
+ALSO_CALLED = {
+    "matthews_correlation": "mcc",
+    "roc_auc": "auroc",
+    "pearsonr": "pearson",
+    "spearmanr": "spearman",
+    "mean_squared_error": "mse",
+    "mean_absolute_error": "mae",
+    "root_mean_squared_error": "rmse",
+    "r_squared": "r2",
+}  # by `evaluate` and scikit-learn
+
 _NAMES = {
     "single_label_classification": ("loss", "accuracy", "f1", "precision", "recall", "mcc", "auroc"),
     "multi_label_classification": ("loss", "accuracy", "f1_micro", "f1_macro", "auroc"),
@@ -50,6 +61,12 @@ class EvalMetrics:
 def metric_names(task: str, problem_type: str | None = None) -> tuple[str, ...]:
     """The metrics an evaluation of this task can report, e.g. for `checkpoint.best_metric`."""
     return _NAMES[_kind(task, problem_type)]
+
+
+def metric_called(name: str) -> str:
+    """A metric's name here, for one in Trainer's words (`eval_loss`) or in `evaluate`'s (`matthews_correlation`)."""
+    plain = name.removeprefix("eval_")
+    return ALSO_CALLED.get(plain, plain)
 
 
 def better(metric_name: str) -> Literal["min", "max"]:

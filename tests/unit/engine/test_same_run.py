@@ -8,7 +8,8 @@ from automodel.config.dump import dump_config
 from automodel.config.errors import UserError
 from automodel.config.load import load_config
 from automodel.engine.folder import RunFolder
-from automodel.engine.same_run import changes_of_course, check_same_run
+from automodel.engine.same_run import best_so_far, changes_of_course, check_same_run
+from automodel.engine.state import Best
 from automodel.plan.config import RunConfig
 
 
@@ -40,3 +41,16 @@ def test_what_bends_the_curves_is_said(resumed):
         "step_scheduler.max_steps was 10 so far, now 20; the learning rate goes on as in a run of that length.",
         "lr_scheduler.name was linear so far, now cosine.",
     ]
+
+
+def test_the_best_is_looked_for_anew_where_it_is_measured_otherwise(resumed):
+    before, by_loss = Best("loss", "min", value=0.5, step=4, stale=2), Best("loss", "min", min_delta=0.1)
+    kept, notes = best_so_far(before, by_loss, *resumed())
+    assert (kept, notes) == (Best("loss", "min", 0.1, 0.5, 4, 2), [])
+    best, notes = best_so_far(before, Best("accuracy", "max"), *resumed("checkpoint.best_metric=accuracy"))
+    assert best == Best("accuracy", "max")
+    assert notes[0].startswith("The best evaluation was the one of the minimal loss so far; from here on the best one")
+    best, notes = best_so_far(before, by_loss, *resumed("validation_dataset.path=other.csv"))
+    assert best == by_loss
+    assert notes[0].startswith("validation_dataset.path was not set so far, now other.csv; from here on")
+    assert best_so_far(Best("loss", "min"), Best("accuracy", "max"), *resumed())[1] == []

@@ -9,7 +9,14 @@ from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics as sk
 
 from automodel.config.errors import UserError
-from automodel.metrics.compute import EvalAccumulator, better, compute_metrics, metric_names
+from automodel.metrics.compute import (
+    ALSO_CALLED,
+    EvalAccumulator,
+    better,
+    compute_metrics,
+    metric_called,
+    metric_names,
+)
 
 SINGLE = "single_label_classification"
 MULTI = "multi_label_classification"
@@ -246,6 +253,12 @@ def test_accumulated_classifier_equals_the_whole_and_drops_padded_slots(dtype):
     assert found.values == pytest.approx(whole.values | {"loss": 4.5 / 7})
     assert found.confusion_matrix == whole.confusion_matrix
     assert accumulator.indices == tuple(range(9))
+
+
+def test_metrics_in_the_words_of_others():
+    asked = ["eval_loss", "eval_matthews_correlation", "roc_auc", "pearsonr", "f1"]
+    assert [metric_called(name) for name in asked] == ["loss", "mcc", "auroc", "pearson", "f1"]
+    assert all(better(name) for name in map(metric_called, ALSO_CALLED))
 
 
 def test_accumulated_regression_drops_padded_slots_and_no_target():
