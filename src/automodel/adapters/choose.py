@@ -70,6 +70,8 @@ def choose_targets(
         if not found:
             raise _unmatched("peft.exclude_modules", pattern, linear)
         chosen -= found
+    if not chosen and not excluded:
+        raise UserError("peft.target_modules: is an empty list. Name modules, or leave the key out for `all-linear`.")
     if not chosen:
         raise UserError("peft.exclude_modules: leaves no module for an adapter. Remove some of it.")
     return tuple(name for name in linear if name in chosen)

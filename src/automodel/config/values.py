@@ -229,7 +229,7 @@ def _quote_advice(hint: Any, node: Node) -> str:
     if isinstance(node, Mapping | Listing):
         return " Put text that starts with `{` in quotes." if str in kinds and isinstance(node, Mapping) else ""
     if any(typing.get_origin(kind) is tuple for kind in kinds):
-        return f" Write `[{node.text}]`."
+        return f" Write `[{node.text.strip('()')}]`."
     if not node.plain and any(type(plain_value(node.text)) is kind for kind in kinds):
         return " Remove the quotes."
     return ""

@@ -65,6 +65,7 @@ def test_names_globs_and_exclusions():
         ({"target_modules": "embed_tokens"}, "'model.embed_tokens', a Embedding; adapters stand beside linear"),
         ({"exclude_modules": ("query",)}, "peft.exclude_modules: no module of the model is called 'query'"),
         ({"exclude_modules": ("*_proj",)}, "leaves no module"),
+        ({"target_modules": ()}, "peft.target_modules: is an empty list"),
         ({"modules_to_save": ("classifier",)}, "peft.modules_to_save: no module of the model is called 'classifier'"),
     ],
 )
