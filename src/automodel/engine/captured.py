@@ -171,8 +171,11 @@ class CapturedStep:
                 for tensor, value in zip(changed, before):
                     tensor.copy_(value)
                 self._drop_gradients()
-        finally:  # where it did not fit, too: others get this memory while it may still be written to
-            torch.cuda.current_stream().wait_stream(self.stream)
+        except BaseException:
+            torch.cuda.synchronize()  # others will get this memory, which may still be written to
+            self._forget_pass()
+            raise
+        torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.set_rng_state(random_state)
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph | Uncaptured:
@@ -200,7 +203,7 @@ class CapturedStep:
             with recording(graph, self.pool, self.stream):
                 work()
         except BaseException:
-            self._forget_recording()
+            self._forget_pass()
             raise
         self.optimizer.finish_capture()
         self._drop_gradients()
@@ -231,8 +234,9 @@ class CapturedStep:
                 f"their shapes come. {MORE_ROOM}"
             )
 
-    def _forget_recording(self) -> None:
-        """What a recording that failed has left in the hands of others: events of it cannot be waited for."""
+    def _forget_pass(self) -> None:
+        """What a pass that broke off has left in the hands of others: much memory, and where it was being recorded,
+        events that cannot be waited for."""
         self.pool = torch.cuda.graph_pool_handle()
         if self.side is not None:
             self.side.forget()

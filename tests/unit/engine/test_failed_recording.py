@@ -248,3 +248,29 @@ def test_a_recording_that_is_only_tried_leaves_nothing(cuda, monkeypatch):
     monkeypatch.setattr(Graph, "capture_end", lambda self: None)
     step.try_recording(None)
     assert isinstance(step._record(lambda: None), Graph), "otherwise torch refuses the next one"
+
+
+def test_nothing_of_a_rehearsal_that_does_not_fit_is_kept(cuda, monkeypatch):
+    """Whoever tries a smaller batch next finds all memory, and nobody writes to it any more."""
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    step, _ = step_of(cuda, weight)
+    step.unsettled, step.seed, step.loss_sum, step.last_loss = 0, *(torch.zeros(1) for _ in range(3))
+    step.side = SideStream.__new__(SideStream)
+    step.side.pieces = deque()
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append(f"waited for {len(step.side.pieces)} piece"))
+
+    def learn(_static) -> None:
+        assert cuda.streams[-1] is cuda.recording
+        step.side.pieces.append(("an event", Read()))
+        weight.grad = torch.ones(2, 2)
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step, "_learn", learn)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        step._rehearse(None)
+    assert done == ["waited for 1 piece"]
+    assert not step.side.pieces
+    assert weight.grad is None
+    assert cuda.streams[-1] is cuda.main
