@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from automodel.models.save_streamed import held_by, write_streamed
 from automodel.models.streamed import converts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping
 
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ def save_hf_folder(
 def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None) -> Path:
     """The staging folder, complete and on the disk."""
     writing.mkdir()
-    with stock_attention(model), quiet_transformers():
+    with stock_attention(model), quiet_transformers(), _any_generation_config(model):
         _write_model(model, writing, weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(writing)
@@ -98,6 +98,28 @@ def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) ->
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
+
+
+@contextmanager
+def _any_generation_config(model: Any) -> Generator[None]:
+    """Has generation settings written as they came. transformers refuses to write some that it reads (a `temperature`
+    without `do_sample`, as many published models have it), and a trained model would not be saved for them."""
+    from transformers import GenerationConfig
+
+    class AsItCame(GenerationConfig):
+        def validate(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+    config = getattr(model, "generation_config", None)
+    if type(config) is not GenerationConfig:
+        yield
+        return
+    model.generation_config = copy.copy(config)
+    model.generation_config.__class__ = AsItCame
+    try:
+        yield
+    finally:
+        model.generation_config = config
 
 
 def _changes_form(model: PreTrainedModel) -> bool:

@@ -167,3 +167,15 @@ def test_a_full_disk_gets_its_room_back_and_keeps_the_old_model(tmp_path, tokeni
             save_hf_folder(model, tokenizer, tmp_path / place)
     assert sorted(path.name for path in (tmp_path / "old").iterdir()) == before
     assert not (tmp_path / "new").exists()
+
+
+def test_generation_settings_that_transformers_would_not_write_are_kept(tmp_path, tokenizer):
+    """Published models have a temperature without sampling; a trained one must not get lost for that."""
+    model = tiny_models.tiny("llama", "causal-lm")[1]
+    config = model.generation_config
+    config.temperature = 0.9
+    with pytest.raises(ValueError, match="temperature"):
+        model.save_pretrained(tmp_path / "stock")
+    save_hf_folder(model, tokenizer, tmp_path / "ours")
+    assert json.loads((tmp_path / "ours/generation_config.json").read_text())["temperature"] == 0.9
+    assert model.generation_config is config
