@@ -18,6 +18,14 @@ from automodel.data.batch import PaddedBatch
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
 
+# What models prefer in their generation configs. A penalty on words that were there already (Qwen2.5: 1.1) would keep
+# a model from answering in the words of its prompt.
+_PLAIN: dict[str, Any] = {
+    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": None, "typical_p": 1.0, "min_p": None,
+    "bad_words_ids": None, "exponential_decay_length_penalty": None,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -49,7 +57,7 @@ class Sampling:
             drawn = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p or 1.0, "top_k": 0}
         else:
             drawn = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        return {**drawn, "num_beams": self.num_beams, "use_cache": True}
+        return {**_PLAIN, **drawn, "num_beams": self.num_beams, "use_cache": True}
 
 
 def prompts_together(lengths: Sequence[int], batch_size: int, new_tokens: int, room: int | None) -> list[list[int]]:

@@ -302,6 +302,16 @@ def test_chat(run_of):
     assert stock_answer(folder, prompt, special=False) == texts[0].prediction
 
 
+def test_what_a_generation_config_prefers_does_not_count(run_of, tmp_path):
+    import shutil
+
+    folder = shutil.copytree(run_of("chat"), tmp_path / "model")
+    prefers = {"do_sample": True, "temperature": 2.0, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1}
+    (folder / "generation_config.json").write_text(json.dumps({**prefers, "min_new_tokens": 7, "num_beams": 3}))
+    answers = Predictor(folder).generate([q["question"] for q in QUESTIONS])
+    assert [a.prediction for a in answers] == [q["answer"] for q in QUESTIONS]
+
+
 def test_limits_and_sampling(run_of):
     predictor = Predictor(run_of("chat"))
     (cut,) = predictor.generate([QUESTIONS[2]["question"]], max_new_tokens=2)
