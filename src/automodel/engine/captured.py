@@ -216,6 +216,7 @@ class CapturedStep:
         torch.cuda.synchronize()  # they may still be at work
         before = len(self.graphs)
         self.graphs = {shape: graph for shape, graph in self.graphs.items() if isinstance(graph, Uncaptured)}
+        self.optimizer.forget_captures()
         hand_back_unused()
         return before - len(self.graphs)
 

@@ -252,6 +252,10 @@ class FlatAdamW(torch.optim.Optimizer):
             self._tables = self._new_tables()
             self._sent_addresses = None
 
+    def forget_captures(self) -> None:
+        """All graphs that were captured so far are gone: nobody reads their tables any more."""
+        self._finished.clear()
+
     def _new_tables(self) -> torch.Tensor:
         """Row 0 is for steps that run at once, the others for captures."""
         # An even number of columns: every row is aligned to 16 bytes, and there is one kernel for all of them.

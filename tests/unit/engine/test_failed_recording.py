@@ -139,6 +139,7 @@ def test_nothing_of_a_failed_recording_is_kept(cuda):
     assert step.late.done == [None, None]
     assert weight.grad is None
     assert not step.optimizer._captured, "64 recordings that failed would be said to be too many"
+    assert not step.optimizer._finished, "tables of graphs that are gone"
     assert cuda.streams[-1] is cuda.main, "what follows is queued where everybody looks for it"
     assert cuda.waits[-1] == ("main", "recording")
     assert not step.graphs, "torch would refuse their random numbers, or has taken what cuBLAS works in from them"
