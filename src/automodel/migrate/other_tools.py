@@ -27,23 +27,23 @@ AXOLOTL_NAMES = {
     "wandb_run_id": "run_name",
 }
 AXOLOTL_IGNORED = (
-    "strict", "flash_attention", "sdp_attention", "xformers_attention", "s2_attention", "pad_to_sequence_len",
+    "strict", "flash_attention", "sdp_attention", "xformers_attention", "pad_to_sequence_len",
     "local_rank", "model_type", "tokenizer_type", "debug", "saves_per_epoch", "adapter", "evals_per_epoch",
     "eval_table_size", "eval_table_max_new_tokens", "shuffle_merged_datasets", "sample_packing",
     "eval_sample_packing", "gradient_checkpointing_kwargs", "train_on_inputs", "eval_max_new_tokens",
     "low_cpu_mem_usage", "resume_from_checkpoint", "auto_resume_from_checkpoints", "special_tokens",
     "chat_template", "gpu_memory_limit", "device_map", "max_memory", "hf_use_auth_token", "trust_remote_code",
-    "lora_fan_in_fan_out", "val_set_size", "save_first_step", "unsloth_cross_entropy_loss", "plugins",
-    "cut_cross_entropy", "mean_resizing",
+    "lora_fan_in_fan_out", "val_set_size", "save_first_step", "unsloth_cross_entropy_loss", "cut_cross_entropy",
+    "mean_resizing",
 )  # fmt: skip
 AXOLOTL_REQUIRED = ("micro_batch_size", "learning_rate", "lr_scheduler", "sequence_len")
 FACTORY_IGNORED = (
     "do_train", "template", "plot_loss", "overwrite_cache", "preprocessing_num_workers", "dataloader_num_workers",
     "stage", "finetuning_type", "dataset_dir", "trust_remote_code", "flash_attn", "report_to", "ddp_timeout",
     "resume_from_checkpoint", "include_num_input_tokens_seen", "packing", "neat_packing", "train_on_prompt",
-    "logging_dir", "use_fast_tokenizer", "cache_dir", "low_cpu_mem_usage", "use_unsloth", "double_quantization",
-    "quantization_method", "quantization_type", "lora_target", "tokenized_path", "upcast_layernorm",
-    "disable_gradient_checkpointing", "include_effective_tokens_per_second", "use_unsloth_gc",
+    "logging_dir", "use_fast_tokenizer", "cache_dir", "low_cpu_mem_usage", "use_unsloth", "lora_target",
+    "tokenized_path", "upcast_layernorm", "disable_gradient_checkpointing", "include_effective_tokens_per_second",
+    "use_unsloth_gc",
 )  # fmt: skip
 SAME_TRAINING = (
     "wandb_", "mlflow_", "comet_", "swanlab_", "hub_", "dataset_", "loss_watchdog_", "flash_attn_", "liger_", "is_",
@@ -51,6 +51,13 @@ SAME_TRAINING = (
     "lora_o_kernel",
 )  # fmt: skip
 """How keys begin that change no training."""
+INFO = "dataset_info.json"
+FACTORY_TAGS = {
+    "role_tag": ("from", "role"), "content_tag": ("value", "content"), "user_tag": ("human", "user"),
+    "assistant_tag": ("gpt", "assistant"), "observation_tag": ("observation", "tool"), "system_tag": ("system",),
+    "function_tag": ("function_call",),
+}  # fmt: skip
+"""How the turns of a chat are marked in files that are read here as they are."""
 OF_ADAPTERS = {
     "use_dora": "use_dora", "peft_use_dora": "use_dora", "use_rslora": "use_rslora", "peft_use_rslora": "use_rslora",
     "loraplus_lr_ratio": "loraplus_lr_ratio", "adapter_name_or_path": "pretrained_adapter",
@@ -137,6 +144,11 @@ def _axolotl(found: dict[str, Any], path: Path) -> Document:
     for key in ("load_in_4bit", "load_in_8bit"):
         if rest.pop(key, False):
             document.set(f"quantization.{key}", True, key)
+    if document.get("quantization.load_in_4bit"):
+        document.set("quantization.bnb_4bit_use_double_quant", True, "as Axolotl has it")
+    for plugin in rest.pop("plugins", None) or ():
+        if not any(known in str(plugin) for known in ("liger", "cut_cross_entropy")):  # kernels
+            document.block(lines["plugins"], f"plugins: {plugin} may change the training")
     if rest.pop("wandb_project", None):
         document.set("wandb.project", found["wandb_project"], "wandb_project")
     if rest.get("bf16") == "auto":
@@ -162,6 +174,11 @@ def _axolotl_data(rest: dict[str, Any], document: Document, lines: dict[str, int
         kind = entry.get("type", "")
         if kind not in ("alpaca", "chat_template", "sharegpt", "completion"):
             document.block(line, f"datasets.type: {kind!r} is a format of Axolotl's own; ours are in docs/data.md")
+        if kind == "alpaca":
+            document.note(
+                line, "datasets.type: prompts are written by the tokenizer's chat template, or plainly where it has "
+                "none, not in Alpaca's words; dataset.prompt_template can say them",
+            )  # fmt: skip
         targets = {
             "split": "split", "name": "name", "data_files": "data_files", "revision": "revision",
             "field_messages": "messages_column", "field": "text_column",
@@ -243,9 +260,16 @@ def _llama_factory(found: dict[str, Any], path: Path) -> Document:
     elif kind != "full":
         document.block(lines["finetuning_type"], f"finetuning_type: {kind} is neither lora nor full")
     bits = rest.pop("quantization_bit", None)
+    method = rest.pop("quantization_method", "bitsandbytes")
+    form, double = rest.pop("quantization_type", "nf4"), rest.pop("double_quantization", True)
+    if bits and str(method).lower() not in ("bitsandbytes", "bnb"):
+        document.block(lines["quantization_method"], f"quantization_method: {method} is not bitsandbytes'")
     if bits in (4, 8):
         document.set(f"quantization.load_in_{bits}bit", True, "quantization_bit")
-    elif bits:
+    if bits == 4:
+        document.set("quantization.bnb_4bit_quant_type", form, "quantization_type")
+        document.set("quantization.bnb_4bit_use_double_quant", bool(double), "double_quantization")
+    elif bits and bits != 8:
         document.block(lines["quantization_bit"], f"quantization_bit: {bits} is neither 4 nor 8")
     if rest.pop("enable_liger_kernel", None) is not None:
         document.note(0, "enable_liger_kernel: kernels of our own are used wherever they are faster")
@@ -259,7 +283,7 @@ def _factory_data(rest: dict[str, Any], document: Document, path: Path, lines: d
     if len(names) != 1:
         document.block(lines.get("dataset", 0), f"dataset: there are {len(names)}; write them as dataset.mixture")
     for name in names[:1]:
-        document.set("dataset.path", _registered(name, rest, path), f"dataset {name}")
+        _registered("dataset", name, rest, path, document, lines.get("dataset", 0))
     document.set("dataset.max_length", rest.pop("cutoff_len", None) or 2048, "cutoff_len")
     if rest.get("train_on_prompt"):
         document.set("dataset.answer_only_loss", False, "train_on_prompt")
@@ -267,21 +291,42 @@ def _factory_data(rest: dict[str, Any], document: Document, path: Path, lines: d
         document.set("dataset.num_samples_limit", rest.pop("max_samples"), "max_samples")
     eval_dataset = rest.pop("eval_dataset", None)
     if eval_dataset:
-        document.set("validation_dataset.path", _registered(eval_dataset, rest, path), "eval_dataset")
+        _registered("validation_dataset", eval_dataset, rest, path, document, lines["eval_dataset"])
     _held_out(rest.pop("val_size", None), document, "val_size")
     document.note(0, "template: the tokenizer's own chat template is used")
 
 
-def _registered(name: str, rest: dict[str, Any], path: Path) -> str:
-    """The file or hub name that LLaMA-Factory's `dataset_info.json` has for a dataset; the name itself without it."""
+def _registered(section: str, name: str, rest: dict[str, Any], path: Path, document: Document, line: int) -> None:
+    """Sets what LLaMA-Factory's `dataset_info.json` has for a dataset: where it is, which part, which columns; without
+    an entry, the name itself."""
+    folder, entry = _entry_of(name, rest, path)
+    file, hub = entry.pop("file_name", None), entry.pop("hf_hub_url", None)
+    document.set(f"{section}.path", hub or (str(folder / file) if file else name), f"dataset {name}")
+    for key, target in (("subset", "name"), ("split", "split")):
+        if value := entry.pop(key, None):
+            document.set(f"{section}.{target}", value, f"{INFO}: {key}")
+    form, columns, tags = entry.pop("formatting", "alpaca"), entry.pop("columns", {}), entry.pop("tags", {})
+    if form == "alpaca" and columns:
+        known = {"instruction": columns.pop("prompt", "instruction"), "output": columns.pop("response", "output")}
+        known |= {role: columns.pop(key) for role, key in (("input", "query"), ("system", "system")) if key in columns}
+        document.set(f"{section}.column_mapping", known, f"{INFO}: columns")
+    elif columns:
+        if messages := columns.pop("messages", None):
+            document.set(f"{section}.messages_column", messages, f"{INFO}: columns")
+        columns = {key: value for key, value in columns.items() if value != key}  # `system` and `tools` are known
+    strange = {key: value for key, value in tags.items() if value not in FACTORY_TAGS.get(key, ())}
+    others = {"formatting": form} if form not in ("alpaca", "sharegpt", "openai") else {}
+    for key, value in {**others, **columns, **strange, **entry}.items():
+        if value and key not in ("ms_hub_url", "om_hub_url"):  # the same data elsewhere
+            document.block(line, f"{name}: {INFO} has {key}: {value!r}, which is not known here")
+
+
+def _entry_of(name: str, rest: dict[str, Any], path: Path) -> tuple[Path, dict[str, Any]]:
     for folder in (Path(rest.get("dataset_dir") or "data"), path.parent / "data", path.parent):
         try:
-            entry = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8")).get(name)
+            entry = json.loads((folder / INFO).read_text(encoding="utf-8")).get(name)
         except (OSError, ValueError):
             continue
         if isinstance(entry, dict):
-            if entry.get("file_name"):
-                return str(folder / entry["file_name"])
-            if entry.get("hf_hub_url"):
-                return str(entry["hf_hub_url"])
-    return name
+            return folder, entry
+    return path.parent, {}

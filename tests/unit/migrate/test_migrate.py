@@ -306,6 +306,9 @@ learning_rate: 1.0e-4
             AXOLOTL.replace("type: chat_template", "type: chat_template\n    roles_to_train: [user]"),
             "line 2: datasets.roles",
         ),
+        (AXOLOTL + "s2_attention: true\n", "line 14: s2_attention"),
+        (AXOLOTL + "plugins: [axolotl.integrations.kd.KDPlugin]\n", "line 14: plugins: axolotl.integrations.kd"),
+        (FACTORY + "quantization_bit: 4\nquantization_method: hqq\n", "line 8: quantization_method: hqq"),
         (FACTORY + "mask_history: true\n", "line 7: mask_history: True: this key is not known here"),
         (FACTORY + "use_galore: true\n", "line 7: use_galore"),
         (FACTORY.replace("stage: sft", "stage: dpo"), "line 2: stage: dpo"),
@@ -318,6 +321,40 @@ def test_other_tools_keys_that_make_another_training_are_named_with_their_line(t
     with pytest.raises(UserError) as caught:
         read_source(tmp_path / "a.yaml")
     assert said in str(caught.value)
+
+
+def test_llama_factorys_list_of_datasets_says_which_part_and_which_columns(tmp_path):
+    """They were dropped, and whatever other columns a file had were learned."""
+    chats = {"columns": {"messages": "talk", "system": "system"}, "tags": {"role_tag": "role", "user_tag": "user"}}
+    listed = {
+        "demo": {"hf_hub_url": "me/demo", "ms_hub_url": "other/demo", "subset": "en", "split": "test",
+                 "columns": {"prompt": "q", "query": "context", "response": "a", "system": "sys"}},
+        "chats": {"file_name": "chats.json", "formatting": "sharegpt", **chats},
+        "drawn": {"file_name": "demo.json", "num_samples": 10, "columns": {"prompt": "q", "history": "before"}},
+        "marked": {"file_name": "c.json", "formatting": "sharegpt", "tags": {"user_tag": "Q"}},
+    }  # fmt: skip
+    (tmp_path / "dataset_info.json").write_text(json.dumps(listed))
+    mapping = {"instruction": "q", "output": "a", "input": "context", "system": "sys"}
+    found = migrated(tmp_path, FACTORY, "a.yaml")["dataset"]
+    assert found == {"path": "me/demo", "name": "en", "split": "test", "column_mapping": mapping, "max_length": 2048}
+    found = migrated(tmp_path, FACTORY.replace("demo", "chats"), "b.yaml")["dataset"]
+    assert found == {"path": str(tmp_path / "chats.json"), "messages_column": "talk", "max_length": 2048}
+    (tmp_path / "c.yaml").write_text(FACTORY.replace("demo", "drawn"))
+    with pytest.raises(UserError, match=r"(?s)line 4: drawn: .*history: 'before'.*line 4: drawn: .*num_samples: 10"):
+        read_source(tmp_path / "c.yaml")
+    (tmp_path / "d.yaml").write_text(FACTORY.replace("demo", "marked"))
+    with pytest.raises(UserError, match=r"marked: dataset_info.json has user_tag: 'Q'"):
+        read_source(tmp_path / "d.yaml")
+
+
+def test_four_bits_are_those_of_the_other_tool(tmp_path):
+    lora = "adapter: qlora\nload_in_4bit: true\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n"
+    doubly = {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}
+    assert migrated(tmp_path, AXOLOTL + lora, "a.yml")["quantization"] == doubly
+    four = FACTORY + "quantization_bit: 4\n"
+    assert migrated(tmp_path, four, "b.yaml")["quantization"] == {**doubly, "bnb_4bit_quant_type": "nf4"}
+    found = migrated(tmp_path, four + "quantization_type: fp4\ndouble_quantization: false\n", "c.yaml")["quantization"]
+    assert found == {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": False}
 
 
 def test_other_tools_keys_that_change_what_is_learned(tmp_path):
