@@ -1,0 +1,35 @@
+"""Weights reach a GPU whole, however late the device is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from automodel.models import onto_gpu
+from automodel.models.onto_gpu import Way
+from late_device import Device, OnDevice
+
+
+def carried(monkeypatch, seed: int, ignored: str = "") -> bool:
+    """Whether tensors of several dtypes arrived, through seats that are smaller than they."""
+    device = Device(seed, ignored)
+    sources = [torch.randn(shape) for shape in [(7, 33), (1,), (), (300, 5), (0, 4)]]
+    sources += [source.bfloat16() for source in sources]
+    targets = [torch.full(source.shape, 7.0).as_subclass(OnDevice) for source in sources]
+    with monkeypatch.context() as patch:
+        device.install(patch)
+        patch.setattr(onto_gpu, "SEAT", 256)
+        way = Way(torch.device("cuda", 0))
+        for target, source in zip(targets, sources, strict=True):
+            way.carry(target, source.clone())  # which is gone when it returns
+            device.work(device.chance.choice([0, 1, 8]))
+        device.work(10_000)
+    return all(torch.equal(t.as_subclass(Tensor), s.float()) for t, s in zip(targets, sources, strict=True))
+
+
+def test_weights_arrive(monkeypatch):
+    assert all(carried(monkeypatch, seed) for seed in range(20))
+
+
+def test_it_is_the_waiting_that_makes_it_so(monkeypatch):
+    assert not all(carried(monkeypatch, seed, "synchronize") for seed in range(5))
