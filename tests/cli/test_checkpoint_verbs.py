@@ -86,8 +86,10 @@ def test_prune_keeps_the_newest_that_is_whole(run, how):
 
 
 def test_convert_writes_what_the_run_exported(trained, run, tmp_path):
-    """The run exported its last step; so does the conversion, file by file."""
-    cache = {"AUTOMODEL_CACHE": str(trained / "cache")}
+    """The run exported its last step; so does the conversion, file by file, without the data."""
+    cache = {"AUTOMODEL_CACHE": str(tmp_path / "empty")}
+    for data in trained.glob("*.jsonl"):
+        data.unlink()
     done = tiny.automodel("checkpoint", "convert", run, "--out", tmp_path / "hf", **cache)
     assert "Wrote the model of step 8" in done.stdout
     written = {path.name for path in (tmp_path / "hf").iterdir()}
@@ -112,6 +114,7 @@ def test_an_adapter_is_converted_to_peft_s_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
     tiny.write_run(tmp_path, text=SETTINGS + "peft: {dim: 4, alpha: 8}\n")
     finetune(load_run_config([tmp_path / "run.yaml"], ["checkpoint.keep_best=false"]), console=Console(quiet=True))
+    (tmp_path / "train.jsonl").unlink()
     done = convert_checkpoint(tmp_path / "out", tmp_path / "hf")
     assert done.step == 8
     for name in ("adapter_model.safetensors", "adapter_config.json", "config.json"):

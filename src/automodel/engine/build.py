@@ -177,6 +177,7 @@ def save(run: Run, last: bool = False) -> None:
             "ranks": run.prepared.ranks.size,
             "rng": rng_values,
             "base": run.base,
+            "data": run.prepared.facts_of_data(),
             "config": run.config_text,
         },
         protect=[best] if best is not None and run.prepared.cfg.checkpoint.keep_best else [],

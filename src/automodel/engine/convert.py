@@ -1,8 +1,8 @@
 """A checkpoint as a plain Hugging Face folder, without training on.
 
-The model is made as the run makes it (from `run/config.yaml`, with the labels that its data gave it), takes the
-checkpoint's weights, and is saved as the end of a run saves it: what comes out of the last checkpoint is what the run
-exported or would have exported.
+The model is made as the run makes it (from `run/config.yaml`, with the labels that its data gave it, as the checkpoint
+has them), takes the checkpoint's weights, and is saved as the end of a run saves it: what comes out of the last
+checkpoint is what the run exported or would have exported. The data need not be there any more.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from automodel.adapters.attach import attach
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
+from automodel.data.classify import ask_for_segments
 from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import RunFolder
-from automodel.engine.prepare import Prepared, prepare_run
+from automodel.engine.prepare import prepare_run
 from automodel.engine.step import check_fit, model_tensors
-from automodel.models.load import align_pad_token, load_model
+from automodel.models.adapted import adapter_for_run
+from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, without_memory
 from automodel.models.save import save_hf_folder
 from automodel.plan.check import load_run_config
+from automodel.plan.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,13 @@ def convert_checkpoint(
         raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
     checkpoint, notes = _whole(folder, step)
     cfg = load_run_config([folder.config], (), trust)
-    prepared = prepare_run(replace(cfg, distributed=DistributedConfig()), trust)  # however many ranks trained it
-    model = _model_of(prepared)
+    # Early checkpoints do not know what the data said.
+    facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust)
+    model, tokenizer = _made_again(cfg, facts)
     own, saved = model_tensors(model), checkpoint.parts("model")
     check_fit(own, saved, str(checkpoint.folder))  # ty: ignore[invalid-argument-type]
     for name, tensor in own.items():
         tensor.data = saved[name].read()  # in the precision it was saved in
-    tokenizer = prepared.tokenizer
-    if prepared.train.chat_template:
-        tokenizer.chat_template = prepared.train.chat_template
     save_hf_folder(model, tokenizer, target)
     return Converted(target, checkpoint.step, notes)
 
@@ -77,12 +78,22 @@ def _whole(folder: RunFolder, step: int | None) -> tuple[Checkpoint, list[str]]:
     raise UserError(f"'{folder.steps}' has {which} that is whole." + "".join(f"\n  {note}" for note in notes))
 
 
-def _model_of(prepared: Prepared) -> Any:
-    """The run's model in the host's memory, with the names that its checkpoints have. A frozen base need not be in few
-    bits: its adapter is saved without it."""
-    cfg = prepared.cfg
-    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=torch.float32, device="cpu", seed=cfg.seed)
-    align_pad_token(model, prepared.tokenizer)
-    if prepared.adapter is not None:
-        attach(model, prepared.adapter, seed=cfg.seed)
-    return model
+def _facts_of_early_ones(cfg: RunConfig, trust: Sequence[str]) -> dict[str, Any]:
+    return prepare_run(replace(cfg, distributed=DistributedConfig()), trust).facts_of_data()  # for any number of ranks
+
+
+def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
+    """The run's model in the host's memory, with the names that its checkpoints have, and its tokenizer. A frozen base
+    need not be in few bits: its adapter is saved without it."""
+    task = facts["task"]
+    hf_config = load_hf_config(cfg.model, task, facts["num_labels"], facts["label_names"], facts["problem_type"])
+    tokenizer = load_tokenizer(cfg.model, hf_config)
+    if facts["segments"]:
+        ask_for_segments(tokenizer)
+    model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
+    align_pad_token(model, tokenizer)
+    if cfg.peft is not None:
+        attach(model, adapter_for_run(cfg.peft, cfg.model, without_memory(hf_config, task), task), seed=cfg.seed)
+    if facts["chat_template"]:
+        tokenizer.chat_template = facts["chat_template"]
+    return model, tokenizer

@@ -77,6 +77,18 @@ class Prepared:
     layout: Layout = field(default=ONE, kw_only=True)
     """The grid they form."""
 
+    def facts_of_data(self) -> dict[str, Any]:
+        """What the data decides of the folder that is saved in the end. Checkpoints keep it, so that they can become
+        one without the data."""
+        return {
+            "task": self.task,
+            "num_labels": self.train.num_labels,
+            "label_names": self.train.label_names,
+            "problem_type": self.train.problem_type,
+            "chat_template": self.train.chat_template,
+            "segments": self.train.store.token_types is not None,
+        }
+
 
 def prepare_run(
     cfg: RunConfig,
