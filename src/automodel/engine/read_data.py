@@ -6,7 +6,7 @@ data and what is wrong with the validation data is said together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,6 +45,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     """Tokenised data of a run. Raises `UserError` with everything that is wrong with either part of it."""
     task, hf_config = _task(cfg)
     tokenizer = load_tokenizer(cfg.model, hf_config)
+    restore = truncation_of(tokenizer)
     limits = model_limits(hf_config, task)
     known = known_classes(cfg.model, hf_config, task)
 
@@ -78,9 +79,20 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
             check_ends(validation, hf_config, "validation_dataset")
     problems.raise_if_any()
     assert train is not None
+    restore()
     if train.store.token_types is not None:
         ask_for_segments(tokenizer)
     return RunData(task, hf_config, tokenizer, train, validation)
+
+
+def truncation_of(tokenizer: Any) -> Callable[[], None]:
+    """Puts back how a fast tokenizer cuts by itself. Whoever calls one with a limit leaves it there; it would be saved
+    with the model, and programs that read `tokenizer.json` alone would cut by it."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not hasattr(backend, "no_truncation"):
+        return lambda: None
+    before = backend.truncation
+    return backend.no_truncation if before is None else lambda: backend.enable_truncation(**before)
 
 
 def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:
