@@ -70,6 +70,9 @@ class Stream:
         other.queue.append((lambda: True, lambda: passed.append(1)))
         self.queue.append((lambda: bool(passed), lambda: None))
 
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
 
 class Event:
     """As torch's: nobody waits for one that was never recorded."""

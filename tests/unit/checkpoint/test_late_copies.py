@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from automodel.checkpoint import tensor_file
+from automodel.checkpoint import snapshot, tensor_file
 from late_device import Device, OnDevice
 
 
@@ -47,3 +47,32 @@ def test_a_file_has_the_numbers_of_the_gpu(monkeypatch, tmp_path):
 @pytest.mark.parametrize("ignored", ["synchronize"])
 def test_it_is_the_waiting_that_makes_it_so(monkeypatch, tmp_path, ignored):
     assert not all(written(monkeypatch, tmp_path / "file", seed, ignored) for seed in range(5))
+
+
+def kept(monkeypatch, seed: int, ignored: str = "") -> bool:
+    """Whether a snapshot in page-locked memory has the numbers of its time, though the next step changes them."""
+    device = Device(seed, ignored)
+    tensors = [torch.zeros(size).as_subclass(OnDevice) for size in (5, 300, 7)]
+    with monkeypatch.context() as patch:
+        device.install(patch)
+        patch.setattr(snapshot, "BLOCK", 512)
+        bus = torch.cuda.Stream()
+        patch.setattr(snapshot, "bus_of", lambda _: bus)
+
+        def step(number: int) -> None:
+            for tensor in tensors:
+                device.put(lambda tensor=tensor: tensor.as_subclass(torch.Tensor).fill_(number))
+
+        step(1)
+        copies, ready = snapshot._over_the_bus(tensors)
+        step(2)
+        device.work(device.chance.choice([0, 5, 20]))
+        for event in ready:
+            event.synchronize()
+    return all((copy == 1).all() for copy in copies)
+
+
+def test_a_snapshot_is_of_its_time(monkeypatch):
+    assert all(kept(monkeypatch, seed) for seed in range(20))
+    for ignored in ("wait", "synchronize"):
+        assert not all(kept(monkeypatch, seed, ignored) for seed in range(20)), "it is the waiting that makes it so"
