@@ -234,7 +234,7 @@ def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: Packin
         ModelFacts(
             name=str(saved.folder),
             model_type=saved.hf_config.model_type,
-            parameters=count_parameters(saved.hf_config, saved.task),
+            parameters=count_parameters(saved.hf_config, saved.task, trust_remote_code=saved.source.trust_remote_code),
             can_pack=packing.packed,
             packing_reason=packing.reason,
         ),

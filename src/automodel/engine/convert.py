@@ -93,7 +93,8 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
     model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
     align_pad_token(model, tokenizer)
     if cfg.peft is not None:
-        attach(model, adapter_for_run(cfg.peft, cfg.model, without_memory(hf_config, task), task), seed=cfg.seed)
+        skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
+        attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task), seed=cfg.seed)
     if facts["chat_template"]:
         tokenizer.chat_template = facts["chat_template"]
     return model, tokenizer

@@ -113,7 +113,7 @@ def prepare_run(
     best_metric, best_mode = _best(cfg, task, train.problem_type)
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
     hardware = read_hardware()
-    skeleton = without_memory(hf_config, task)
+    skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
     adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task)
     words = plain_word_table(skeleton) if hardware.device == "cpu" and task != "seq2seq" else None
     planned = partial(

@@ -138,22 +138,16 @@ NeMoAutoModelForTokenClassification = AutoModelForTokenClassification
 NeMoAutoModelForSeq2SeqLM = AutoModelForSeq2SeqLM
 
 
-class _PlainSequenceClassification(_Keywords, transformers.AutoModelForSequenceClassification):
-    """As the engine wants it."""
-
-
-class _PlainTokenClassification(_Keywords, transformers.AutoModelForTokenClassification):
-    """As the engine wants it."""
-
-
-class _PlainCausalLM(_Keywords, transformers.AutoModelForCausalLM):
-    """As the engine wants it."""
+def _plain(auto_class: Any) -> Any:
+    """As the engine wants it. A model that comes with code of its own says by the auto class's name which class to load
+    (`auto_map`), so the name is kept."""
+    return type(auto_class.__name__, (_Keywords, auto_class), {"__module__": __name__, "__doc__": auto_class.__doc__})
 
 
 _CLASS_FOR_TASK: dict[str, Any] = {
-    "text-classification": _PlainSequenceClassification,
-    "token-classification": _PlainTokenClassification,
-    "causal-lm": _PlainCausalLM,
+    "text-classification": _plain(transformers.AutoModelForSequenceClassification),
+    "token-classification": _plain(transformers.AutoModelForTokenClassification),
+    "causal-lm": _plain(transformers.AutoModelForCausalLM),
     "seq2seq": AutoModelForSeq2SeqLM,
 }
 

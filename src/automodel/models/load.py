@@ -205,12 +205,9 @@ def align_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     row."""
     config: Any = model.config
     pad = tokenizer.pad_token_id
+    own = getattr(config, "pad_token_id", None)  # configs with code of their own need not have one
     family = FAMILIES.get(config.model_type)
-    if (
-        pad is None
-        or config.pad_token_id == pad
-        or (config.pad_token_id is not None and not (family and family.decoder))
-    ):
+    if pad is None or own == pad or (own is not None and not (family and family.decoder)):
         return
     config.pad_token_id = pad
     generation_config = getattr(model, "generation_config", None)
@@ -329,9 +326,9 @@ def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: 
         logger.info("newly initialised, since the checkpoint's head has other classes: %s", _few(sorted(mismatched)))
 
 
-def count_parameters(hf_config: PreTrainedConfig, task: str) -> int:
-    """Parameters of the model (tied ones once), counted without allocating any."""
-    return sum(parameter.numel() for parameter in without_memory(hf_config, task).parameters())
+def count_parameters(hf_config: PreTrainedConfig, task: str, **keywords: Any) -> int:
+    """Parameters of the model (tied ones once), counted without allocating any. `keywords`: of `from_config`."""
+    return sum(parameter.numel() for parameter in without_memory(hf_config, task, **keywords).parameters())
 
 
 def without_memory(hf_config: PreTrainedConfig, task: str, **keywords: Any) -> PreTrainedModel:
