@@ -88,7 +88,7 @@ def swap(model: Any, adapter: Adapter) -> None:
 
 def _weighted(text: str) -> tuple[str, float]:
     folder, equals, weight = text.rpartition("=")
-    if not equals:
+    if not equals or Path(text).expanduser().is_dir():  # a folder's name may have one
         return text, 1.0
     try:
         return folder, float(weight)

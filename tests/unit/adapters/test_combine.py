@@ -79,6 +79,8 @@ def test_the_command_and_what_it_refuses(tmp_path):
     done = runner.invoke(app, [str(tmp_path / "one"), "--stack", str(tmp_path / "two"), "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     assert "2 adapters as one" in done.output
+    written(tmp_path / "r=8", 4)  # no weight: there is such a folder
+    assert stack_folders([str(tmp_path / "one"), str(tmp_path / "r=8")], tmp_path / "named") > 0
     for wrong, message in (
         ([str(tmp_path / "one"), str(tmp_path / "dora")], "DoRA"),
         ([str(tmp_path / "one"), f"{tmp_path / 'two'}=much"], "is no number"),
