@@ -1,12 +1,15 @@
 """A GPU without a GPU: streams are queues of work, and the device does it late, in any order that streams and events
 allow. What is right here for every order needs no luck on a real one.
 
-Only copies wait in the queues (`OnDevice`, `Pinned`); whatever else a test does to tensors happens at once.
+Only copies wait in the queues (`OnDevice`, `Pinned`); whatever else a test does to tensors happens at once. Memory that
+nobody holds any more is given to somebody else, as torch's allocator does it: in the order of the stream that it was
+allocated on, and of no other.
 """
 
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -41,11 +44,19 @@ class Device:
     ) -> None:
         (stream or self.stream).queue.append((when, work))
 
+    def own(self, memory: Tensor) -> OnDevice:
+        """A tensor of the device, allocated on the current stream."""
+        tensor, stream = memory.as_subclass(OnDevice), self.stream
+        weakref.finalize(tensor, lambda: self.put(lambda: memory.fill_(-1), stream))
+        return tensor
+
     def install(self, patch: Any) -> None:
         """As `torch.cuda`, for as long as pytest's monkeypatch says."""
         empty, empty_like, zeros = torch.empty, torch.empty_like, torch.zeros
 
-        def made(*size: Any, pin_memory: bool = False, **kw: Any) -> Tensor:
+        def made(*size: Any, pin_memory: bool = False, device: Any = None, **kw: Any) -> Tensor:
+            if device is not None:
+                return self.own(empty(*size, **kw))
             return empty(*size, **kw).as_subclass(Pinned) if pin_memory else empty(*size, **kw)
 
         patch.setattr(Device, "current", self, raising=False)
@@ -62,6 +73,7 @@ class Device:
 
 class Stream:
     def __init__(self, device: Device):
+        self.device = device
         self.queue: deque[Work] = deque()
         device.streams.append(self)
 
@@ -72,6 +84,11 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
+
+    def record_event(self) -> Event:
+        event = Event(self.device)
+        event.record(self)
+        return event
 
 
 class Event:

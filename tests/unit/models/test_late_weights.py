@@ -1,4 +1,4 @@
-"""Weights reach a GPU whole, however late the device is."""
+"""Weights, and inputs of layers that were away, reach a GPU whole, however late the device is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from automodel.models import onto_gpu
 from automodel.models.onto_gpu import Way
+from automodel.models.recompute import HostMemory
 from late_device import Device, OnDevice
 
 
@@ -33,3 +34,35 @@ def test_weights_arrive(monkeypatch):
 
 def test_it_is_the_waiting_that_makes_it_so(monkeypatch):
     assert not all(carried(monkeypatch, seed, "synchronize") for seed in range(5))
+
+
+def computed_again(monkeypatch, seed: int, ignored: str = "") -> bool:
+    """Whether every layer of several passes got back what it had sent. Layers drop their inputs once they have sent
+    them, and those that came back once they have read them."""
+    device, found = Device(seed, ignored), []
+    with monkeypatch.context() as patch:
+        device.install(patch)
+        memory = HostMemory(5)
+        for number in range(6):
+            size = device.chance.choice([2, 9])
+            for layer in range(5):
+                memory.send(layer, [device.own(torch.full((size,), 10 * number + layer))])
+                device.work(device.chance.choice([0, 1, 5]))
+            for layer in reversed(range(5)):
+                (tensor,) = memory.take(layer, torch.device("cuda"))
+                memory.fetch(layer - 1, torch.device("cuda"))
+                there, wanted = tensor.as_subclass(Tensor), 10 * number + layer
+                device.put(lambda there=there, wanted=wanted: found.append(bool((there == wanted).all())))
+                del tensor
+                device.work(device.chance.choice([0, 1, 5]))
+        device.work(10_000)
+    assert len(found) == 30
+    return all(found)
+
+
+def test_inputs_come_back(monkeypatch):
+    assert all(computed_again(monkeypatch, seed) for seed in range(30))
+
+
+def test_it_is_the_waiting_that_brings_them_back(monkeypatch):
+    assert not all(computed_again(monkeypatch, seed, "wait") for seed in range(10))
