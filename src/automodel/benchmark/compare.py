@@ -84,9 +84,8 @@ def agreement_lines(found: dict[str, Any], label: str) -> list[str]:
     lines.append(f"Final training loss: {tail[ours]:.4f}, {label} {tail[theirs]:.4f} (mean of the last tenth).")
     mine, other = found["validation"][ours], found["validation"][theirs]
     if mine and other:
-        shared = [
-            name for name in ("loss", "accuracy", "f1", "perplexity", "pearson") if name in mine and name in other
-        ]
+        told = ("loss", "accuracy", "f1", "f1_micro", "entity_f1", "perplexity", "pearson")
+        shared = [name for name in told if name in mine and name in other]
         said = ", ".join(f"{name} {mine[name]:.4f} / {other[name]:.4f}" for name in shared)
         lines.append(f"Validation, ours / {label}: {said}.")
     return lines

@@ -59,7 +59,8 @@ def metric_rows(ours: Measured) -> list[tuple[str, Show, Improve]]:
 
 def leading_metric(side: Measured) -> str | None:
     found = side["validation"] or {}
-    return next((name for name in ("accuracy", "f1_micro", "pearson", "perplexity", "loss") if name in found), None)
+    leading = ("entity_f1", "f1_micro", "accuracy", "pearson", "perplexity", "loss")
+    return next((name for name in leading if name in found), None)
 
 
 def _metric(side: Measured, name: str) -> str:

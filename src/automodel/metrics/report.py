@@ -25,7 +25,7 @@ from automodel.metrics.report_files import RunFiles, read_run, run_folder
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-_LEADING = ("accuracy", "entity_f1", "f1_micro", "spearman", "perplexity")  # the metric a run is known by, first found
+_LEADING = ("f1_micro", "accuracy", "entity_f1", "spearman", "perplexity")  # the metric a run is known by, first found
 _LEADING_BY_TASK = {"causal-lm": "perplexity", "seq2seq": "perplexity", "token-classification": "entity_f1"}
 _SECTIONS: dict[str, Callable[[RunFiles], str]] = {
     "Loss": sections.loss_section,

@@ -242,9 +242,11 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[float], unit:
     )
 
 
-def balance(title: str, names: Sequence[str], counts: Sequence[float], most_shown: int = 20) -> str:
-    """Horizontal bars, largest first where there are more than are shown."""
-    total, most = sum(counts) or 1, max(counts, default=0) or 1
+def balance(
+    title: str, names: Sequence[str], counts: Sequence[float], total: float | None = None, most_shown: int = 20
+) -> str:
+    """Horizontal bars, largest first where there are more than are shown. Shares are of `total`, or of the sum."""
+    total, most = total or sum(counts) or 1, max(counts, default=0) or 1
     pairs = list(zip(names, counts))
     hidden = 0
     if len(pairs) > most_shown:

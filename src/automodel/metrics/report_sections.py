@@ -112,10 +112,12 @@ def data_section(run: RunFiles) -> str:
         lengths = stats.get("length_histogram") or {}
         if lengths.get("counts"):
             figures.append(histogram(f"Lengths, {name}", lengths["edges"], lengths["counts"], "tokens"))
+    several = (run.summary or {}).get("problem_type") == "multi_label_classification"
     for name, stats in splits:
         if stats.get("label_counts"):
             names = stats.get("label_names") or [str(i) for i in range(len(stats["label_counts"]))]
-            figures.append(balance(f"Labels, {name}", names, stats["label_counts"]))
+            total = stats.get("used") if several else None  # how many of the examples have it
+            figures.append(balance(f"Labels, {name}", names, stats["label_counts"], total))
     if len(figures) % 2 and figures:
         figures[-1] = figures[-1].replace('class="chart"', 'class="chart wide"', 1)
     return f'<div class="grid-2">{"".join(figures)}</div>' + _data_table(splits)

@@ -273,6 +273,21 @@ def test_ticks_cover_the_range_and_are_few(low, high):
     assert len({tick_text(t, ticks) for t in ticks}) == len(ticks)
 
 
+def test_several_labels_an_example(tmp_path, example_runs):
+    """Shares are of the examples, not of the labels, and the leading metric is not that all labels are right."""
+    folder = example_runs.classification(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["problem_type"] = "multi_label_classification"
+    summary["validation"] = {"loss": 0.4, "accuracy": 0.1, "f1_micro": 0.75}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    data = json.loads((folder / "data.json").read_text())
+    data["validation"] |= {"used": 400, "label_counts": [300, 200]}
+    (folder / "data.json").write_text(json.dumps(data))
+    text = words(report(folder))
+    assert "Validation F1 (micro) 75.0 %" in text
+    assert "Labels, validation negative 300 75.0% positive 200 50.0%" in text
+
+
 def test_memory_begins_at_zero_and_long_names_have_room(tmp_path):
     figure = line_chart("Memory", [Series("Memory", [(1, 7.1), (2, 7.101)], "train")], from_zero=True)
     assert '">0</span>' in figure
