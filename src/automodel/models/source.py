@@ -76,6 +76,7 @@ def _find(name: str, cfg: ModelConfig, key: str, must_hold: str | None) -> Sourc
             f"{key}: there is no folder {folder!r} (looked from {os.getcwd()!r}). Correct the path, or give a hub name "
             "such as distilbert-base-uncased."
         )
+    _require_possible_name(name, key)
     keywords: dict[str, Any] = {"trust_remote_code": cfg.trust_remote_code}
     if cfg.cache_dir:
         keywords["cache_dir"] = cfg.cache_dir
@@ -104,6 +105,19 @@ def _require_cached(name: str, cfg: ModelConfig, key: str, keywords: dict[str, A
         f"{why}. Check the name and the connection, or download it where there is one "
         f"(`hf download {name}`) and point {key} at that folder."
     )
+
+
+def _require_possible_name(name: str, key: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(
+            f"{key}: {name!r} is no folder here (looked from {os.getcwd()!r}), and the hub has no names like that: they "
+            "are `owner/name`, of letters, digits, '-', '_' and '.'. A branch, tag or commit goes into model.revision."
+        ) from error
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -98,6 +98,13 @@ def test_a_missing_folder_is_named_with_the_place_it_was_looked_for():
         load_hf_config(cfg("./nowhere"), TEXT)
 
 
+@pytest.mark.parametrize("name", ["org/llama@main", "Llama 3.2 1B", "org/llama:latest"])
+def test_a_name_that_nobody_can_have_is_refused_in_words(name):
+    """It was huggingface_hub's traceback."""
+    with pytest.raises(UserError, match=r"is no folder here .* A branch, tag or commit goes into model\.revision"):
+        load_hf_config(cfg(name), TEXT)
+
+
 def test_a_folder_without_a_config_says_what_it_holds(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(UserError, match=r"holds no config.json.*it holds: notes.txt"):
