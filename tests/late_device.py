@@ -2,8 +2,8 @@
 allow. What is right here for every order needs no luck on a real one.
 
 Only copies wait in the queues (`OnDevice`, `Pinned`); whatever else a test does to tensors happens at once. Memory that
-nobody holds any more is given to somebody else, as torch's allocator does it: in the order of the stream that it was
-allocated on, and of no other.
+nobody holds any more goes to whoever allocates next on the stream that it was allocated on, as torch's allocator does
+it: in the order of that stream, and of no other.
 """
 
 from __future__ import annotations
@@ -46,13 +46,17 @@ class Device:
 
     def own(self, memory: Tensor) -> OnDevice:
         """A tensor of the device, allocated on the current stream."""
-        tensor, stream = memory.as_subclass(OnDevice), self.stream
-        weakref.finalize(tensor, lambda: self.put(lambda: memory.fill_(-1), stream))
+        tensor, freed = memory.as_subclass(OnDevice), self.stream.freed
+        for taken in freed:
+            self.put(lambda taken=taken: taken.fill_(-1))
+        freed.clear()
+        weakref.finalize(tensor, lambda: freed.append(memory))
         return tensor
 
     def install(self, patch: Any) -> None:
         """As `torch.cuda`, for as long as pytest's monkeypatch says."""
         empty, empty_like, zeros = torch.empty, torch.empty_like, torch.zeros
+        kinds = {None: Tensor, "gpu": OnDevice}
 
         def made(*size: Any, pin_memory: bool = False, device: Any = None, **kw: Any) -> Tensor:
             if device is not None:
@@ -68,13 +72,14 @@ class Device:
         patch.setattr(torch.cuda, "set_device", lambda _: None)
         patch.setattr(torch, "empty", made)
         patch.setattr(torch, "empty_like", lambda like, device: empty_like(like).as_subclass(OnDevice))
-        patch.setattr(torch, "zeros", lambda *size, device, **kw: zeros(*size, **kw).as_subclass(OnDevice))
+        patch.setattr(torch, "zeros", lambda *size, device=None, **kw: zeros(*size, **kw).as_subclass(kinds[device]))
 
 
 class Stream:
     def __init__(self, device: Device):
         self.device = device
         self.queue: deque[Work] = deque()
+        self.freed: list[Tensor] = []
         device.streams.append(self)
 
     def wait_stream(self, other: Stream) -> None:

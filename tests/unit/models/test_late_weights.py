@@ -46,7 +46,9 @@ def computed_again(monkeypatch, seed: int, ignored: str = "") -> bool:
         for number in range(6):
             size = device.chance.choice([2, 9])
             for layer in range(5):
-                memory.send(layer, [device.own(torch.full((size,), 10 * number + layer))])
+                made = torch.ones(size, dtype=torch.int64)
+                device.put(lambda made=made, value=10 * number + layer: made.fill_(value))  # by the layer before
+                memory.send(layer, [device.own(made)])
                 device.work(device.chance.choice([0, 1, 5]))
             for layer in reversed(range(5)):
                 (tensor,) = memory.take(layer, torch.device("cuda"))
