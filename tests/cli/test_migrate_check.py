@@ -21,7 +21,11 @@ def test_the_losses_of_script_and_config_agree_and_a_wrong_config_is_found_out(t
     tiny.make_model_folder(tmp_path / "bert", "bert", dropout=0.1)
     tiny.write_jsonl(tmp_path / "train.jsonl", tiny.reviews(40))
     tiny.write_jsonl(tmp_path / "test.jsonl", tiny.reviews(8, seed=1))
-    (tmp_path / "train.py").write_text(SCRIPT.read_text().replace("sys.argv[1]", '"."'))
+    early = 'eval_dataset=data["test"], callbacks=[transformers.EarlyStoppingCallback()]'
+    script = SCRIPT.read_text().replace("sys.argv[1]", '"."').replace('eval_dataset=data["test"]', early)
+    best = 'report_to="none", load_best_model_at_end=True, save_strategy="steps", save_steps=3'
+    script = script.replace('save_strategy="no",\n', "").replace('report_to="none"', best)
+    (tmp_path / "train.py").write_text(f"import transformers\n{script}")
     write_config(read_source(tmp_path / "train.py"), tmp_path / "run.yaml")
     assert check_migration(tmp_path / "train.py", tmp_path / "run.yaml", 6).startswith("Checked: 6 steps of both")
     wrong = (tmp_path / "run.yaml").read_text().replace("lr: 0.001", "lr: 0.1")

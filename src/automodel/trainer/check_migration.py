@@ -16,7 +16,7 @@ from typing import Any
 
 import transformers
 import transformers.trainer
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.trainer.arguments import TrainingArguments
@@ -93,6 +93,7 @@ def script_losses(source: Path, folder: Path, steps: int) -> list[float]:
             for name, value in changes.items():
                 setattr(self.args, name, value)
             self.args.__post_init__()
+            self.remove_callback(EarlyStoppingCallback)  # it refuses to run without evaluations
             self.add_callback(losses)
             super().train()
             raise _Enough
