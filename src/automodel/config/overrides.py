@@ -23,6 +23,9 @@ def setting_layer(text: str, layer: int, complaints: Complaints) -> Mapping | No
     if not all(keys):
         complaints.add(place, "", f"`{text}` has an empty key. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
         return None
+    if not value.strip():  # `model=$MODEL`, and the variable is not set: the file's own must not be taken for it
+        complaints.add(place, path.strip(), f"`{text}` has no value. Write `{path}=null` for none, or leave it out.")
+        return None
     node: Node = read_value(value.strip(), layer)
     for key in reversed(keys):
         node = Mapping({key: Entry(key, node, place)}, place)

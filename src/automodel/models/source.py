@@ -115,8 +115,9 @@ def _require_possible_name(name: str, key: str) -> None:
         validate_repo_id(name)
     except HFValidationError as error:
         raise UserError(
-            f"{key}: {name!r} is no folder here (looked from {os.getcwd()!r}), and the hub has no names like that: they "
-            "are `owner/name`, of letters, digits, '-', '_' and '.'. A branch, tag or commit goes into model.revision."
+            f"{key}: {name!r} is no folder here (looked from {os.getcwd()!r}), and the hub has no names like that: "
+            "they are `owner/name`, of letters, digits, '-', '_' and '.'. A branch, tag or commit goes into "
+            "model.revision."
         ) from error
 
 
