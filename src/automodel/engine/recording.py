@@ -34,8 +34,9 @@ MARGIN = 2  # times the memory that a step has needed so far: the next shape may
 def make_room() -> None:
     """For a recording: what the device has free must do for a step, whose memory nobody can hand back while it is
     recorded."""
-    free, _ = torch.cuda.mem_get_info()
-    if free < MARGIN * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()):
+    free, whole = torch.cuda.mem_get_info()
+    allowed = whole * torch.cuda.get_per_process_memory_fraction() - torch.cuda.memory_reserved()
+    if min(free, allowed) < MARGIN * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()):
         hand_back_unused()
 
 
