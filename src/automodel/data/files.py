@@ -359,6 +359,11 @@ def _bad_json_line(path: Path) -> str | None:
 
 def missing_path(path: str, section: str) -> UserError:
     """A path that does not exist, with the nearest name beside it."""
+    if "://" in path:
+        return UserError(
+            f"{section}.path: '{path}' is an address; files are read from disks, and the hub's datasets by name. "
+            "Download it and give its path."
+        )
     expanded = Path(path).expanduser()
     parent = expanded.parent
     near = ""

@@ -35,6 +35,11 @@ CASES = [
         "dataset.path: there is no file or folder '{tmp}/revews.csv'. Did you mean 'reviews.csv'?",
     ),
     (
+        "an address", {}, {"path": "https://example.org/data.csv"},
+        "dataset.path: 'https://example.org/data.csv' is an address; files are read from disks, and the hub's datasets "
+        "by name. Download it and give its path.",
+    ),
+    (
         "a folder that is not there", {}, {"path": "{tmp}/no/such/data.json"},
         "dataset.path: there is no file or folder '{tmp}/no/such/data.json'. The folder '{tmp}/no/such' does not exist "
         "either.",
