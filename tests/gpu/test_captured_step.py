@@ -342,8 +342,8 @@ def test_masks_are_the_same_again():
 
 
 def test_a_recording_that_finds_no_memory_gets_what_others_hold(monkeypatch):
-    """All memory but a few MiB lies in torch's cache when a larger shape comes. While it is recorded nobody can hand
-    that back, so it is recorded again; the losses are those of a GPU with room."""
+    """All memory that the process may have, but a few MiB, lies in torch's cache when a larger shape comes. While it is
+    recorded nobody can hand that back, so it is recorded again; the losses are those of a GPU with room."""
     store = make_store()
     batches = [next(steps_of(store, 1, 1, 1)), *steps_of(store, 32, 1, 4)]
     wanted = run(captured(make_model("bert", 0.0), 1)[0], batches)
@@ -361,9 +361,14 @@ def test_a_recording_that_finds_no_memory_gets_what_others_hold(monkeypatch):
     monkeypatch.setattr(engine_captured, "hand_back_unused", hand_back)
     found = run(step, batches[:1])
     torch.cuda.synchronize()
-    unused = torch.empty(torch.cuda.mem_get_info()[0] - (8 << 20), dtype=torch.uint8, device="cuda")
-    del unused
-    found += run(step, batches[1:])
+    room = 1 << 30
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / torch.cuda.mem_get_info()[1])
+    try:
+        unused = torch.empty(room - (8 << 20), dtype=torch.uint8, device="cuda")
+        del unused
+        found += run(step, batches[1:])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
     assert handed_back == [0, 0], "after the rehearsal, and for the second shape"
     assert [words.partition(":")[0] for words in said] == ["GPU memory is short"]
     assert step.graphs.keys() == {shape_of(b.micro_batches[0]) for b in batches[1:]}
