@@ -96,6 +96,13 @@ def test_the_command_prints_a_page_of_80_columns(place):
     assert re.search(r"padding avoided +\d+\.\d%", printed)
 
 
+def test_a_narrow_terminal_has_remarks_below_their_numbers(place):
+    text = page(config(place, "llama", "causal-lm", f"path: {place / 'qa.jsonl'}"), width=40)
+    learned = text[text.index("What is learned") :]
+    assert max(map(len, learned.splitlines())) <= 40
+    assert re.search(r"^  samples with none +0\n    checked: a run would not start with\n    one$", learned, re.M)
+
+
 def test_colours_on_a_terminal(place):
     from rich.console import Console
 

@@ -17,6 +17,7 @@ from automodel.engine.preview import Batches, Preview
 
 LONGEST_PIECE = 600  # characters; the middle of a longer one is left out
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+NARROWEST = 20  # characters of a column
 STYLES = {  # learned, special
     (False, False): "dim",
     (False, True): "cyan",
@@ -155,13 +156,17 @@ def _print_table(title: str, rows: Iterable[tuple[str, str, str]], console: Cons
 
 
 def _beside(left: Text, text: Text, console: Console) -> Text:
-    """The text to the right of `left`, wrapped in a column of its own."""
-    lines = _wrapped(text, console, console.width - len(left.plain))
+    """The text to the right of `left`, wrapped in a column of its own; below it, where that would be too narrow."""
+    room = console.width - len(left.plain)
+    if room < NARROWEST:
+        left.rstrip()
+        return Text("\n").join([left, *(Text("    ") + line for line in _wrapped(text, console, console.width - 4))])
+    lines = _wrapped(text, console, room)
     return Text("\n").join((left if i == 0 else Text(" " * len(left.plain))) + line for i, line in enumerate(lines))
 
 
 def _wrapped(text: Text, console: Console, width: int) -> list[Text]:
-    lines = list(text.wrap(console, max(20, width), tab_size=4))
+    lines = list(text.wrap(console, max(NARROWEST, width), tab_size=4))
     for line in lines:
         line.rstrip()
     while len(lines) > 1 and not lines[-1].plain:
