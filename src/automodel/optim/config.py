@@ -49,7 +49,7 @@ class OptimizerConfig(Section):
     lr: Positive = 5e-5
     """Peak learning rate."""
     weight_decay: NonNegative = 0.0
-    """Decoupled weight decay; not applied to biases and norms (`decay_norms_and_biases`)."""
+    """Decoupled weight decay; not applied to biases, norms and other vectors (`decay_norms_and_biases`)."""
     betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
     """Moment decay rates of AdamW and Lion."""
     eps: Positive = 1e-8
