@@ -67,7 +67,8 @@ class Document:
         self.left_out.append(Note(line, text))
 
     def note(self, line: int, text: str) -> None:
-        self.differs.append(Note(line, text))
+        if Note(line, text) not in self.differs:
+            self.differs.append(Note(line, text))
 
     def block(self, line: int, text: str) -> None:
         self.blocked.append(Note(line, text))

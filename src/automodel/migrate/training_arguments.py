@@ -1,8 +1,8 @@
 """`TrainingArguments` in the words of a config file.
 
 A table, field by field: a path here, a function where one name is not enough, or a reason why it is left out. What has
-Trainer's default value is not written, with one exception: Trainer trains in fp32 unless it is told otherwise, and a
-config here that says nothing trains in bf16 where the GPU has it.
+Trainer's default value is not written, with two exceptions: Trainer trains in fp32 and ends with the last weights unless
+it is told otherwise; a config here that says nothing trains in bf16 where the GPU has it, and ends with the best ones.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ def carry_over(given: Mapping[str, Any], document: Document, lines: Lines | None
                 at[name] = at[old]
     arguments = {name: _plain(value) for name, value in arguments.items()}
     _precision(arguments, document)
+    if not arguments.get("load_best_model_at_end"):
+        document.set("checkpoint.keep_best", False, "Trainer's default; without it: the best evaluation's weights")
     for name, value in arguments.items():
         _one(name, value, arguments, document, at.get(name, 0))
 
@@ -233,7 +235,8 @@ def _save_steps(value: Any, arguments: dict[str, Any], document: Document, line:
 
 
 def _best(value: Any, arguments: dict[str, Any], document: Document, line: int) -> None:
-    document.set("checkpoint.keep_best", bool(value), "load_best_model_at_end")
+    if value:
+        document.set("checkpoint.keep_best", True, "load_best_model_at_end")
 
 
 def _metric(value: Any, arguments: dict[str, Any], document: Document, line: int) -> None:

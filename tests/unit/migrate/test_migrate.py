@@ -71,7 +71,7 @@ def test_a_script_as_a_config(tmp_path):
         "optimizer": {"lr": 3e-5, "betas": [0.9, 0.98], "weight_decay": 0.01},
         "lr_scheduler": {"name": "cosine", "warmup_steps": 0.1},
         "training_optimizations": {"precision": "fp16"},
-        "checkpoint": {"checkpoint_dir": "out"},
+        "checkpoint": {"keep_best": False, "checkpoint_dir": "out"},
         "early_stopping": {"patience": 2},
         "seed": 7,
     }  # fmt: skip

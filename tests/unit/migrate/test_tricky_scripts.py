@@ -195,7 +195,7 @@ if __name__ == "__main__":
     document, found = migrated(tmp_path, text)
     assert found["optimizer"] == {"lr": 2e-5}
     assert found["step_scheduler"] == {"max_steps": 50}
-    assert found["checkpoint"] == {"checkpoint_dir": "out/run-3"}
+    assert found["checkpoint"] == {"keep_best": False, "checkpoint_dir": "out/run-3"}
     assert found["dataset"]["num_samples_limit"] == 100
     noted = " ".join(str(note) for note in document.differs)
     assert re.search(r"line \d+: torch.cuda.is_available\(\) is taken to be true", noted)
