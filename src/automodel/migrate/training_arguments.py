@@ -2,7 +2,7 @@
 
 A table, field by field: a path here, a function where one name is not enough, or a reason why it is left out. What has
 Trainer's default value is not written, with two exceptions: Trainer trains in fp32 and ends with the last weights
-unless it is told otherwise; a config that says nothing trains in bf16 where the GPU has it, and ends with the best ones.
+unless it is told otherwise; a config that says nothing trains in bf16 where the GPU has it and ends with the best ones.
 """
 
 from __future__ import annotations
