@@ -114,10 +114,10 @@ def _refuse_shared(model: nn.Module, saved: Sequence[str]) -> None:
     for names in homes.values():
         inside = [name for name in names if _inside(name, saved)]
         if inside and len(inside) < len(names):
-            other = next(name for name in names if name not in inside)
+            others = ", ".join(f"'{name}'" for name in names if name not in inside)
             raise UserError(
-                f"peft.modules_to_save: the weight of '{inside[0]}' is that of '{other}' as well (tied). "
-                "Name both, which are then trained as one, or neither."
+                f"peft.modules_to_save: the weight of '{inside[0]}' is that of {others} as well (tied). "
+                "Name all of them, which are then trained as one, or none."
             )
 
 
