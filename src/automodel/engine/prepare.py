@@ -15,6 +15,7 @@ import numpy as np
 from automodel.adapters.attach import Adapter, count_trained
 from automodel.config.errors import UserError
 from automodel.data.columns import did_you_mean
+from automodel.data.overlap import held_out_and_learned
 from automodel.data.prepare import PreparedData
 from automodel.distributed.layout import ONE, Layout, check_model
 from automodel.distributed.world import ALONE, Alone
@@ -49,6 +50,8 @@ from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.layout import check_layout
 from automodel.plan.memory import shape_of
 from automodel.plan.plan import Plan
+
+SHARED_BY_CHANCE = 0.01  # of the held-out samples: public datasets have that many twins
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,11 @@ def _notes(train: PreparedData, validation: PreparedData | None) -> tuple[str, .
         return train.notes
     notes = (*train.notes, *validation.notes)
     if np.array_equal(train.store.input_ids, validation.store.input_ids):
-        notes += ("validation_dataset has the same texts as dataset: its numbers say nothing about new data",)
+        return (*notes, "validation_dataset has the same texts as dataset: its numbers say nothing about new data")
+    shared, held_out = held_out_and_learned(train.store, validation.store), len(validation.store)
+    if shared > SHARED_BY_CHANCE * held_out:
+        found = f"{shared:,} of the {held_out:,} samples of validation_dataset are in dataset, too"
+        notes += (f"{found}: its numbers look better than those of new data",)
     return notes
 
 
