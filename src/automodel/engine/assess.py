@@ -28,6 +28,7 @@ from automodel.data.loader import EvalLoader
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.sources import load_rows
 from automodel.engine.evaluate import Evaluator
+from automodel.engine.known_tokens import check_tokens
 from automodel.engine.questions import Generating, answer, questions_of
 from automodel.engine.read_data import custom_target
 from automodel.engine.saved import CLASSIFIERS, SavedModel, open_saved, quoted, require_model
@@ -175,7 +176,7 @@ def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: 
     target = custom_target(section, trust)
     labels = _labels(saved, section, target)
     like: Any = None if labels is None else _Classes(labels)
-    return prepare(
+    data = prepare(
         section,
         task=saved.task,
         tokenizer=saved.tokenizer,
@@ -185,6 +186,8 @@ def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: 
         like=like,
         resolved_target=target,
     )
+    check_tokens(data, saved.tokenizer, saved.hf_config, "validation_dataset")
+    return data
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,10 @@ class Predictor:
             if room is not None and len(ids) >= room:
                 out.reject(row, f"the prompt has {len(ids):,} tokens and the model only {room:,} positions")
                 continue
+            if max(ids) >= getattr(self.saved.hf_config, "vocab_size", max(ids) + 1):
+                unknown = self.tokenizer.convert_ids_to_tokens(max(ids))
+                out.reject(row, f"the prompt has the token {unknown!r}, for which the model has no embedding")
+                continue
             out.add(row, ids)
         store = self._stored(out, len(prompts))  # bad prompts are told before the weights are loaded
         return store, list(dict.fromkeys([*writer.stops(), *self._model_stops()])), not writer.continues

@@ -18,6 +18,7 @@ from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.problems import Problems
 from automodel.engine.classes import check_names, known_classes
 from automodel.engine.ends import check_ends
+from automodel.engine.known_tokens import check_tokens
 from automodel.models.few_bits import refuse_few_bits
 from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
@@ -72,11 +73,13 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
         train = load(cfg.dataset, "train")
         check_names(cfg.model, known, train)
         check_ends(train, hf_config, "dataset")
+        check_tokens(train, tokenizer, hf_config, "dataset")
     # Without the training data's classes, a classifier's validation data cannot be judged.
     if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
         with problems.collecting():
             validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
             check_ends(validation, hf_config, "validation_dataset")
+            check_tokens(validation, tokenizer, hf_config, "validation_dataset")
     problems.raise_if_any()
     assert train is not None
     restore()

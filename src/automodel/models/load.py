@@ -178,14 +178,30 @@ def load_tokenizer(cfg: ModelConfig, hf_config: PreTrainedConfig | None = None) 
             f"model.tokenizer: {source.name!r} holds no tokenizer files (only special tokens came out). Save the "
             "tokenizer there too, or set `model.tokenizer` to a hub name or folder that has one."
         )
-    if hf_config is not None and len(tokenizer) > getattr(hf_config, "vocab_size", len(tokenizer)):
-        raise UserError(
-            f"model.tokenizer: the tokenizer of {source.name!r} has {len(tokenizer)} tokens, but the model's embedding "
-            f"only {hf_config.vocab_size}; they do not belong together"
-        )
     if tokenizer.pad_token is None:
         _choose_pad_token(tokenizer, source.name)
+    _check_size(tokenizer, source.name, getattr(hf_config, "vocab_size", None))
     return tokenizer
+
+
+def _check_size(tokenizer: Any, name: str, rows: int | None) -> None:
+    """Whether the model's embedding has a row for each token. Tokens that were added to the vocabulary may lie beyond
+    it, as long as no text has them (Gemma 3's `<image_soft_token>`): the data is looked through for these."""
+    if rows is None or len(tokenizer) <= rows:
+        return
+    if tokenizer.vocab_size > rows:
+        raise UserError(
+            f"model.tokenizer: the tokenizer of {name!r} has {len(tokenizer)} tokens, but the model's embedding "
+            f"only {rows}; they do not belong together"
+        )
+    for kind in ("pad", "eos", "bos"):
+        if (getattr(tokenizer, f"{kind}_token_id") or 0) >= rows:
+            token, number = getattr(tokenizer, f"{kind}_token"), getattr(tokenizer, f"{kind}_token_id")
+            raise UserError(
+                f"model.tokenizer: the {kind} token {token!r} of {name!r} has the id {number}, but the model's "
+                f"embedding only {rows} rows: it was added to the tokenizer alone. Save the model with "
+                "`resize_token_embeddings(len(tokenizer))`, or the tokenizer with another token."
+            )
 
 
 def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:

@@ -1,0 +1,36 @@
+"""Texts with tokens that the model has no embedding for.
+
+A tokenizer may have tokens beyond the model's embedding: Gemma 3's text models are published with a token for images,
+and people add tokens without resizing the model. That does not matter until a text has one: then the run would end with
+an index out of range, at whatever step it comes up. The tokens are all there beforehand, so it is found before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from automodel.config.errors import UserError
+from automodel.data.prepare import PreparedData
+
+SHOWN = 5
+
+
+def check_tokens(data: PreparedData | None, tokenizer: Any, hf_config: Any, section: str) -> None:
+    """Raises `UserError` with the rows that have tokens beyond the model's embedding."""
+    size = getattr(hf_config, "vocab_size", None)
+    if data is None or size is None or len(tokenizer) <= size:
+        return
+    store = data.store
+    beyond = np.flatnonzero(np.asarray(store.input_ids) >= size)
+    if len(beyond):
+        samples = np.unique(np.searchsorted(store.offsets, beyond, side="right") - 1)
+        rows = list(dict.fromkeys(int(store.rows[i]) for i in samples))
+        tokens = [tokenizer.convert_ids_to_tokens(int(i)) for i in np.unique(store.input_ids[beyond])[:SHOWN]]
+        shown = ", ".join(map(str, rows[:SHOWN])) + (", …" if len(rows) > SHOWN else "")
+        raise UserError(
+            f"{section}: {len(rows):,} row{'s have' if len(rows) > 1 else ' has'} tokens that the model's embedding of "
+            f"{size:,} rows does not reach ({', '.join(map(repr, tokens))}): row {shown} (counted from 0). Remove them "
+            "from the texts, or save the model with `resize_token_embeddings(len(tokenizer))` first."
+        )
