@@ -138,6 +138,16 @@ def in_known_order(found: LabelMap, known: Sequence[str] | None) -> LabelMap:
     return replace(found, names=order, ids_allowed=False)
 
 
+def columns_in_order(
+    label: str | tuple[str, ...], labels: LabelMap | None, known: Sequence[str] | None
+) -> str | tuple[str, ...]:
+    """Label columns in the order of what they are: that of the training data, or of a head that has learned them."""
+    order = (labels.names if labels is not None else known) or ()
+    if isinstance(label, str) or sorted(order) != sorted(label):
+        return label
+    return tuple(order)
+
+
 def infer_labels(
     rows: Any,
     columns: Columns,

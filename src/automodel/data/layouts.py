@@ -16,7 +16,7 @@ from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
-from automodel.data.labels import LabelMap, in_known_order, infer_labels, infer_tags
+from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
 from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText, answer_meant
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
@@ -165,7 +165,7 @@ def _label_columns(columns: Columns, cfg: DatasetConfig, known_names: tuple[str,
 def _text_classification(rows: Any, columns: Columns, request: Request) -> Layout:
     cfg = request.cfg
     _only_cut(request, "texts to classify")
-    label = _label_columns(columns, cfg, known.LABEL)
+    label = columns_in_order(_label_columns(columns, cfg, known.LABEL), request.labels, request.known_labels)
     text, pair = _text_and_pair(columns, cfg, (label,) if isinstance(label, str) else label)
     labels = _label_map(rows, columns, request, label)
     types = request.token_types and (pair is not None or _has_segments(request.tokenizer))

@@ -62,13 +62,17 @@ def class_notes(cfg: ModelConfig, hf_config: Any, task: str, train: PreparedData
     asked = cfg.num_labels is not None or "id2label" in cfg.extra  # then hf_config has them instead of its own
     stock = read_hf_config(cfg) if asked else hf_config
     names, found = _names(stock), train.label_names
+    before, now = stock.problem_type, train.problem_type
     if stock.num_labels != train.num_labels:
+        count = f"{stock.num_labels} class{'' if stock.num_labels == 1 else 'es'}"
         yield (
-            f"the checkpoint's head has {stock.num_labels} classes{f' ({_few(names)})' if names else ''} and the data "
+            f"the checkpoint's head has {count}{f' ({_few(names)})' if names else ''} and the data "
             f"{train.num_labels}: the head starts anew, with random weights"
         )
-    elif names and found and _lower(names) != _lower(found):
+    elif names and found and [name.lower() for name in names] != [name.lower() for name in found]:
         yield f"the checkpoint's head goes on, but its classes {_few(names)} are now called {_few(found)}"
+    elif before and now and before != now:
+        yield f"the checkpoint's head goes on, but was trained for {before} and not for {now}"
 
 
 def _has_head(hf_config: Any, task: str) -> bool:

@@ -184,7 +184,7 @@ def _data_facts(
         splits=train.splits,
         notes=(*_notes(train, validation), *class_notes(cfg.model, begun, train.task, train)),
         columns=train.description,
-        labels=labels_in_words(train, cfg.model),
+        labels=labels_in_words(train, cfg.model, cfg.loss_fn.class_weights),
         lengths=train.store.lengths,
         word_rows=word_rows,
         learned=train.learned_share,
@@ -199,8 +199,9 @@ def words_read(data: PreparedData, table: Any, tokenizer: Any) -> np.ndarray:
     return np.empty(0, dtype=np.int64) if ids is None else ids
 
 
-def labels_in_words(data: PreparedData, model: ModelConfig) -> str:
-    """`2 classes: neg, pos`; what was made of the labels must not be a surprise at the end."""
+def labels_in_words(data: PreparedData, model: ModelConfig, weights: Sequence[float] | None = None) -> str:
+    """`2 classes: neg, pos`; what was made of the labels, and which weight is whose, must not be a surprise at the
+    end."""
     if data.problem_type == "regression":
         if model.problem_type:
             return "regression, as model.problem_type says"
@@ -209,6 +210,8 @@ def labels_in_words(data: PreparedData, model: ModelConfig) -> str:
     if data.num_labels is None:
         return data.stats.learned_in_words(data.task == "seq2seq", data.learned_share)
     names = data.label_names or []
+    if weights is not None:
+        names = [f"{name} × {weight:g}" for name, weight in zip(names or range(len(weights)), weights)]
     listed = f": {', '.join(names[:6])}{', …' if len(names) > 6 else ''}" if names else ", numbered from 0"
     kind = "multi-label, " if data.problem_type == "multi_label_classification" else ""
     return f"{kind}{data.num_labels} classes{listed}"

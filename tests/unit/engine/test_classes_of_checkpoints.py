@@ -148,3 +148,28 @@ def test_decimals_are_classes_where_the_model_says_so(config_of):
     data = read_data(config_of(labelled(0.5, 10.0, 0.0), settings=[single]))
     assert data.train.label_names == ["0", "0.5", "10"]
     assert data.train.store.labels[:3].tolist() == [1, 2, 0]
+
+
+def test_label_columns_follow_a_trained_head(config_of):
+    """Each column is the class of its name, in whatever order the config lists them; so it is in held-out data."""
+    rows = [{"text": row["text"], "sad": 1, "funny": i % 2} for i, row in enumerate(tiny.reviews(12))]
+    settings = ["dataset.label_columns=[sad, funny]", "validation_dataset.split=train[:2]"]
+    data = read_data(config_of(rows, settings=settings, **of_head({0: "funny", 1: "sad"})))
+    assert data.train.label_names == ["funny", "sad"]
+    assert data.train.store.labels[:2].tolist() == [[0.0, 1.0], [1.0, 1.0]]
+    assert data.validation.store.labels.tolist() == [[0.0, 1.0], [1.0, 1.0]]
+
+
+def test_a_head_with_other_meanings_is_said_to_have_them(config_of):
+    head = of_head({0: "bad", 1: "good"})
+    prepared = prepare_run(config_of(labelled("good", "bad"), settings=["dataset.labels=[good, bad]"], **head))
+    said = " ".join(decision.reason for decision in prepared.plan.decisions if decision.name == "note")
+    assert "its classes bad, good are now called good, bad" in said
+    cfg = config_of(labelled("good", "bad"), classifier=True, num_labels=2, problem_type="regression")
+    said = " ".join(decision.reason for decision in prepare_run(cfg).plan.decisions if decision.name == "note")
+    assert "was trained for regression and not for single_label_classification" in said
+
+
+def test_the_plan_says_whose_weights_are_whose(config_of):
+    prepared = prepare_run(config_of(labelled("rare", "common"), "loss_fn: {class_weights: [0.5, 8]}\n"))
+    assert any("2 classes: common × 0.5, rare × 8" in decision.reason for decision in prepared.plan.decisions)
