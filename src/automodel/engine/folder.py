@@ -18,6 +18,7 @@ from typing import Any
 
 from automodel.checkpoint.store import replace_text
 from automodel.config.errors import UserError
+from automodel.plan.config import RunConfig
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
 LAYOUT = "layout.json"  # how the model is asked
@@ -103,6 +104,30 @@ def open_folder(checkpoint_dir: str, *, resume: bool, overwrite: bool) -> RunFol
         )
     _check_writable(root)
     return folder
+
+
+def refuse_what_it_reads(cfg: RunConfig, resume: bool) -> None:
+    """A new run takes the place of what an earlier one left in its folder, which must not be what it starts from: an
+    adapter would be saved beside a base that is gone, and a run that is killed could not go on."""
+    if resume:
+        return
+    folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser().resolve())
+    read = {
+        "model.pretrained_model_name_or_path": cfg.model.pretrained_model_name_or_path,
+        "model.tokenizer": cfg.model.tokenizer,
+        "peft.pretrained_adapter": cfg.peft.pretrained_adapter if cfg.peft else None,
+        "dataset.path": cfg.dataset.path,
+        "validation_dataset.path": cfg.validation_dataset.path if cfg.validation_dataset else None,
+    }
+    for key, value in read.items():
+        place = Path(value).expanduser().resolve() if value else None
+        if place is None or not place.exists():  # a name on the hub
+            continue
+        if folder.run in (place, *place.parents) or (place == folder.root and (place / "config.json").exists()):
+            raise UserError(
+                f"{key}: '{value}' lies in the folder of the new run, which would take its place. Choose another "
+                "folder: checkpoint.checkpoint_dir=./another"
+            )
 
 
 def start_fresh(folder: RunFolder) -> None:

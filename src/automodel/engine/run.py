@@ -21,7 +21,15 @@ from automodel.config.load import dump_config
 from automodel.distributed.world import ALONE, Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
-from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, model_files, open_folder, start_fresh
+from automodel.engine.folder import (
+    EXPORTED,
+    LAYOUT,
+    RunFolder,
+    model_files,
+    open_folder,
+    refuse_what_it_reads,
+    start_fresh,
+)
 from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import Observer
@@ -87,6 +95,7 @@ def finetune(
         console = Console(quiet=True, force_terminal=False)
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
+    refuse_what_it_reads(cfg, resume)
     with only_writer(cfg.checkpoint.checkpoint_dir, ranks):
         options = {"resume": resume, "overwrite": overwrite}
         folder = RunFolder(Path(ranks.told(lambda: str(open_folder(cfg.checkpoint.checkpoint_dir, **options).root))))

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from automodel.config.errors import UserError
-from automodel.engine.folder import EXPORTED, RunFolder, open_folder, start_fresh
+from automodel.engine.folder import EXPORTED, RunFolder, open_folder, refuse_what_it_reads, start_fresh
+from automodel.plan.check import load_run_config
 
 
 def finished_run(root):
@@ -37,6 +38,29 @@ def test_overwrite_removes_only_what_the_run_wrote(tmp_path):
     assert not (root / "config.json").exists()
     assert (root / "notes.md").read_text() == "mine"
     assert not any((root / "run").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [
+        ("model={here}", "model.pretrained_model_name_or_path"),
+        ("model={link}", "model.pretrained_model_name_or_path"),
+        ("model.tokenizer={here}", "model.tokenizer"),
+        ("peft={{pretrained_adapter: {here}}}", "peft.pretrained_adapter"),
+        ("dataset={here}/run/steps", "dataset.path"),
+    ],
+)
+def test_what_a_run_starts_from_does_not_make_room_for_it(tmp_path, setting, key):
+    """With --overwrite the base of an adapter was removed, and the adapter saved without it."""
+    root = finished_run(tmp_path / "out")
+    (tmp_path / "link").symlink_to(root)
+    (tmp_path / "rows.csv").write_text("text,label\n")
+    plain = [f"model={tmp_path / 'base'}", f"dataset={tmp_path / 'rows.csv'}", f"checkpoint.checkpoint_dir={root}"]
+    refuse_what_it_reads(load_run_config([], plain), resume=False)
+    asked = load_run_config([], [*plain, setting.format(here=root, link=tmp_path / "link")])
+    with pytest.raises(UserError, match=rf"^{key}: .* lies in the folder of the new run"):
+        refuse_what_it_reads(asked, resume=False)
+    refuse_what_it_reads(asked, resume=True)
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
