@@ -34,6 +34,14 @@ _TASK_OF_DATASET: tuple[tuple[str, Task], ...] = (
 )
 
 
+_AUTO_CLASS = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+
+
 def infer_task(cfg: ModelConfig, dataset_target: str | None, hf_config: PreTrainedConfig | None) -> Task | None:
     """The task that the model's `_target_` names, else the dataset's, else the architecture in the model's config; None
     where none of them says."""
@@ -63,7 +71,8 @@ def tasks_of(hf_config: PreTrainedConfig) -> tuple[Task, ...]:
         "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     }
-    has_class = [task for task in TASKS if hf_config.model_type in tables[task]]
+    own = getattr(hf_config, "auto_map", None) or {}  # classes that come with the model
+    has_class = [task for task in TASKS if hf_config.model_type in tables[task] or _AUTO_CLASS[task] in own]
     if "causal-lm" in has_class and not _predicts_the_next_token(hf_config, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
         has_class.remove("causal-lm")
     return tuple(has_class)
@@ -80,11 +89,12 @@ def _predicts_the_next_token(hf_config: PreTrainedConfig, masked_lm_names) -> bo
 def require_task(hf_config: PreTrainedConfig, task: str, name: str) -> None:
     """Refuses a task the model cannot do, naming those it can."""
     can = tasks_of(hf_config)
-    if task in can or getattr(hf_config, "auto_map", None):
+    if task in can:
         return
     if not can:
+        home = "its own code" if getattr(hf_config, "auto_map", None) else "transformers"
         raise UserError(
-            f"task: {name!r} is a {hf_config.model_type} model, which transformers has no class for in any of "
+            f"task: {name!r} is a {hf_config.model_type} model, which {home} has no class for in any of "
             f"{', '.join(TASKS)}; choose another model"
         )
     raise UserError(

@@ -11,6 +11,7 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiny_runs as tiny
+from automodel.config.errors import UserError
 from automodel.engine.assess import assess
 from automodel.engine.run import finetune
 from automodel.plan.check import load_run_config
@@ -67,6 +68,14 @@ def run_file(tmp_path, monkeypatch):
         f"optimizer: {{lr: 1e-2}}\nstep_scheduler: {{max_steps: 6}}\ncheckpoint: {{checkpoint_dir: {tmp_path}/out}}\n"
     )
     return tmp_path / "run.yaml"
+
+
+def test_a_task_that_the_code_has_no_class_for(run_file):
+    settings, trust = ["task=text-classification"], ["remote_code"]
+    with pytest.raises(
+        UserError, match="is a own_decoder model, which cannot do text-classification; it can do causal"
+    ):
+        finetune(load_run_config([run_file], settings, trust), trust=trust)
 
 
 @pytest.mark.parametrize("settings", [[], ["peft={dim: 2}"]], ids=["whole", "adapter"])
