@@ -21,6 +21,7 @@ from automodel.config.errors import UserError
 from automodel.plan.config import RunConfig
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
+BASE = "base.json"  # what tells the weights below an adapter from others
 LAYOUT = "layout.json"  # how the model is asked
 MODEL_FILE = re.compile(
     r"adapter_(config\.json|model\.safetensors)"

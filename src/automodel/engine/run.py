@@ -22,6 +22,7 @@ from automodel.distributed.world import ALONE, Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
 from automodel.engine.folder import (
+    BASE,
     EXPORTED,
     LAYOUT,
     RunFolder,
@@ -197,6 +198,8 @@ def _write_start(run: Run) -> None:
     folder.write_json("data.json", {"train": prepared.train.stats.to_json(), "validation": validation})
     if prepared.train.layout is not None:
         folder.write_json(LAYOUT, prepared.train.layout)
+    if run.base is not None:
+        folder.write_json(BASE, {"sample": run.base})
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,17 @@ from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import members_of
-from automodel.engine.folder import LAYOUT, RunFolder
-from automodel.models.adapted import foreign_config, load_adapted, tokenizer_of
+from automodel.engine.folder import BASE, LAYOUT, RunFolder
+from automodel.models.adapted import base_source, foreign_config, load_adapted, tokenizer_of
 from automodel.models.config import ModelConfig
 from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, read_hf_config
+from automodel.models.same_base import sample_of
 from automodel.models.save import finish_interrupted_save
 from automodel.models.tasks import TASKS, infer_task
 from automodel.plan.check import load_run_config
 from automodel.plan.config import RunConfig
+
+logger = logging.getLogger(__name__)
 
 CLASSIFIERS = ("text-classification", "token-classification")
 
@@ -84,11 +88,21 @@ class SavedModel:
     def load(self, device: str, dtype: torch.dtype = torch.float32) -> Any:
         """The model with its weights, ready to be asked."""
         if is_adapter_folder(self.folder):
+            self._compare_base()
             model = load_adapted(self.source, self.hf_config, self.task, dtype=dtype, device=device)
         else:
             model = load_model(self.source, self.hf_config, self.task, dtype=dtype, device=device)
         align_pad_token(model, self.tokenizer)
         return model.eval()
+
+    def _compare_base(self) -> None:
+        """Says so where the weights below an adapter are not those that it was trained beside."""
+        kept, base = RunFolder(self.folder).read_json(BASE), base_source(self.source)
+        if kept is not None and sample_of(base) not in (None, kept["sample"]):
+            logger.warning(
+                "the weights of '%s' were replaced since the adapter in '%s' was trained beside them: what it answers "
+                "now is not what it learned", base.pretrained_model_name_or_path, self.folder,
+            )  # fmt: skip
 
     def saved_dtype(self) -> torch.dtype:
         name = str(getattr(self.hf_config, "dtype", None) or "float32").removeprefix("torch.")

@@ -52,6 +52,22 @@ def test_qlora_learns_and_a_resident_base_computes_the_same(run):
     assert config["peft_type"] == "LORA"
 
 
+def test_a_base_that_was_replaced_is_said_when_its_adapter_is_asked(run, folder, caplog):
+    """A folder that a later run wrote to: the adapter answered beside other weights without a word."""
+    from safetensors.torch import load_file, save_file
+
+    from automodel.engine.saved import open_saved
+
+    base = tiny.make_model_folder(folder / "other", "llama")
+    run("over-other", f"model={base}")
+    open_saved(folder / "over-other").load("cpu")
+    assert not caplog.messages
+    weights = base / "model.safetensors"
+    save_file({name: 2 * tensor for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    open_saved(folder / "over-other").load("cpu")
+    assert "were replaced since the adapter" in caplog.text
+
+
 def test_eight_bits_are_nearer_than_four(run):
     whole, _, _ = run("whole-again")
     eight, plan, _ = run("eight", "quantization={load_in_8bit: true}")
