@@ -19,6 +19,7 @@ from automodel.data.problems import Problems
 from automodel.engine.classes import check_names, known_classes
 from automodel.engine.ends import check_ends
 from automodel.engine.known_tokens import check_tokens
+from automodel.models.adapted import refuse_adapter
 from automodel.models.few_bits import refuse_few_bits
 from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
@@ -106,6 +107,7 @@ def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:
 
 
 def _task(cfg: RunConfig) -> tuple[str, Any]:
+    refuse_adapter(cfg.model.pretrained_model_name_or_path)
     task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None)
     if task is None:
         # Only the model's own config can still tell; it is small and is needed anyway.

@@ -42,15 +42,20 @@ def adapter_for_run(section: PeftConfig, model: ModelConfig, skeleton: Any, task
             "peft: an adapter is saved without its base, and random weights (from_config) lie nowhere to be found "
             "again. Use `from_pretrained`, or remove the section."
         )
-    if is_adapter_folder(name):
-        raise UserError(
-            f"model: '{name}' holds an adapter. Name its base there ({base_of(name)}), and the adapter under "
-            "peft.pretrained_adapter."
-        )
+    refuse_adapter(name)
     folder = os.path.expanduser(name)
     base = os.path.abspath(folder) if os.path.isdir(folder) else name
     choose = resolve if section.pretrained_adapter is None else resolve_start
     return choose(section, skeleton, task, base, model.revision)
+
+
+def refuse_adapter(name: str) -> None:
+    """An adapter is no model to train."""
+    if is_adapter_folder(name):
+        raise UserError(
+            f"model: '{name}' holds an adapter. Name its base there ({base_of(name)}), and the adapter under "
+            f"peft.pretrained_adapter; or make one model of both: automodel export {name} --merge -o FOLDER."
+        )
 
 
 def base_of(folder: str | Path) -> str:

@@ -68,6 +68,18 @@ def test_a_base_that_was_replaced_is_said_when_its_adapter_is_asked(run, folder,
     assert "were replaced since the adapter" in caplog.text
 
 
+@pytest.mark.parametrize("section", ["peft=null", "peft={dim: 2}"])
+def test_an_adapter_is_no_model_to_train(folder, monkeypatch, section):
+    """Said before the data is read, and with what to write instead."""
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
+    adapter = folder / "an-adapter"
+    adapter.mkdir(exist_ok=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "a/base"}))
+    settings = [f"model={adapter}", section, "task=causal-lm", f"checkpoint.checkpoint_dir={folder}/never"]
+    with pytest.raises(UserError, match=r"holds an adapter. Name its base there \(a/base\)"):
+        finetune(load_run_config([folder / "run.yaml"], settings))
+
+
 def test_eight_bits_are_nearer_than_four(run):
     whole, _, _ = run("whole-again")
     eight, plan, _ = run("eight", "quantization={load_in_8bit: true}")
