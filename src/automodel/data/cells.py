@@ -104,7 +104,9 @@ def in_words(message: str) -> str:
 
 def _too_many(line: int, found: int, expected: int, header: list[str] | None = None) -> str:
     names = f" ({', '.join(name[:30] for name in header[:6])})" if header else ""
-    return (
-        f"line {line} has {found} cells, but the header has {expected}{names}. "
-        'A text with a comma in it must stand in double quotes: "so, like this".'
-    )
+    separator = next((c for c in ";|\t" if header and len(header) == 1 and c in header[0]), None)
+    if separator is not None:
+        hint = f"Its cells seem to be separated by {separator!r}: save it with commas, or with tabs as .tsv."
+    else:
+        hint = 'A text with a comma in it must stand in double quotes: "so, like this".'
+    return f"line {line} has {found} cells, but the header has {expected}{names}. {hint}"

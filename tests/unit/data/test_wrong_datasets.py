@@ -83,6 +83,12 @@ CASES = [
         'it must stand in double quotes: "so, like this".',
     ),
     (
+        "semicolons, and commas in the texts", {"a.csv": "text;label\nA good film, and long;1\n"},
+        {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv': line 2 has 2 cells, but the header has 1 (text;label). Its cells seem to be "
+        "separated by ';': save it with commas, or with tabs as .tsv.",
+    ),
+    (
         "one comma without quotes", {"a.csv": "text,label\nA good film,1\nA bad film, and dull,0\n"},
         {"path": "{tmp}/a.csv"},
         "dataset.path: '{tmp}/a.csv' cannot be read as CSV: line 3 has 3 cells, but the header has 2. A text with a "
