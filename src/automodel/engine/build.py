@@ -49,7 +49,7 @@ class Run:
     state: TrainState
     started: float
     base: str | None
-    """What tells the weights below an adapter from others (`sample_of`)."""
+    """What tells the weights that `model:` names from others (`sample_of`)."""
 
     @cached_property
     def config_text(self) -> str:
@@ -65,7 +65,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
         loader.start()  # its workers make the first batches while the weights are loaded and tried out
     prepared, model, step = make_fitting_step(prepared)
     cfg, plan, ranks = prepared.cfg, prepared.plan, prepared.ranks
-    base = None if prepared.adapter is None else sample_of(cfg.model)
+    base = sample_of(cfg.model)
     if not prepared.layout.fsdp:  # whose ranks hold different parts
         masters = [step.optimizer.flat.weight] if isinstance(step, CapturedStep) else []
         ranks.same_start([*model.parameters(), *model.buffers(), *masters])
@@ -205,7 +205,7 @@ def _restore(
     check_same_step(
         state["loader"]["describes"], loader.describe(), state.get("ranks", 1), prepared.ranks.size, str(folder.config)
     )
-    check_same_base(state.get("base"), base, prepared.cfg.model.pretrained_model_name_or_path)
+    check_same_base(state.get("base"), base, prepared.cfg, folder)
     read: Any = checkpoint.parts if prepared.layout.fsdp else checkpoint.tensors
     step.load_weights(read("model"), str(checkpoint.folder))
     step.load_state(read("optimizer"), state["step"])

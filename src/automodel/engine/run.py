@@ -198,7 +198,7 @@ def _write_start(run: Run) -> None:
     folder.write_json("data.json", {"train": prepared.train.stats.to_json(), "validation": validation})
     if prepared.train.layout is not None:
         folder.write_json(LAYOUT, prepared.train.layout)
-    if run.base is not None:
+    if run.base is not None and prepared.adapter is not None:
         folder.write_json(BASE, {"sample": run.base})
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
 

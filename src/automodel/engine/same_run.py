@@ -1,9 +1,9 @@
 """Whether a config may go on with a run, and what a person should know where it goes on differently.
 
-What decides what is learned from what (`MUST_MATCH`) has to be as it was: a run is one experiment. How long it is, and
-how the learning rate falls, may change; but then losses bend where they did not before, so it is said (`COURSE`). What
-decides which evaluation is the best may change too, and then the search begins anew. The rest, how often something is
-logged, evaluated or saved, changes nothing.
+What decides what is learned from what (`MUST_MATCH`) has to be as it was: a run is one experiment. Model and data may
+lie elsewhere (`MOVED`), as on another machine. How long it is, and how the learning rate falls, may change; but then
+losses bend where they did not before, so it is said (`COURSE`). What decides which evaluation is the best may change
+too, and then the search begins anew. The rest, how often something is logged, evaluated or saved, changes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from automodel.engine.state import Best
 from automodel.plan.config import RunConfig
 
 MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
+MOVED = ("model.pretrained_model_name_or_path", "dataset.path")
+"""May name another place where the same lies: the data are told by their content, weights by samples of them."""
 COURSE = (
     "lr_scheduler",
     "step_scheduler.max_steps",
@@ -32,7 +34,7 @@ def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
     """A resumed run must train the same model on the same data. Raises `UserError` with the keys that differ."""
     if not folder.config.exists():
         raise UserError(f"--resume: {folder.config} is missing, so the run cannot be recognised. Use --overwrite.")
-    changed = _changed(cfg, folder, MUST_MATCH)
+    changed = [difference for difference in _changed(cfg, folder, MUST_MATCH) if difference[0] not in MOVED]
     if changed:
         lines = "".join(f"  {key}: was {before}, now {after}\n" for key, before, after in changed)
         raise UserError(
@@ -41,13 +43,25 @@ def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
         )
 
 
-def check_same_base(before: str | None, now: str | None, name: str) -> None:
-    """The weights below an adapter, which no checkpoint holds, must be those of before; both as `sample_of` tells them,
-    where it can. Raises `UserError`."""
-    if before is not None and now is not None and before != now:
+def check_same_base(before: str | None, now: str | None, cfg: RunConfig, folder: RunFolder) -> None:
+    """The weights that `model:` names must be those of before where nothing else tells: below an adapter, of which no
+    checkpoint holds them, and where they lie elsewhere. `before`, `now`: as `sample_of` tells them. Raises
+    `UserError`."""
+    moved = _changed(cfg, folder, MOVED[:1])
+    known = before is not None and now is not None
+    if before == now if known else not moved:
+        return
+    if moved:
+        key, was, name = moved[0]
         raise UserError(
-            f"--resume: the weights of '{name}' were replaced since: they are not those that this adapter was trained "
-            "beside. Put the old ones back (or name their revision), or start a new run in another folder."
+            f"--resume: {key} was {was}, now {name}, and {'these are' if known else 'they may be'} other weights. "
+            f"Use {folder.config}, or start a new run in another folder."
+        )
+    if cfg.peft is not None:
+        raise UserError(
+            f"--resume: the weights of '{cfg.model.pretrained_model_name_or_path}' were replaced since: they are not "
+            "those that this adapter was trained beside. Put the old ones back (or name their revision), or start a "
+            "new run in another folder."
         )
 
 

@@ -8,7 +8,7 @@ from automodel.config.dump import dump_config
 from automodel.config.errors import UserError
 from automodel.config.load import load_config
 from automodel.engine.folder import RunFolder
-from automodel.engine.same_run import best_so_far, changes_of_course, check_same_run
+from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base, check_same_run
 from automodel.engine.state import Best
 from automodel.plan.config import RunConfig
 
@@ -33,6 +33,18 @@ def test_only_what_differs_is_named(resumed):
     assert "  seed: was 42, now 7" in lines
     assert "  peft.dim: was not set, now 4" in lines
     assert not any("weight_decay" in line for line in lines)
+
+
+def test_model_and_data_may_lie_elsewhere_where_they_are_the_same(resumed):
+    check_same_run(*resumed("model=/data/m", "dataset=/data/d.csv"))
+    check_same_base("a", "a", *resumed("model=/data/m"))
+    check_same_base("a", "b", *resumed())  # a checkpoint has all weights
+    check_same_base(None, None, *resumed("peft={dim: 4}"))  # not safetensors, or an early checkpoint
+    for before, now, said in (("a", "b", "these are other weights"), (None, "b", "they may be other weights")):
+        with pytest.raises(UserError, match=rf"pretrained_model_name_or_path was m, now /data/m, and {said}"):
+            check_same_base(before, now, *resumed("model=/data/m"))
+    with pytest.raises(UserError, match="the weights of 'm' were replaced since"):
+        check_same_base("a", "b", *resumed("peft={dim: 4}"))
 
 
 def test_what_bends_the_curves_is_said(resumed):
