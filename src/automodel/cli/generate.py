@@ -65,7 +65,7 @@ def generate(
                 f"'{run}' holds a {predictor.task} model, and `generate` is for causal language models. Use: "
                 f"automodel predict {run} …"
             )
-        rows, items = _prompts(predictor, prompt or [], input_file, text_column)
+        rows, items = _prompts(predictor, prompt or [], input_file, text_column, raw)
         watched = len(items) == 1 and input_file is None and num_beams == 1 and not as_json and output is None
         writer = prompt_writer(predictor.saved, raw=raw, system=system)
         answers = predictor.generate(
@@ -77,7 +77,7 @@ def generate(
 
 
 def _prompts(
-    predictor: Predictor, given: list[str], input_file: str | None, text_column: str | None
+    predictor: Predictor, given: list[str], input_file: str | None, text_column: str | None, raw: bool
 ) -> tuple[Any, list[Any]]:
     """The rows that answers are put beside, and the prompts."""
     if input_file is None:
@@ -85,7 +85,7 @@ def _prompts(
     from automodel.engine import tables
 
     rows = tables.read_table(input_file)
-    return rows, tables.questions_of(rows, predictor, text_column, None).items
+    return rows, tables.questions_of(rows, predictor, text_column, None, raw).items
 
 
 def _check(

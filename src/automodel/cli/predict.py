@@ -81,7 +81,7 @@ def predict(
         if asked and predictor.task not in GENERATES:
             flag = next(iter(asked)).replace("_", "-")
             raise UserError(f"--{flag} is for models that generate text; '{run}' holds a {predictor.task} model.")
-        rows, questions = _questions(predictor, given, pair, input_file, (text_column, pair_column))
+        rows, questions = _questions(predictor, given, pair, input_file, (text_column, pair_column, raw))
         answers = _ask(predictor, questions, asked, threshold)
     shown = (_shown(item, answer) for item, answer in zip(questions.items, answers))
     tell(predictor, rows, answers, output, as_json, shown)
@@ -135,7 +135,7 @@ def _questions(
     given: list[str],
     pair: list[str] | None,
     input_file: str | None,
-    columns: tuple[str | None, str | None],
+    columns: tuple[str | None, str | None, bool],
 ) -> tuple[Any, Questions]:
     """The rows that answers are put beside, and what is asked."""
     from automodel.engine import tables

@@ -53,8 +53,10 @@ def read_table(path: str) -> Any:
     return rows
 
 
-def questions_of(rows: Any, predictor: Predictor, text_column: str | None, pair_column: str | None) -> Questions:
-    """The columns that the model reads."""
+def questions_of(
+    rows: Any, predictor: Predictor, text_column: str | None, pair_column: str | None, raw: bool = False
+) -> Questions:
+    """The columns that the model reads. `raw`: of a language model, one text as it is, however it was trained."""
     table = _Table(rows.features, predictor.saved.dataset, text_column, predictor.saved.reads_pairs is not False)
     if pair_column is not None and predictor.task != "text-classification":
         raise UserError(f"--pair-column belongs to text classification; this is a {predictor.task} model.")
@@ -67,7 +69,7 @@ def questions_of(rows: Any, predictor: Predictor, text_column: str | None, pair_
         record, column = table.source()
         values = rows[record or column][:]
         return Questions([(value or {}).get(column) for value in values] if record else values)
-    return Questions(_prompts(rows, table, predictor))
+    return Questions(_texts(rows, table) if raw else _prompts(rows, table, predictor))
 
 
 def _prompts(rows: Any, table: _Table, predictor: Predictor) -> list[Any]:
@@ -83,6 +85,10 @@ def _prompts(rows: Any, table: _Table, predictor: Predictor) -> list[Any]:
             return [{role: row[column] for role, column in named.items()} for row in rows]
         if len(roles) > 1:
             raise table.absent(missing[0], "a part of the prompts that the run was trained on")
+    return _texts(rows, table)
+
+
+def _texts(rows: Any, table: _Table) -> list[str]:
     return rows[table.text(known_names=("prompt", "instruction", "question", *known.TEXT))][:]
 
 

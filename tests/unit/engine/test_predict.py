@@ -419,6 +419,13 @@ def test_the_columns_of_a_file_that_are_asked(run_of, tmp_path, name, row, asked
     assert item == asked
 
 
+def test_a_raw_prompt_is_one_text_however_the_model_was_trained(run_of, tmp_path):
+    for name, row in (("template", {"question": "q", "text": "t"}), ("chat", {"messages": [], "prompt": "t"})):
+        rows = read_table(str(tiny.write_jsonl(tmp_path / f"{name}.jsonl", [row])))
+        wanted = ["q"] if name == "template" else ["t"]
+        assert questions_of(rows, Predictor(run_of(name)), None, None, raw=True).items == wanted
+
+
 def test_pairs_are_found_in_a_file(run_of, tmp_path):
     rows = [{"premise": "a", "hypothesis": "b", "label": 1}]
     found = questions_of(
