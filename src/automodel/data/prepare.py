@@ -144,7 +144,19 @@ def prepare(
     key = keys[0] if cfg.mixture is None else digest("mixture", keys)
     names = names_of([member for _, member in members])
     store, cached = open_or_build(cache_root(cfg) / key, lambda: build(parts, names, key), vocabulary=len(tokenizer))
-    return _described(store, cfg, task, section, cached)
+    data = _described(store, cfg, task, section, cached)
+    return replace(data, notes=(*data.notes, *_begun_twice(store, tokenizer)))
+
+
+def _begun_twice(store: TokenStore, tokenizer: Any) -> list[str]:
+    """Texts that were written for a model, with its first token in them, get another one from the tokenizer."""
+    first, begins = tokenizer.bos_token_id, store.offsets[:-1][store.lengths > 1]
+    if first is None:
+        return []
+    twice = int(((store.input_ids[begins] == first) & (store.input_ids[begins + 1] == first)).sum())
+    found = f"{twice:,} of {len(store):,} samples begin with two {tokenizer.bos_token!r}"
+    why = "the texts have one, and the tokenizer adds another. Models are trained with one: remove it from the texts"
+    return [f"{found}: {why}"] if twice else []
 
 
 def within_limits(

@@ -69,3 +69,24 @@ def test_an_answer_that_ends_in_an_unknown_word_has_an_end():
     encoder = Instructions(words, {"prompt": "p"}, "a", 99, True)
     _, learned = encoded(encoder, {"p": "what was the film ?", "a": " a great Zeppelin"})
     assert learned[-2:] == [words.unk_token_id, words.eos_token_id]
+
+
+def test_texts_that_bring_the_first_token_along_are_said(tmp_path, monkeypatch):
+    """Datasets written for Llama 2 begin with `<s>[INST]`, and its tokenizer adds a `<s>` of its own."""
+    from tokenizers.processors import TemplateProcessing
+
+    from automodel.data.config import DatasetConfig
+    from automodel.data.prepare import prepare
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    words = tiny.make_tokenizer(decoder=True)
+    words.bos_token = "[CLS]"
+    begin = [("[CLS]", words.bos_token_id)]
+    words.backend_tokenizer.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=begin)
+    rows = [{"text": "[CLS] the film was good"}, {"text": "a bad film"}, {"text": "[CLS] a good film"}]
+    path = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
+    facts = {"task": "causal-lm", "tokenizer": words, "max_positions": 64, "type_vocab_size": 0}
+    (note,) = prepare(DatasetConfig(path=str(path)), **facts).notes
+    assert "2 of 3 samples begin with two '[CLS]'" in note
+    tiny.write_jsonl(path, [{"text": "a bad film"}])
+    assert not prepare(DatasetConfig(path=str(path)), **facts).notes
