@@ -91,6 +91,10 @@ def best_so_far(before: Best, now: Best, cfg: RunConfig, folder: RunFolder) -> t
     return now, [f"{changed}; from here on the best one by {now.metric} is looked for anew, among those to come."]
 
 
+def has_another_length(cfg: RunConfig, folder: RunFolder) -> bool:
+    return bool(_changed(cfg, folder, ("step_scheduler.max_steps", "step_scheduler.num_epochs")))
+
+
 def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Dotted keys whose values differ between the run's config and this one, with both values."""
     before = _flat(yaml.safe_load(folder.config.read_text(encoding="utf-8")))

@@ -66,3 +66,21 @@ def test_the_best_is_looked_for_anew_where_it_is_measured_otherwise(resumed):
     assert best == by_loss
     assert notes[0].startswith("validation_dataset.path was not set so far, now other.csv; from here on")
     assert best_so_far(Best("loss", "min"), Best("accuracy", "max"), *resumed())[1] == []
+
+
+def test_a_finished_run_is_done_only_for_its_own_config(resumed, capsys):
+    """--resume-or-start: another learning rate into the same folder was "nothing to do", exit code 0; so was a longer
+    run."""
+    from automodel.cli.finetune import _is_done
+
+    def done(*settings: str) -> bool:
+        cfg, folder = resumed(f"checkpoint.checkpoint_dir={resumed()[1].root}", *settings)
+        folder.write_json("summary.json", {"status": "finished", "steps": 10})
+        folder.write_json("exported.json", ["model.safetensors"])
+        return _is_done(cfg)
+
+    assert done("step_scheduler.log_every_steps=3")
+    assert "is finished (10 steps); nothing to do." in capsys.readouterr().out
+    assert not done("step_scheduler.max_steps=20")
+    with pytest.raises(UserError, match="the config differs"):
+        done("optimizer.lr=1e-3")
