@@ -79,8 +79,9 @@ class PromptWriter:
 
     def _before_an_answer(self, text: str, special: bool) -> list[int]:
         """`special`: with the tokenizer's own special tokens, which a chat template writes itself."""
-        if text.endswith("\n") and not self.continues:
-            # An answer followed in training. GPT-2 has one token for two line breaks, but two where a word follows.
+        if text.endswith(("\n", " ")) and not self.continues:
+            # An answer followed in training. GPT-2 has one token for two line breaks, but two where a word follows, and
+            # a space behind a chat template's "assistant: " is part of that word.
             asked = learned_tokens(self.tokenizer, [text + ANSWER], [[(len(text), len(text + ANSWER))]], special)
             ids, answers = asked[0]
             return ids[: int(answers.argmax())].tolist()

@@ -13,9 +13,10 @@ from automodel.data.language import Chats, Instructions
 from automodel.data.samples import SampleWriter
 from automodel.engine.prompts import PromptWriter
 
-TEXTS = ["Q: what is the capital? A: Paris", "Answer: Rome\n\nAnswer: Paris\n\n", " Rome Paris 42 the a\n\n"]
+TEXTS = ["Q: what is the capital? A: Paris", "Answer: Rome\n\nAnswer: Paris\n\n", " Rome Paris 42 the a x\n\n"]
 TURNS = "{% for m in messages %}{{ m.role }}:\n\n{{ m.content }}{{ eos_token }}{% endfor %}"
 ASKED = TURNS + "{% if add_generation_prompt %}{{ 'assistant:\n\n' }}{% endif %}"
+SPACED = ASKED.replace("\n\n", " ")
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +56,14 @@ def test_prompts_are_the_beginnings_of_what_was_learned(tokenizer, template, ans
     )
 
 
-def test_prompts_of_chats_too(tokenizer):
-    tokenizer.chat_template = ASKED
+@pytest.mark.parametrize("template", [ASKED, SPACED])
+def test_prompts_of_chats_too(tokenizer, template):
+    tokenizer.chat_template = template
     encoder = Chats(tokenizer, "messages", 99, True, ChatTemplate(tokenizer))
     turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "Paris"}]
     before, learned = encoded(encoder, {"messages": turns})
     assert PromptWriter(tokenizer, encoder).tokens(turns[:1]) == before
-    assert tokenizer.decode(learned) == "Paris<end>"
+    assert tokenizer.decode(learned).strip() == "Paris<end>"
 
 
 def test_an_answer_that_ends_in_an_unknown_word_has_an_end():
