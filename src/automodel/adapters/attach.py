@@ -41,6 +41,8 @@ class Adapter:
     rslora: bool = False
     dora: bool = False
     """Whether directions and lengths of the weights are trained apart (DoRA)."""
+    before: str = ""
+    """The model that it was trained beside so far, where that is another."""
     start: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
     """Tensors to begin with, by the model's names; none: a new adapter."""
 
@@ -55,7 +57,8 @@ class Adapter:
         shown += ", scaled by the root of the rank" if self.rslora else ""
         shown += ", lengths of rows apart (DoRA)" if self.dora else ""
         full = f"; in full: {', '.join(self.saved)}" if self.saved else ""
-        return f"{shown} on {in_short(self.ranks)}{full}"
+        before = f"; it was trained beside another model so far, {self.before}" if self.before else ""
+        return f"{shown} on {in_short(self.ranks)}{full}{before}"
 
 
 def resolve(section: PeftConfig, model: Any, task: str, base: str, revision: str | None = None) -> Adapter:

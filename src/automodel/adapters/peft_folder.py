@@ -11,6 +11,7 @@ there. What this library cannot compute (DoRA, adapters on embeddings, trained b
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -115,7 +116,8 @@ def resolve_folder(folder: str | Path, model: Any, task: str, base: str, revisio
         raise UserError(f"'{folder}' trains '{lost[0]}' in full, but does not hold it. Save the adapter again.")
     return Adapter(
         ranks, alphas, saved, task, base, revision, config.get("lora_dropout") or 0.0,
-        bool(config.get("use_rslora")), bool(config.get("use_dora")), _tied_once(str(folder), model, tensors),
+        bool(config.get("use_rslora")), bool(config.get("use_dora")),
+        start=_tied_once(str(folder), model, tensors),
     )  # fmt: skip
 
 
@@ -137,7 +139,9 @@ def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revisio
         raise UserError(f"peft.use_dora: the adapter in {folder} is a plain one. Remove the key.")
     if section.use_rslora and not adapter.rslora:
         raise UserError(f"peft.use_rslora: the adapter in {folder} is scaled by alpha / dim. Remove the key.")
-    return replace(adapter, dropout=section.dropout or adapter.dropout)
+    before = read_config(folder).get("base_model_name_or_path") or base
+    before = "" if os.path.realpath(before) == os.path.realpath(base) else before  # names of the hub are compared, too
+    return replace(adapter, dropout=section.dropout or adapter.dropout, before=before)
 
 
 def write_folder(model: Any, adapter: Adapter, folder: str | Path, trained: Mapping[str, Tensor] | None = None) -> None:

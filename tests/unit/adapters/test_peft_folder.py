@@ -82,3 +82,13 @@ def test_a_section_must_agree_with_the_adapter_it_starts_from(folder, section, m
     _, model = tiny_models.tiny("bert", TASK, num_labels=3)
     with pytest.raises(UserError, match=message):
         resolve_start(PeftConfig(pretrained_adapter=str(folder), **section), model, TASK, "base")
+
+
+def test_an_adapter_of_another_base_is_said(folder):
+    """Shapes may fit a model that it was never trained beside."""
+    _, model = tiny_models.tiny("bert", TASK, num_labels=3)
+    section = PeftConfig(pretrained_adapter=str(folder))
+    own = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert "another model" not in resolve_start(section, model, TASK, own).in_words()
+    words = resolve_start(section, model, TASK, "somebody/else").in_words()
+    assert words.endswith(f"; it was trained beside another model so far, {own}")
