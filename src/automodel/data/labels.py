@@ -158,7 +158,7 @@ def infer_labels(
 ) -> LabelMap:
     """The map of a training set: `label` is one column, or several with a class or a number each."""
     if not isinstance(label, str):
-        return _checked(_of_columns(rows, label, columns, problem_type), num_labels, columns)
+        return _checked(_of_columns(rows, label, cfg, columns, problem_type), num_labels, columns)
     feature = columns.features[label]
     if is_mixed(feature):
         raise UserError(_different_kinds(rows, label, columns))
@@ -178,7 +178,7 @@ def infer_labels(
     ):
         if kind == "string":
             raise _needs_numbers(label, feature, columns)
-        return LabelMap(REGRESSION, num_labels or 1)
+        return _of_numbers(num_labels or 1, cfg, columns)
     found = _of_classes(rows, label, feature, kind, cfg, num_labels, columns)
     if problem_type == MULTI:
         found = LabelMap(MULTI, found.num_labels, found.names, found.ids_allowed, origin=found.origin)
@@ -238,10 +238,23 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
     return LabelMap(SINGLE, len(whole), tuple(str(v) for v in whole), ids_allowed=False)
 
 
-def _of_columns(rows: Any, labels: Sequence[str], columns: Columns, problem_type: str | None) -> LabelMap:
+def _of_numbers(count: int, cfg: DatasetConfig, columns: Columns) -> LabelMap:
+    if cfg.labels:
+        raise UserError(
+            f"{columns.section}.labels names classes, but the labels are numbers to be met (regression). Remove it, or "
+            f"set model.problem_type to {SINGLE}."
+        )
+    return LabelMap(REGRESSION, count)
+
+
+def _of_columns(rows: Any, labels: Sequence[str], cfg, columns: Columns, problem_type: str | None) -> LabelMap:
     """A column for each class, or for each number."""
     if problem_type == SINGLE:
         raise _not_one_class(f"dataset.label_columns names {len(labels)} columns")
+    if len(set(labels)) < len(labels):
+        raise UserError(f"{columns.section}.label_columns names a column twice: {_listed(labels)}.")
+    if cfg.labels:
+        raise UserError(f"{columns.section}.labels: the classes of label_columns have the columns' names. Remove one.")
     for name in labels:
         if not str(getattr(columns.features[name], "dtype", "")).startswith(NUMBERS):
             raise UserError(
@@ -267,11 +280,14 @@ def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type, column
     if problem_type == REGRESSION or (problem_type is None and decimals and not values <= {0.0, 1.0}):
         if is_string(item):
             raise _needs_numbers(label, columns.features[label], columns)
-        return LabelMap(REGRESSION, num_labels or max(sizes))
-    if decimals:
-        return LabelMap(MULTI, num_labels or max(sizes), names, vectors=True)
-    if _are_vectors(lists, sizes, values) and (names is None or len(names) in sizes):
-        return LabelMap(MULTI, max(sizes), names, vectors=True)
+        return _of_numbers(num_labels or max(sizes), cfg, columns)
+    if decimals or (_are_vectors(lists, sizes, values) and (names is None or cfg.labels or len(names) in sizes)):
+        if cfg.labels and len(cfg.labels) not in sizes:
+            raise UserError(
+                f"{columns.section}.labels names {len(cfg.labels)} classes, but column '{label}' holds vectors of "
+                f"{max(sizes)} numbers, one for each class. Name as many."
+            )
+        return LabelMap(MULTI, (num_labels if decimals else None) or max(sizes), names, vectors=True)
     if names:
         ids = not (cfg.labels and all_listed(values, names))
         origin = "dataset.labels" if cfg.labels else "the dataset's class names"

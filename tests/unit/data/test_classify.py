@@ -111,10 +111,14 @@ def test_label_columns_of_numbers(prepare_rows, bert_like):
         ({"label_columns": ("joy",), "problem_type": SINGLE}, "one class a row, but dataset.label_columns names 1"),
         ({"label_column": "both", "problem_type": SINGLE}, "column 'both' of dataset holds a list in every row"),
         ({"label_column": "words", "problem_type": REGRESSION}, "regression needs numbers, but column 'words' holds"),
+        ({"label_columns": ("joy", "joy")}, "dataset.label_columns names a column twice: joy, joy."),
+        ({"label_columns": ("joy",), "labels": ("a",)}, "dataset.labels: the classes of label_columns have the"),
+        ({"label_column": "share", "labels": ("a", "b")}, "dataset.labels names classes, but the labels are numbers"),
+        ({"label_column": "hot", "labels": ("a", "b")}, "names 2 classes, but column 'hot' holds vectors of 3"),
     ],
 )
 def test_labels_that_cannot_be_what_the_model_is_asked_for(prepare_rows, bert_like, settings, message):
-    more = {"both": [0, 1], "words": ["a", "b"], "note": "yes"}
+    more = {"both": [0, 1], "words": ["a", "b"], "note": "yes", "share": 0.5, "hot": [0, 1, 0]}
     rows = [{"text": t, "joy": i % 2, **more} for i, t in enumerate(TEXTS)]
     with pytest.raises(UserError) as raised:
         prepare_rows(rows, bert_like, **settings)
