@@ -45,13 +45,14 @@ def ls(run: Run, as_json: Annotated[bool, typer.Option("--json", help="As JSON, 
     """List the checkpoints of a run."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     steps, every = _found(run)
     rows = [_described(checkpoint, every[-1].step, _best_of(every[-1])) for checkpoint in every]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
-    table = Table(title=str(steps), title_justify="left", title_style="", box=None, pad_edge=False)
+    table = Table(title=Text(str(steps)), title_justify="left", title_style="", box=None, pad_edge=False)
     for name, justify in (("step", "right"), ("epoch", "right"), ("written", "left"), ("size", "right")):
         table.add_column(name, justify=justify)
     for name in ("ranks", "files", ""):

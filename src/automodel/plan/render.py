@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from automodel.plan.plan import Plan
 
@@ -21,5 +22,5 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     for heading, style in (("what", "cyan"), ("decision", "bold"), ("why", "dim")):
         table.add_column(heading, style=style, overflow="fold")
     for d in plan.decisions:
-        table.add_row(d.name, str(d.value), d.reason)
+        table.add_row(*map(Text, (d.name, str(d.value), d.reason)))  # brackets in names are brackets, not styles
     console.print(table)
