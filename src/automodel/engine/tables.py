@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,11 @@ def check_output(path: Path, source: str | None) -> None:
         raise UserError(f"--output: '{path}' is a folder. Name a file in it.")
     if source is not None and path.exists() and os.path.exists(source) and os.path.samefile(path, source):
         raise UserError("--output is the same file as --input, which would be lost. Name another one.")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):  # now, and not after an hour of answers
+            pass
+    except OSError as error:
+        raise UserError(f"--output: nothing can be written to '{path.parent}' ({error.strerror}).") from error
 
 
 def answered(rows: Sequence[dict[str, Any]], answers: Sequence[Answer | None]) -> list[dict[str, Any]]:
