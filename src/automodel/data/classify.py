@@ -97,6 +97,13 @@ def ask_for_segments(tokenizer: Any) -> None:
         tokenizer.init_kwargs["model_input_names"] = names  # what save_pretrained writes
 
 
+def cut_where_training_did(tokenizer: Any, max_length: int) -> None:
+    """Makes a tokenizer that is asked to cut (`truncation=True`) cut there, and keep that when it is saved: a stock
+    pipeline would read more of a long text than the model was ever trained or measured on."""
+    tokenizer.model_max_length = max_length
+    tokenizer.init_kwargs["model_max_length"] = max_length  # what save_pretrained writes
+
+
 def named(value: Any, class_names: tuple[str, ...] | None) -> Any:
     """A class id (or a list of them) under its name, where the dataset has names of its own."""
     if class_names is None:

@@ -18,13 +18,21 @@ from automodel.adapters.attach import attach
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
-from automodel.data.classify import ask_for_segments
+from automodel.data.classify import ask_for_segments, cut_where_training_did
+from automodel.data.prepare import choose_max_length
 from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import prepare_run
 from automodel.engine.step import check_fit, model_tensors
 from automodel.models.adapted import adapter_for_run
-from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, without_memory
+from automodel.models.load import (
+    align_pad_token,
+    load_hf_config,
+    load_model,
+    load_tokenizer,
+    model_limits,
+    without_memory,
+)
 from automodel.models.save import save_hf_folder
 from automodel.plan.check import load_run_config
 from automodel.plan.config import RunConfig
@@ -90,6 +98,9 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
     tokenizer = load_tokenizer(cfg.model, hf_config)
     if facts["segments"]:
         ask_for_segments(tokenizer)
+    if task == "text-classification":
+        positions = model_limits(hf_config, task).max_positions
+        cut_where_training_did(tokenizer, choose_max_length(cfg.dataset, task, positions)[0])
     model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
     align_pad_token(model, tokenizer)
     if cfg.peft is not None:

@@ -75,6 +75,8 @@ class Predictor:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.limits = model_limits(self.saved.hf_config, self.task)
         self.max_length, _ = choose_max_length(self.saved.dataset, self.task, self.limits.max_positions)
+        if self.saved.run is None and self.task == "text-classification":  # then only the tokenizer can know
+            self.max_length = min(self.max_length, self.tokenizer.model_max_length)
         self.notes: list[str] = []
         """What a person should know about the last answers."""
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from automodel.config.errors import UserError
 from automodel.config.gate import resolve_target
-from automodel.data.classify import ask_for_segments
+from automodel.data.classify import ask_for_segments, cut_where_training_did
 from automodel.data.config import DatasetConfig
-from automodel.data.prepare import PreparedData, inherit, prepare
+from automodel.data.prepare import PreparedData, choose_max_length, inherit, prepare
 from automodel.data.problems import Problems
 from automodel.engine.classes import check_names, known_classes
 from automodel.engine.ends import check_ends
@@ -86,6 +86,8 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     restore()
     if train.store.token_types is not None:
         ask_for_segments(tokenizer)
+    if task == "text-classification":
+        cut_where_training_did(tokenizer, choose_max_length(cfg.dataset, task, limits.max_positions)[0])
     return RunData(task, hf_config, tokenizer, train, validation)
 
 

@@ -167,12 +167,12 @@ def test_padded_path_gives_the_same(run_of):
 
 
 def test_plain_hugging_face_folder(run_of, tmp_path):
-    """The model's files alone, without `run/`; nothing says how long texts may be, so the model's limit holds."""
+    """The model's files alone, without `run/`: the tokenizer says how long texts may be."""
     for file in run_of("classifier").iterdir():
         if file.is_file():
             (tmp_path / file.name).write_bytes(file.read_bytes())
     predictor = Predictor(tmp_path)
-    assert (predictor.saved.run, predictor.max_length) == (None, 128)
+    assert (predictor.saved.run, predictor.max_length) == (None, 12)
     scores = list(predictor.classify(TEXTS[1:2])[0].scores.values())
     torch.testing.assert_close(torch.tensor(scores), stock_logits(tmp_path, TEXTS[1]).softmax(-1), atol=1e-5, rtol=0)
 

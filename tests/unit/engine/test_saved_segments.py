@@ -32,3 +32,23 @@ def test_stock_pipelines_answer_as_the_model_was_trained(tmp_path, monkeypatch):
     ours: Any = Predictor(tmp_path / "out").classify(texts, seconds)
     assert [one["label"] for one in theirs] == [one.prediction for one in ours]
     assert [one["score"] for one in theirs] == pytest.approx([one.score for one in ours], abs=1e-5)
+
+
+def test_stock_pipelines_cut_where_training_did(tmp_path, monkeypatch):
+    from transformers import pipeline
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    tiny.make_model_folder(tmp_path / "model")
+    tiny.write_jsonl(tmp_path / "train.jsonl", tiny.reviews(24))
+    (tmp_path / "run.yaml").write_text(
+        f"task: text-classification\nmodel: {tmp_path}/model\noptimizer: {{lr: 5e-3}}\n"
+        f"dataset: {{path: {tmp_path}/train.jsonl, max_length: 6}}\n"
+        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 20}}\n"
+    )
+    finetune(load_run_config([tmp_path / "run.yaml"]))
+    text = "good film great plot " + "bad sad ugly " * 9
+    stock: Any = pipeline("text-classification", str(tmp_path / "out"), device=-1)
+    (theirs,) = stock(text, truncation=True)
+    (ours,) = Predictor(tmp_path / "out").classify([text])
+    assert (theirs["label"], theirs["score"]) == (ours.prediction, pytest.approx(ours.score, abs=1e-5))
+    assert stock(text)[0]["score"] != pytest.approx(ours.score, abs=1e-5)  # nobody is kept from reading all of it
