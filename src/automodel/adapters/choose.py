@@ -63,7 +63,8 @@ def choose_targets(
         else:
             found = {name for name in linear if matches(name, pattern)}
         if not found:
-            raise _no_target(pattern, modules, linear)
+            full = [name for name in saved if matches(name, pattern)]
+            raise _in_full(pattern, full[0]) if full else _no_target(pattern, modules, linear)
         chosen |= found
     for pattern in excluded:
         found = {name for name in linear if matches(name, pattern)}
@@ -119,6 +120,12 @@ def _refuse_shared(model: nn.Module, saved: Sequence[str]) -> None:
                 f"peft.modules_to_save: the weight of '{inside[0]}' is that of {others} as well (tied). "
                 "Name all of them, which are then trained as one, or none."
             )
+
+
+def _in_full(pattern: str, name: str) -> UserError:
+    return UserError(
+        f"peft.target_modules: '{pattern}' means '{name}', which is trained in full. Take it out of one list."
+    )
 
 
 def _no_target(pattern: str, modules: dict[str, nn.Module], linear: dict[str, nn.Module]) -> UserError:

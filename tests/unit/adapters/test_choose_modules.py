@@ -66,6 +66,10 @@ def test_names_globs_and_exclusions():
         ({"exclude_modules": ("query",)}, "peft.exclude_modules: no module of the model is called 'query'"),
         ({"exclude_modules": ("*_proj",)}, "leaves no module"),
         ({"target_modules": ()}, "peft.target_modules: is an empty list"),
+        (
+            {"target_modules": ("q_proj",), "modules_to_save": ("q_proj",)},
+            "'model.layers.0.self_attn.q_proj', which is",
+        ),
         ({"modules_to_save": ("classifier",)}, "peft.modules_to_save: no module of the model is called 'classifier'"),
     ],
 )
