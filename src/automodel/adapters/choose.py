@@ -123,9 +123,7 @@ def _refuse_shared(model: nn.Module, saved: Sequence[str]) -> None:
 
 
 def _in_full(pattern: str, name: str) -> UserError:
-    return UserError(
-        f"peft.target_modules: '{pattern}' means '{name}', which is trained in full. Take it out of one list."
-    )
+    return UserError(f"peft.target_modules: '{pattern}' means '{name}', trained in full. Take it out of one list.")
 
 
 def _no_target(pattern: str, modules: dict[str, nn.Module], linear: dict[str, nn.Module]) -> UserError:

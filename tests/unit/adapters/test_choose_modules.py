@@ -68,7 +68,7 @@ def test_names_globs_and_exclusions():
         ({"target_modules": ()}, "peft.target_modules: is an empty list"),
         (
             {"target_modules": ("q_proj",), "modules_to_save": ("q_proj",)},
-            "'model.layers.0.self_attn.q_proj', which is",
+            "self_attn.q_proj', trained in full",
         ),
         ({"modules_to_save": ("classifier",)}, "peft.modules_to_save: no module of the model is called 'classifier'"),
     ],
