@@ -8,7 +8,6 @@ tell that apart as well as all of it would, since training changes every matrix.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 from automodel.models.config import ModelConfig
@@ -21,12 +20,14 @@ BYTES = 4096
 
 def sample_of(cfg: ModelConfig) -> str | None:
     """A hash over samples of a model's weights; none where they are not safetensors."""
+    from safetensors import SafetensorError
+
     from automodel.models.streamed import stored_in
 
     try:
         stored = stored_in(find_model(cfg))
         return None if stored is None else _hash(sorted(set(stored.values())))
-    except (OSError, json.JSONDecodeError):  # whoever loads them says what is wrong
+    except (OSError, ValueError, KeyError, SafetensorError):  # whoever loads them says what is wrong
         return None
 
 
