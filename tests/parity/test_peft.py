@@ -318,6 +318,26 @@ def test_a_run_folder_is_loaded_by_peft_with_identical_logits(tmp_path, monkeypa
     assert set(read_tensors(tmp_path / "out")) == set(trained_tensors(ours))
 
 
+def test_the_adapter_of_a_language_model_is_loaded_by_stock_transformers(tmp_path, monkeypatch):
+    """Which finds the base by itself, as it does for a folder that PEFT wrote."""
+    from transformers import AutoModelForCausalLM
+
+    from automodel.engine.run import finetune
+    from automodel.engine.saved import open_saved
+    from automodel.plan.check import load_run_config
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    run = tiny.write_run(tmp_path, kind="llama", text="peft: {dim: 4}\nstep_scheduler: {max_steps: 4}\n")
+    finetune(load_run_config([run], ["task=causal-lm", "optimizer.lr=0.1"]))
+    theirs, saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), open_saved(tmp_path / "out")
+    ours, base = saved.load("cpu"), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert saved.task == "causal-lm"
+    ids = torch.arange(5, 17)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(theirs(ids).logits, base(ids).logits, atol=1e-3)
+
+
 def test_a_folder_that_peft_wrote_answers_questions(tmp_path):
     """It has neither config nor labels nor tokenizer: those come from the base and from the head's size."""
     from transformers import AutoModelForSequenceClassification

@@ -82,7 +82,7 @@ def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None) -
 
 
 def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) -> None:
-    """The model; of an adapter its two files, and the config with its class names."""
+    """The model; of an adapter its two files and, of a classifier, the config with its class names."""
     adapter = adapter_of(model)
     if adapter is None and not _changes_form(model):
         weights = weights or held_by("cuda", model)
@@ -95,6 +95,8 @@ def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) ->
         model.save_pretrained(folder, **given)
         return
     write_folder(model, adapter, folder, whole)
+    if adapter.task == "causal-lm":
+        return  # with a config beside it, transformers takes the folder for a whole model, and looks for its weights
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
