@@ -173,7 +173,7 @@ def _with_template(saved: SavedModel, section: DatasetConfig, asked_now: bool) -
 
 def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: Sequence[str]) -> PreparedData:
     limits = model_limits(saved.hf_config, saved.task)
-    target = custom_target(section, trust)
+    section, target = saved.as_long(section, limits.max_positions), custom_target(section, trust)
     labels = _labels(saved, section, target)
     like: Any = None if labels is None else _Classes(labels)
     data = prepare(

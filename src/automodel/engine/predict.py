@@ -74,9 +74,9 @@ class Predictor:
         self.batch_size, self.on_bad_row, self.on_progress = batch_size, on_bad_row, on_progress
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.limits = model_limits(self.saved.hf_config, self.task)
-        self.max_length, _ = choose_max_length(self.saved.dataset, self.task, self.limits.max_positions)
-        if self.saved.run is None and self.task == "text-classification":  # then only the tokenizer can know
-            self.max_length = min(self.max_length, self.tokenizer.model_max_length)
+        positions = self.limits.max_positions
+        section = self.saved.as_long(self.saved.dataset, positions)
+        self.max_length, _ = choose_max_length(section, self.task, positions)
         self.notes: list[str] = []
         """What a person should know about the last answers."""
 

@@ -13,7 +13,7 @@ import difflib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from automodel.adapters.peft_folder import is_adapter_folder
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
-from automodel.data.prepare import members_of
+from automodel.data.prepare import choose_max_length, members_of
 from automodel.engine.folder import BASE, LAYOUT, RunFolder
 from automodel.models.adapted import base_source, foreign_config, load_adapted, tokenizer_of
 from automodel.models.config import ModelConfig
@@ -59,6 +59,14 @@ class SavedModel:
     def dataset(self) -> DatasetConfig:
         """What the training data looked like; of a mixture, its first dataset."""
         return members_of(self.run.dataset)[0][1] if self.run else DatasetConfig()
+
+    def as_long(self, section: DatasetConfig, max_positions: int | None) -> DatasetConfig:
+        """Data of a text classifier without a run's config: cut where its tokenizer does."""
+        if self.task != "text-classification" or RunFolder(self.folder).config.is_file():
+            return section
+        length, by_default = choose_max_length(section, self.task, max_positions)
+        shorter = by_default and self.tokenizer.model_max_length < length
+        return replace(section, max_length=self.tokenizer.model_max_length) if shorter else section
 
     @property
     def reads_pairs(self) -> bool | None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import tiny_runs as tiny
+from automodel.engine.assess import assess
 from automodel.engine.predict import Predictor
 from automodel.engine.run import finetune
 from automodel.plan.check import load_run_config
@@ -51,4 +52,8 @@ def test_stock_pipelines_cut_where_training_did(tmp_path, monkeypatch):
     (theirs,) = stock(text, truncation=True)
     (ours,) = Predictor(tmp_path / "out").classify([text])
     assert (theirs["label"], theirs["score"]) == (ours.prediction, pytest.approx(ours.score, abs=1e-5))
+    measured = assess(tmp_path / "out", dataset=str(tmp_path / "train.jsonl")).metrics.values
+    (tmp_path / "out" / "run").rename(tmp_path / "elsewhere")  # the folder alone: its tokenizer knows
+    assert Predictor(tmp_path / "out").max_length == 6
+    assert assess(tmp_path / "out", dataset=str(tmp_path / "train.jsonl")).metrics.values == measured
     assert stock(text)[0]["score"] != pytest.approx(ours.score, abs=1e-5)  # nobody is kept from reading all of it
