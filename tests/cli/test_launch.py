@@ -116,7 +116,8 @@ def test_slurm_saves_before_its_time_is_up_requeues_and_goes_on(folder):
     assert list(tiny.losses(folder / "out")) == list(range(1, 91))
     assert (folder / "out" / "model.safetensors").exists()
     assert len((folder / "requeued").read_text().splitlines()) == 1
-    restarted = tiny.automodel("finetune", "llm", "-c", folder / "run.yaml", "--resume-or-start", **environment(folder))
+    command = ("finetune", "llm", "-c", folder / "run.yaml", "--resume-or-start", "optimizer.lr=2e-3")
+    restarted = tiny.automodel(*command, **environment(folder))
     assert "is finished (90 steps); nothing to do" in restarted.stdout
 
 
