@@ -61,10 +61,7 @@ def predict(
     through their templates; --raw turns that off.
     """
     given = _texts(texts or [], input_file)
-    if input_file is None and (text_column or pair_column):
-        raise UserError(f"--{'text' if text_column else 'pair'}-column names a column of --input, which is not given.")
-    if input_file is not None and pair:
-        raise UserError("--pair belongs to texts on the command line; for a file, name the column: --pair-column.")
+    _check_columns(input_file, text_column, pair_column, pair)
     check_overwrite(output, input_file, overwrite)
     get_ready(output, input_file)
     from automodel.engine.predict import Predictor
@@ -85,6 +82,15 @@ def predict(
         answers = _ask(predictor, questions, asked, threshold)
     shown = (_shown(item, answer) for item, answer in zip(questions.items, answers))
     tell(predictor, rows, answers, output, as_json, shown)
+
+
+def _check_columns(
+    input_file: str | None, text_column: str | None, pair_column: str | None, pair: list[str] | None
+) -> None:
+    if input_file is None and (text_column or pair_column):
+        raise UserError(f"--{'text' if text_column else 'pair'}-column names a column of --input, which is not given.")
+    if input_file is not None and pair:
+        raise UserError("--pair belongs to texts on the command line; for a file, name the column: --pair-column.")
 
 
 def check_overwrite(output: Path | None, input_file: str | None, overwrite: bool) -> None:
