@@ -184,17 +184,19 @@ def first_pieces(word_ids: list[int | None], tags: list[int]) -> list[int]:
 
 def for_words(tokenizer: Any) -> Any:
     """The tokenizer as lists of words need it. Byte-level BPE writes a word with the space before it, and would glue
-    words together that come without: a copy is told to put the space there."""
+    words together that come without: a copy is told to put the space there, and to keep that when it is saved."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or '"ByteLevel"' not in str(getattr(backend.pre_tokenizer, "__getstate__", lambda: b"")()):
         return tokenizer
     from tokenizers import Tokenizer
 
     description = json.loads(backend.to_str())
-    for part in [description["pre_tokenizer"], *description["pre_tokenizer"].get("pretokenizers", ())]:
-        if part["type"] == "ByteLevel":
+    before, behind = description["pre_tokenizer"], description["post_processor"] or {}
+    for part in [before, *before.get("pretokenizers", ()), behind, *behind.get("processors", ())]:
+        if part.get("type") in ("ByteLevel", "RobertaProcessing"):  # the latter knows where a word's offsets begin
             part["add_prefix_space"] = True
     spaced = copy.deepcopy(tokenizer)
     spaced._tokenizer = Tokenizer.from_str(json.dumps(description))
     spaced.add_prefix_space = True
+    spaced.init_kwargs["add_prefix_space"] = True  # what save_pretrained writes
     return spaced

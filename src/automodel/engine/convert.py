@@ -18,7 +18,7 @@ from automodel.adapters.attach import attach
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
-from automodel.data.classify import ask_for_segments, cut_where_training_did
+from automodel.data.classify import ask_for_segments, cut_where_training_did, for_words
 from automodel.data.prepare import choose_max_length
 from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import RunFolder
@@ -101,6 +101,8 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
     if task == "text-classification":
         positions = model_limits(hf_config, task).max_positions
         cut_where_training_did(tokenizer, choose_max_length(cfg.dataset, task, positions)[0])
+    if task == "token-classification":
+        tokenizer = for_words(tokenizer)
     model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
     align_pad_token(model, tokenizer)
     if cfg.peft is not None:

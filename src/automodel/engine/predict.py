@@ -15,7 +15,6 @@ Texts that cannot be used (empty ones, conversations without a question) are an 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -39,13 +38,14 @@ from automodel.data.store import TokenStore
 from automodel.engine.answers import Classification, Generation, Tagging, grouped_entities
 from automodel.engine.evaluate import document_of_each_label
 from automodel.engine.generate import Sampling, generate_batch, prompts_together
+from automodel.engine.known_tokens import check_tokens
 from automodel.engine.prompts import BadPrompt, Prompt, prompt_writer
 from automodel.engine.saved import SavedModel, open_saved
+from automodel.engine.words import word_places
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward
 from automodel.models.load import model_limits
 
-WORDS = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")  # tagged corpora keep punctuation apart from words
 ANY_LABEL = LabelMap(SINGLE, num_labels=2**31)  # the training encoders want labels; here they only mark positions
 SHOWN_BAD_ROWS = 10
 THRESHOLD = 0.5  # of a multi-label class, as in the metrics
@@ -140,8 +140,7 @@ class Predictor:
         """A tag for each word, and the entities they make up. Texts are split into words and punctuation marks; lists
         of words are taken as they are."""
         self._require("tag", "token-classification")
-        splits = [WORDS.finditer(text) if isinstance(text, str) else None for text in texts]
-        places = [None if found is None else [match.span() for match in found] for found in splits]
+        places = [word_places(text) if isinstance(text, str) else None for text in texts]
         words = [
             [str(text)[a:b] for a, b in spans] if spans is not None else text for text, spans in zip(texts, places)
         ]
@@ -285,7 +284,9 @@ class Predictor:
             encoder.encode(chunk, start, out)
         if out.truncated:
             self.notes.append(f"{out.truncated:,} of {count:,} texts were cut at max_length {self.max_length:,}")
-        return self._stored(out, count)
+        store = self._stored(out, count)
+        check_tokens(store, self.tokenizer, self.saved.hf_config, "the texts")
+        return store
 
     def _stored(self, out: SampleWriter, count: int) -> TokenStore:
         if out.bad and self.on_bad_row == "error":

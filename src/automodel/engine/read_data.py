@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from automodel.config.errors import UserError
 from automodel.config.gate import resolve_target
-from automodel.data.classify import ask_for_segments, cut_where_training_did
+from automodel.data.classify import ask_for_segments, cut_where_training_did, for_words
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import PreparedData, choose_max_length, inherit, prepare
 from automodel.data.problems import Problems
@@ -74,13 +74,13 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
         train = load(cfg.dataset, "train")
         check_names(cfg.model, known, train)
         check_ends(train, hf_config, "dataset")
-        check_tokens(train, tokenizer, hf_config, "dataset")
+        check_tokens(train.store, tokenizer, hf_config, "dataset")
     # Without the training data's classes, a classifier's validation data cannot be judged.
     if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
         with problems.collecting():
             validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
             check_ends(validation, hf_config, "validation_dataset")
-            check_tokens(validation, tokenizer, hf_config, "validation_dataset")
+            check_tokens(validation.store, tokenizer, hf_config, "validation_dataset")
     problems.raise_if_any()
     assert train is not None
     restore()
@@ -88,6 +88,8 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
         ask_for_segments(tokenizer)
     if task == "text-classification":
         cut_where_training_did(tokenizer, choose_max_length(cfg.dataset, task, limits.max_positions)[0])
+    if task == "token-classification":
+        tokenizer = for_words(tokenizer)  # it is saved with the model
     return RunData(task, hf_config, tokenizer, train, validation)
 
 
