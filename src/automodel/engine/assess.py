@@ -186,7 +186,7 @@ def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: 
         like=like,
         resolved_target=target,
     )
-    check_tokens(data, saved.tokenizer, saved.hf_config, "validation_dataset")
+    check_tokens(data.store, saved.tokenizer, saved.hf_config, "validation_dataset")
     return data
 
 

@@ -12,22 +12,25 @@ from typing import Any
 import numpy as np
 
 from automodel.config.errors import UserError
-from automodel.data.prepare import PreparedData
+from automodel.data.store import TokenStore
 
 SHOWN = 5
 
 
-def check_tokens(data: PreparedData | None, tokenizer: Any, hf_config: Any, section: str) -> None:
+def check_tokens(store: TokenStore, tokenizer: Any, hf_config: Any, section: str) -> None:
     """Raises `UserError` with the rows that have tokens beyond the model's embedding."""
     size = getattr(hf_config, "vocab_size", None)
-    if data is None or size is None or len(tokenizer) <= size:
+    if size is None or len(tokenizer) <= size:
         return
-    store = data.store
-    beyond = np.flatnonzero(np.asarray(store.input_ids) >= size)
-    if len(beyond):
-        samples = np.unique(np.searchsorted(store.offsets, beyond, side="right") - 1)
-        rows = list(dict.fromkeys(int(store.rows[i]) for i in samples))
-        tokens = [tokenizer.convert_ids_to_tokens(int(i)) for i in np.unique(store.input_ids[beyond])[:SHOWN]]
+    samples, unknown = set[int](), set[int]()
+    for ids, offsets in ((store.input_ids, store.offsets), (store.target_ids, store.target_offsets)):
+        if ids is not None and offsets is not None:
+            beyond = np.flatnonzero(np.asarray(ids) >= size)
+            samples.update((np.searchsorted(offsets, beyond, side="right") - 1).tolist())
+            unknown.update(np.unique(ids[beyond]).tolist())
+    if samples:
+        rows = list(dict.fromkeys(int(store.rows[i]) for i in sorted(samples)))
+        tokens = [tokenizer.convert_ids_to_tokens(i) for i in sorted(unknown)[:SHOWN]]
         shown = ", ".join(map(str, rows[:SHOWN])) + (", …" if len(rows) > SHOWN else "")
         raise UserError(
             f"{section}: {len(rows):,} row{'s have' if len(rows) > 1 else ' has'} tokens that the model's embedding of "

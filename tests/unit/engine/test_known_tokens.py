@@ -1,12 +1,19 @@
 """Tokenizers with tokens beyond the model's embedding, as Gemma 3's text models are published: trained, measured and
 asked, unless a text has one of those tokens."""
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 from rich.console import Console
 
 import tiny_runs as tiny
 from automodel.config.errors import UserError
+from automodel.data.samples import SampleWriter
+from automodel.data.store import TokenStore
 from automodel.engine.assess import assess
+from automodel.engine.known_tokens import check_tokens
 from automodel.engine.predict import Predictor
 from automodel.engine.run import finetune
 from automodel.plan.check import load_run_config
@@ -58,3 +65,13 @@ def test_a_pad_token_beyond_the_embedding_is_refused(place):
     tokenizer.save_pretrained(place / "model")
     with pytest.raises(UserError, match=r"the pad token '<new pad>' of .* was added to the tokenizer alone"):
         run(place)
+
+
+def test_what_is_to_be_written_counts_too():
+    writer = SampleWriter()
+    for row, target in enumerate(([1, 2], [3, 90], [1])):
+        writer.add(row, np.array([4, 5]), target_ids=np.array(target))
+    store = TokenStore.in_memory(writer.finish())
+    tokenizer: Any = tiny.make_tokenizer()
+    with pytest.raises(UserError, match=r"dataset: 1 row has tokens .*: row 1 \(counted"):
+        check_tokens(store, tokenizer, SimpleNamespace(vocab_size=len(tokenizer) - 1), "dataset")
