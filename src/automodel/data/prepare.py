@@ -29,6 +29,7 @@ from automodel.data.store import TokenStore, open_or_build
 DEFAULT_CACHE = "~/.cache/automodel/tokens"
 DEFAULT_LIMITS = {"text-classification": 512, "token-classification": 512, "causal-lm": 2048, "seq2seq": 512}
 SHORTEST = 4  # a sample needs room for special tokens and at least one real one
+LOOKED_AT = 100_000  # samples that are looked at where a few would tell: files of any size lie behind them
 
 # Where the data lies and how it is processed; everything else in a section says what the columns are.
 NOT_INHERITED = {
@@ -150,11 +151,13 @@ def prepare(
 
 def _begun_twice(store: TokenStore, tokenizer: Any) -> list[str]:
     """Texts that were written for a model, with its first token in them, get another one from the tokenizer."""
-    first, begins = tokenizer.bos_token_id, store.offsets[:-1][store.lengths > 1]
+    first, looked = tokenizer.bos_token_id, min(len(store), LOOKED_AT)
     if first is None:
         return []
+    begins = store.offsets[:looked][store.lengths[:looked] > 1]
     twice = int(((store.input_ids[begins] == first) & (store.input_ids[begins + 1] == first)).sum())
-    found = f"{twice:,} of {len(store):,} samples begin with two {tokenizer.bos_token!r}"
+    all_of_them = "" if looked == len(store) else "the first "
+    found = f"{twice:,} of {all_of_them}{looked:,} samples begin with two {tokenizer.bos_token!r}"
     why = "the texts have one, and the tokenizer adds another. Models are trained with one: remove it from the texts"
     return [f"{found}: {why}"] if twice else []
 

@@ -224,7 +224,7 @@ def _notes(train: PreparedData, validation: PreparedData | None) -> tuple[str, .
     if np.array_equal(train.store.input_ids, validation.store.input_ids):
         return (*notes, "validation_dataset has the same texts as dataset: its numbers say nothing about new data")
     shared, held_out = held_out_and_learned(train.store, validation.store), len(validation.store)
-    if shared > SHARED_BY_CHANCE * held_out:
+    if shared is not None and shared > SHARED_BY_CHANCE * held_out:
         found = f"{shared:,} of the {held_out:,} samples of validation_dataset are in dataset, too"
         notes += (f"{found}: its numbers look better than those of new data",)
     return notes

@@ -77,6 +77,7 @@ def test_texts_that_bring_the_first_token_along_are_said(tmp_path, monkeypatch):
     """Datasets written for Llama 2 begin with `<s>[INST]`, and its tokenizer adds a `<s>` of its own."""
     from tokenizers.processors import TemplateProcessing
 
+    from automodel.data import prepare as prepare_module
     from automodel.data.config import DatasetConfig
     from automodel.data.prepare import prepare
 
@@ -90,5 +91,8 @@ def test_texts_that_bring_the_first_token_along_are_said(tmp_path, monkeypatch):
     facts = {"task": "causal-lm", "tokenizer": words, "max_positions": 64, "type_vocab_size": 0}
     (note,) = prepare(DatasetConfig(path=str(path)), **facts).notes
     assert "2 of 3 samples begin with two '[CLS]'" in note
+    monkeypatch.setattr(prepare_module, "LOOKED_AT", 2)
+    (note,) = prepare(DatasetConfig(path=str(path)), **facts).notes
+    assert "1 of the first 2 samples begin with two '[CLS]'" in note
     tiny.write_jsonl(path, [{"text": "a bad film"}])
     assert not prepare(DatasetConfig(path=str(path)), **facts).notes
