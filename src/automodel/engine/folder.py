@@ -124,7 +124,7 @@ def refuse_what_it_reads(cfg: RunConfig, resume: bool) -> None:
         place = Path(value).expanduser().resolve() if value else None
         if place is None or not place.exists():  # a name on the hub
             continue
-        if folder.run in (place, *place.parents) or (place == folder.root and (place / "config.json").exists()):
+        if folder.run in (place, *place.parents) or (place == folder.root and model_files(place)):
             raise UserError(
                 f"{key}: '{value}' lies in the folder of the new run, which would take its place. Choose another "
                 "folder: checkpoint.checkpoint_dir=./another"

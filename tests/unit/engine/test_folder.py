@@ -63,6 +63,15 @@ def test_what_a_run_starts_from_does_not_make_room_for_it(tmp_path, setting, key
     refuse_what_it_reads(asked, resume=True)
 
 
+def test_an_adapter_without_a_config_beside_it_does_not_make_room_either(tmp_path):
+    """That is how an adapter of a language model is saved."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    here = [f"model={tmp_path / 'base'}", "dataset=rows", f"peft={{pretrained_adapter: {tmp_path}}}"]
+    with pytest.raises(UserError, match=r"^peft.pretrained_adapter: .* lies in the folder of the new run"):
+        refuse_what_it_reads(load_run_config([], [*here, f"checkpoint.checkpoint_dir={tmp_path}"]), resume=False)
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_somebody_elses_model_is_never_touched(tmp_path, overwrite):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
