@@ -95,7 +95,7 @@ def test_everything_wrong_with_both_parts_is_one_list(folder):
 
 
 def test_rows_that_are_left_out_are_a_line_of_the_plan(folder):
-    path = config(folder, [GOOD, SILENT, GOOD], [GOOD], keys=", on_bad_row: skip")
+    path = config(folder, [GOOD, SILENT, GOOD], keys=", on_bad_row: skip")
     plan = json.loads(tiny.automodel("plan", "-c", path, "--json").stdout)
     reasons = [line["reason"] for line in plan["decisions"] if line["name"] == "note"]
     why = "row 1: the conversation has no assistant message"
