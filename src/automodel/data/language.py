@@ -65,9 +65,11 @@ def add_spanned(
     if not texts:
         return
     made = learned_tokens(tokenizer, [t.text for t in texts], [t.spans for t in texts], special)
+    # A word that is not known is no end, unless it is the same token (GPT-2). Asked once: it takes up to 0.1 ms.
+    ends = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id} | {tokenizer.eos_token_id}
     for text, (ids, learned) in zip(texts, made, strict=True):
         if text.spans[-1][1] >= len(text.text.rstrip()):
-            ids, learned = _stopped(ids, learned, tokenizer)
+            ids, learned = _stopped(ids, learned, tokenizer.eos_token_id, ends)
         if everything:
             learned[:] = True
         labels = np.where(learned, ids, IGNORE)
@@ -82,16 +84,15 @@ def add_spanned(
         out.add(text.row, ids[:max_length], token_labels=labels[:max_length])
 
 
-def _stopped(ids: np.ndarray, learned: np.ndarray, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
+def _stopped(ids: np.ndarray, learned: np.ndarray, eos: int, ends: set[int]) -> tuple[np.ndarray, np.ndarray]:
     """The same tokens with a supervised end: the one that is there, or the end-of-sequence token."""
     last = np.flatnonzero(learned)
-    ends = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}  # a word that is not known is no end
-    if len(ids) and ids[-1] == tokenizer.eos_token_id:
+    if len(ids) and ids[-1] == eos:
         learned[-1] = True
     elif not (len(last) and int(ids[last[-1]]) in ends):
         end = len(ids) if not len(last) else last[-1] + 1  # what follows the last learned token is at most whitespace
         ids, learned = ids[:end], learned[:end]
-        return np.append(ids, tokenizer.eos_token_id), np.append(learned, True)
+        return np.append(ids, eos), np.append(learned, True)
     return ids, learned
 
 

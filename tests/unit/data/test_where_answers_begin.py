@@ -1,6 +1,8 @@
 """Where a prompt ends and its answer begins, in tokens: what `generate` asks with is what stood before the answers in
 training, also where the prompt ends in white space; and every answer has an end that is learned."""
 
+import copy
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -71,6 +73,19 @@ def test_an_answer_that_ends_in_an_unknown_word_has_an_end():
     encoder = Instructions(words, {"prompt": "p"}, "a", 99, True)
     _, learned = encoded(encoder, {"p": "what was the film ?", "a": " a great Zeppelin"})
     assert learned[-2:] == [words.unk_token_id, words.eos_token_id]
+
+
+def test_an_end_that_is_the_unknown_word_as_well_is_an_end(tokenizer):
+    """GPT-2 has one token for both, and templates write a line break behind it."""
+    both = copy.deepcopy(tokenizer)
+    both.unk_token = both.eos_token
+    both.chat_template = TURNS.replace("{{ eos_token }}", "{{ eos_token }}\n")
+    encoder = Chats(both, "messages", 99, True, ChatTemplate(both))
+    turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "Paris"}]
+    out = SampleWriter()
+    encoder.encode({"messages": [turns]}, 0, out)
+    (ids,) = out.input_ids
+    assert list(ids).count(both.eos_token_id) == 2  # one a turn
 
 
 def test_texts_that_bring_the_first_token_along_are_said(tmp_path, monkeypatch):
