@@ -81,10 +81,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
     if resume:
-        now = state.best
-        state, notes = _restore(folder, checkpoints, step, loader, prepared, base)
-        state.best, more = best_so_far(state.best, now, cfg, folder)
-        notes += more
+        state, notes = _restore(folder, checkpoints, step, loader, prepared, base, state.best)
     progress = progress_of(plan.total_steps, state.step)
     if checkpoints is not None:
         checkpoints.warn = progress.warn
@@ -178,6 +175,7 @@ def save(run: Run, last: bool = False) -> None:
             "rng": rng_values,
             "base": run.base,
             "data": run.prepared.facts_of_data(),
+            "held_out": _held_out(run.prepared),
             "config": run.config_text,
         },
         protect=[best] if best is not None and run.prepared.cfg.checkpoint.keep_best else [],
@@ -192,7 +190,9 @@ def _restore(
     loader: StepLoader,
     prepared: Prepared,
     base: str | None,
+    best: Best,
 ) -> tuple[TrainState, list[str]]:
+    """The run as its last checkpoint has it. `best`: the one that the config asks for."""
     if checkpoints is None:
         raise UserError("--resume needs checkpoints, but checkpoint.enabled is false.")
     checkpoint, notes = checkpoints.latest()
@@ -214,7 +214,15 @@ def _restore(
     randomness.restore_own(rng, state["rng"], prepared.cfg.seed, prepared.ranks, alike)
     notes += [*_changes_since(state, _kind_of(step), prepared), *changes_of_course(prepared.cfg, folder)]
     prepared.ranks.barrier()  # nothing is written before everyone has read
-    return TrainState.from_json(state["train"]), notes
+    found, held_out = TrainState.from_json(state["train"]), state.get("held_out")
+    same = None if held_out is None else held_out == _held_out(prepared)
+    found.best, more = best_so_far(found.best, best, prepared.cfg, folder, same)
+    return found, [*notes, *more]
+
+
+def _held_out(prepared: Prepared) -> str | None:
+    """What tells the data that is measured on from others."""
+    return None if prepared.validation is None else prepared.validation.store.key
 
 
 def _kind_of(step: TrainStep | CapturedStep) -> str:

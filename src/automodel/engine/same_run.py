@@ -76,14 +76,20 @@ def changes_of_course(cfg: RunConfig, folder: RunFolder) -> list[str]:
     return notes
 
 
-def best_so_far(before: Best, now: Best, cfg: RunConfig, folder: RunFolder) -> tuple[Best, list[str]]:
+def best_so_far(
+    before: Best, now: Best, cfg: RunConfig, folder: RunFolder, same_data: bool | None
+) -> tuple[Best, list[str]]:
     """The best evaluation of the run, where those to come can be compared with it: by one metric, on the same data.
-    Else there is none yet, which is said. `now` is what the config asks for."""
+    Else there is none yet, which is said. `now` is what the config asks for; `same_data` is None for checkpoints that
+    do not know what they were measured on: then the config tells."""
+    others = [] if same_data else _changed(cfg, folder, ("validation_dataset",))
     if before.metric != now.metric or before.mode != now.mode:
         changed = f"The best evaluation was the one of the {before.mode}imal {before.metric} so far"
-    elif others := _changed(cfg, folder, ("validation_dataset",)):
+    elif others:
         key, was, is_now = others[0]
         changed = f"{key} was {was} so far, now {is_now}"
+    elif same_data is False:
+        changed = "validation_dataset has other samples than so far"
     else:
         return replace(before, min_delta=now.min_delta), []
     if before.value is None:

@@ -57,15 +57,23 @@ def test_what_bends_the_curves_is_said(resumed):
 
 def test_the_best_is_looked_for_anew_where_it_is_measured_otherwise(resumed):
     before, by_loss = Best("loss", "min", value=0.5, step=4, stale=2), Best("loss", "min", min_delta=0.1)
-    kept, notes = best_so_far(before, by_loss, *resumed())
+    kept, notes = best_so_far(before, by_loss, *resumed(), None)
     assert (kept, notes) == (Best("loss", "min", 0.1, 0.5, 4, 2), [])
-    best, notes = best_so_far(before, Best("accuracy", "max"), *resumed("checkpoint.best_metric=accuracy"))
+    best, notes = best_so_far(before, Best("accuracy", "max"), *resumed("checkpoint.best_metric=accuracy"), True)
     assert best == Best("accuracy", "max")
     assert notes[0].startswith("The best evaluation was the one of the minimal loss so far; from here on the best one")
-    best, notes = best_so_far(before, by_loss, *resumed("validation_dataset.path=other.csv"))
+    best, notes = best_so_far(before, by_loss, *resumed("validation_dataset.path=other.csv"), None)
     assert best == by_loss
     assert notes[0].startswith("validation_dataset.path was not set so far, now other.csv; from here on")
-    assert best_so_far(Best("loss", "min"), Best("accuracy", "max"), *resumed())[1] == []
+    assert best_so_far(Best("loss", "min"), Best("accuracy", "max"), *resumed(), None)[1] == []
+
+
+def test_the_best_stays_where_the_same_data_lie_elsewhere_and_not_where_a_file_was_replaced(resumed):
+    before, by_loss = Best("loss", "min", value=0.5, step=4, stale=2), Best("loss", "min")
+    assert best_so_far(before, by_loss, *resumed("validation_dataset.path=/new/v.csv"), True) == (before, [])
+    best, notes = best_so_far(before, by_loss, *resumed(), False)
+    assert best == by_loss
+    assert notes[0].startswith("validation_dataset has other samples than so far; from here on")
 
 
 def test_a_finished_run_is_done_only_for_its_own_config(resumed, capsys):
