@@ -100,7 +100,8 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
         ask_for_segments(tokenizer)
     if task == "text-classification":
         positions = model_limits(hf_config, task).max_positions
-        cut_where_training_did(tokenizer, choose_max_length(cfg.dataset, task, positions)[0])
+        chosen, _ = choose_max_length(cfg.dataset, task, positions)
+        cut_where_training_did(tokenizer, max(chosen, facts.get("max_length", 0)))
     if task == "token-classification":
         tokenizer = for_words(tokenizer)
     model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)

@@ -90,6 +90,7 @@ class Prepared:
             "problem_type": self.train.problem_type,
             "chat_template": self.train.chat_template,
             "segments": self.train.store.token_types is not None,
+            "max_length": self.train.max_length,
         }
 
 

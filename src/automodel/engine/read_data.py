@@ -87,7 +87,8 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     if train.store.token_types is not None:
         ask_for_segments(tokenizer)
     if task == "text-classification":
-        cut_where_training_did(tokenizer, choose_max_length(cfg.dataset, task, limits.max_positions)[0])
+        chosen, _ = choose_max_length(cfg.dataset, task, limits.max_positions)
+        cut_where_training_did(tokenizer, max(chosen, train.max_length))  # rows that came as tokens may be longer
     if task == "token-classification":
         tokenizer = for_words(tokenizer)  # it is saved with the model
     return RunData(task, hf_config, tokenizer, train, validation)

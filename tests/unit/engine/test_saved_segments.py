@@ -57,3 +57,25 @@ def test_stock_pipelines_cut_where_training_did(tmp_path, monkeypatch):
     assert Predictor(tmp_path / "out").max_length == 6
     assert assess(tmp_path / "out", dataset=str(tmp_path / "train.jsonl")).metrics.values == measured
     assert stock(text)[0]["score"] != pytest.approx(ours.score, abs=1e-5)  # nobody is kept from reading all of it
+
+
+def test_rows_that_came_as_tokens_are_not_cut_by_our_default(tmp_path, monkeypatch):
+    """Whoever tokenised them chose their length, so stock pipelines read as much."""
+    from transformers import AutoTokenizer
+
+    from automodel.data import prepare
+    from automodel.engine.convert import convert_checkpoint
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(prepare.DEFAULT_LIMITS, "text-classification", 8)
+    tiny.make_model_folder(tmp_path / "model")
+    rows = [{"input_ids": [2, *range(5, 5 + size), 3], "label": size % 2} for size in range(4, 20)]
+    tiny.write_jsonl(tmp_path / "train.jsonl", rows)
+    (tmp_path / "run.yaml").write_text(
+        f"task: text-classification\nmodel: {tmp_path}/model\ndataset: {tmp_path}/train.jsonl\n"
+        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 2}}\n"
+    )
+    finetune(load_run_config([tmp_path / "run.yaml"]))
+    convert_checkpoint(tmp_path / "out", tmp_path / "converted")
+    for folder in ("out", "converted"):
+        assert AutoTokenizer.from_pretrained(tmp_path / folder).model_max_length == 21
