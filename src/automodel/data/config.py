@@ -117,6 +117,11 @@ class DatasetConfig(Section):
     """Output column of seq2seq data."""
     source_prefix: str = ""
     """Text put before every source, e.g. `summarize: ` for T5."""
+    source_lang: str | None = None
+    """Language of the sources, by the code that a multilingual tokenizer has for it (`en_XX` for mBART, `eng_Latn` for
+    NLLB); default: the tokenizer's own."""
+    target_lang: str | None = None
+    """Language of the targets; such models need it. It is kept with the model, which then generates in it."""
     max_length: Count | None = None
     """Longest sample in tokens; longer ones are cut. Default: the model's limit, at most 512 (classification) or
     2048 (language models)."""

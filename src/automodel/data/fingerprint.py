@@ -85,4 +85,5 @@ def tokenizer_digest(tokenizer: Any) -> str:
         tokenizer.chat_template,
         tokenizer.truncation_side,
         bool(getattr(tokenizer, "add_prefix_space", False)),
+        *(getattr(tokenizer, name) for name in ("src_lang", "tgt_lang") if getattr(tokenizer, name, None)),
     )

@@ -20,7 +20,7 @@ from automodel.data.labels import LabelMap, columns_in_order, in_known_order, in
 from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText, answer_meant
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
-from automodel.data.sequences import SourceTarget
+from automodel.data.sequences import SourceTarget, require_language
 
 
 @dataclass(frozen=True)
@@ -334,6 +334,7 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
 def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
     _only_cut(request, "sources and targets")
     source, target, record = _source_and_target(columns, request.cfg)
+    require_language(request.tokenizer)
     encoder = SourceTarget(
         request.tokenizer, source, target, record, request.cfg.source_prefix, request.max_length,
         request.cfg.max_target_length,

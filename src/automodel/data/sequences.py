@@ -5,9 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from automodel.config.errors import UserError
 from automodel.data.classify import text_problem
 from automodel.data.python_tokenizers import was_cut
 from automodel.data.samples import SampleWriter
+
+
+def require_language(tokenizer: Any) -> None:
+    """Multilingual tokenizers write the code of a language into every target; unasked, that of the sources."""
+    if getattr(tokenizer, "tgt_lang", "") is None:
+        raise UserError(
+            "dataset.target_lang: the tokenizer writes the code of a language into every target, and nobody says which "
+            f"one. Name it, and dataset.source_lang, which is '{tokenizer.src_lang}' otherwise."
+        )
 
 
 @dataclass(frozen=True)

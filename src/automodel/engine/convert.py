@@ -25,6 +25,7 @@ from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import prepare_run
 from automodel.engine.step import check_fit, model_tensors
 from automodel.models.adapted import adapter_for_run
+from automodel.models.languages import name_languages, start_with_language
 from automodel.models.load import (
     align_pad_token,
     load_hf_config,
@@ -96,6 +97,7 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
     task = facts["task"]
     hf_config = load_hf_config(cfg.model, task, facts["num_labels"], facts["label_names"], facts["problem_type"])
     tokenizer = load_tokenizer(cfg.model, hf_config)
+    name_languages(tokenizer, cfg.dataset, cfg.validation_dataset)
     if facts["segments"]:
         ask_for_segments(tokenizer)
     if task == "text-classification":
@@ -106,6 +108,7 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
         tokenizer = for_words(tokenizer)
     model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
     align_pad_token(model, tokenizer)
+    start_with_language(model, tokenizer)
     if cfg.peft is not None:
         skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
         attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task), seed=cfg.seed)

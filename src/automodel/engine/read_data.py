@@ -21,6 +21,7 @@ from automodel.engine.ends import check_ends
 from automodel.engine.known_tokens import check_tokens
 from automodel.models.adapted import refuse_adapter
 from automodel.models.few_bits import refuse_few_bits
+from automodel.models.languages import name_languages
 from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
 from automodel.models.tasks import infer_task
 from automodel.plan.config import RunConfig
@@ -47,6 +48,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     """Tokenised data of a run. Raises `UserError` with everything that is wrong with either part of it."""
     task, hf_config = _task(cfg)
     tokenizer = load_tokenizer(cfg.model, hf_config)
+    name_languages(tokenizer, cfg.dataset, cfg.validation_dataset)
     restore = truncation_of(tokenizer)
     limits = model_limits(hf_config, task)
     known = known_classes(cfg.model, hf_config, task)

@@ -35,6 +35,7 @@ from automodel.models.compiled_blocks import repeated_blocks
 from automodel.models.context_parallel import cut_tokens
 from automodel.models.forward import make_loss_forward
 from automodel.models.fuse import fuse_shards
+from automodel.models.languages import start_with_language
 from automodel.models.load import align_pad_token, load_model
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.streamed import OpenWeights, open_weights
@@ -54,6 +55,7 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     else:
         model = weights.model
     align_pad_token(model, prepared.tokenizer)
+    start_with_language(model, prepared.tokenizer)
     model.train()
     if prepared.adapter is not None:
         weights = _packed(prepared, model, weights, dtype)
