@@ -145,16 +145,16 @@ def _has_checkpoint(cfg: RunConfig) -> bool:
 
 def _is_done(cfg: RunConfig) -> bool:
     """Whether this run has ended and exported its model: whoever starts it again by itself need not do anything. Raises
-    `UserError` where it is another one; one that is to be longer goes on."""
+    `UserError` where it is another one; one that is to be longer, or lies elsewhere, goes on, and is judged there."""
     from automodel.engine.folder import RunFolder
-    from automodel.engine.same_run import check_same_run, has_another_length
+    from automodel.engine.same_run import asks_for_more, check_same_run
 
     folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser())
     summary = folder.read_json("summary.json") or {}
     done = bool(folder.exported()) and summary.get("status") in ("finished", "stopped early")
     if done:
         check_same_run(cfg, folder)
-        done = not has_another_length(cfg, folder)
+        done = not asks_for_more(cfg, folder)
     if done:
         print(f"The run in {folder.root} is finished ({summary.get('steps')} steps); nothing to do.")
     return done

@@ -97,8 +97,10 @@ def best_so_far(
     return now, [f"{changed}; from here on the best one by {now.metric} is looked for anew, among those to come."]
 
 
-def has_another_length(cfg: RunConfig, folder: RunFolder) -> bool:
-    return bool(_changed(cfg, folder, ("step_scheduler.max_steps", "step_scheduler.num_epochs")))
+def asks_for_more(cfg: RunConfig, folder: RunFolder) -> bool:
+    """Whether a finished run is to be longer, or names another place for model or data: whether those are the same is
+    known only once they are read."""
+    return bool(_changed(cfg, folder, ("step_scheduler.max_steps", "step_scheduler.num_epochs", *MOVED)))
 
 
 def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:

@@ -90,5 +90,7 @@ def test_a_finished_run_is_done_only_for_its_own_config(resumed, capsys):
     assert done("step_scheduler.log_every_steps=3")
     assert "is finished (10 steps); nothing to do." in capsys.readouterr().out
     assert not done("step_scheduler.max_steps=20")
+    assert not done("dataset=/data/other.csv")  # the same data elsewhere, or others: what goes on reads them and knows
+    assert not done("model=/data/other")
     with pytest.raises(UserError, match="the config differs"):
         done("optimizer.lr=1e-3")
