@@ -184,8 +184,11 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
             f"{where}every row has the label {name}, so {so}; data sorted by label and then cut looks "
             "like this: shuffle it, or take a part around the middle (split: train[40%:60%])"
         )
-    if stats.truncated > stats.used / 2:
-        notes.append(f"{where}{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}")
+    tagged = request.task == "token-classification"
+    if stats.truncated > (0 if tagged else stats.used / 2):
+        beyond = f": the tags beyond are not {'learned' if learns else 'measured'}" if tagged else ""
+        cut = f"{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}"
+        notes.append(where + cut + beyond)
     rows = stats.rows - stats.skipped
     if stats.unended > WORTH_A_NOTE * rows:
         if stats.truncated >= stats.unended:

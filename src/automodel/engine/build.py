@@ -28,6 +28,7 @@ from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
 from automodel.kernels import ahead
 from automodel.metrics.compute import LANGUAGE_MODELS
+from automodel.metrics.jsonl import earlier_seconds
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.same_base import sample_of
@@ -48,6 +49,7 @@ class Run:
     progress: Progress
     state: TrainState
     started: float
+    """When the run began, on this process's clock: earlier, by what it had taken before it was resumed."""
     base: str | None
     """What tells the weights that `model:` names from others (`sample_of`)."""
 
@@ -82,6 +84,7 @@ def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bo
     notes: list[str] = []
     if resume:
         state, notes = _restore(folder, checkpoints, step, loader, prepared, base, state.best)
+        started -= earlier_seconds(folder.run / "metrics.jsonl", state.step)  # the run's time, not the process's
     progress = progress_of(plan.total_steps, state.step)
     if checkpoints is not None:
         checkpoints.warn = progress.warn

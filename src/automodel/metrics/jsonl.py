@@ -27,8 +27,8 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonlTracker:
-    """Appends to `metrics.jsonl`. `time` is the run's: a resumed run goes on from where it stopped, whether the caller
-    gives `time` (seconds since its process began) or leaves it to the tracker."""
+    """Appends to `metrics.jsonl`. `time` is the run's: a resumed run goes on from where it stopped. Who gives it counts
+    the earlier parts in (`earlier_seconds`); where it is left to the tracker, the tracker does."""
 
     name = "metrics.jsonl"
 
@@ -45,7 +45,7 @@ class JsonlTracker:
             self.path.unlink(missing_ok=True)  # whether a folder may be started over is not decided here
         else:
             kept = remove_steps_after(self.path, self.resume_step)
-            self._earlier_s = max((line.get("time", 0.0) for line in kept), default=0.0)
+            self._earlier_s = _last_time(kept)
         self._started = time.monotonic()
         self._file = self.path.open("a", encoding="utf-8")
 
@@ -55,8 +55,8 @@ class JsonlTracker:
         line: dict[str, Any] = {"step": step}
         if "epoch" in values:
             line["epoch"] = values["epoch"]
-        process_s = values.get("time", time.monotonic() - self._started)
-        line |= {"split": split, "time": round(self._earlier_s + process_s, 3)}
+        seconds = values.get("time", self._earlier_s + time.monotonic() - self._started)
+        line |= {"split": split, "time": round(seconds, 3)}
         line |= {name: _plain(value) for name, value in values.items() if name not in line}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
@@ -91,6 +91,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             {name: _NOT_FINITE.get(value, value) if name != "split" else value for name, value in line.items()}
         )
     return lines
+
+
+def earlier_seconds(path: Path, step: int) -> float:
+    """How long a run had taken when it logged `step`, or the last step before it."""
+    return _last_time([line for line in read_metrics(path) if line["step"] <= step])
+
+
+def _last_time(lines: list[dict[str, Any]]) -> float:
+    return max((line.get("time", 0.0) for line in lines), default=0.0)
 
 
 def remove_steps_after(path: Path, step: int) -> list[dict[str, Any]]:

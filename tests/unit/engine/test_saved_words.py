@@ -81,3 +81,22 @@ def test_stock_transformers_reads_words_as_training_did(tmp_path, monkeypatch):
 )
 def test_words_of_a_text(text, words):
     assert [text[start:end] for start, end in word_places(text)] == words
+
+
+def test_tags_beyond_the_limit_are_told(tmp_path, monkeypatch):
+    """Even one of a hundred: an evaluation would not measure them."""
+    from automodel.engine.read_data import read_data
+
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    tiny.make_model_folder(tmp_path / "model")
+    rows = [{"tokens": ["good"] * length, "ner_tags": ["B-GOOD", *["O"] * (length - 1)]} for length in (3, 4, 5, 9)]
+    tiny.write_jsonl(tmp_path / "train.jsonl", rows)
+    (tmp_path / "run.yaml").write_text(
+        f"task: token-classification\nmodel: {tmp_path}/model\n"
+        f"dataset: {{path: {tmp_path}/train.jsonl, max_length: 8}}\nvalidation_dataset: {tmp_path}/train.jsonl\n"
+    )
+    data = read_data(load_run_config([tmp_path / "run.yaml"]))
+    assert data.validation is not None
+    cut = "1 of 4 samples are cut at max_length 8: the tags beyond are not"
+    assert f"{cut} learned" in data.train.notes
+    assert f"validation_dataset: {cut} measured" in data.validation.notes

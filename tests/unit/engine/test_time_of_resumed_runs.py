@@ -1,0 +1,28 @@
+"""A resumed run has one clock: every sink's `time` and the summary's wall time count what it took before."""
+
+import json
+
+import tiny_runs as tiny
+from automodel.engine.run import finetune
+from automodel.metrics.jsonl import read_metrics
+from automodel.metrics.trackers import Trackers
+from automodel.plan.check import load_run_config
+
+
+def test_time_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    path = tiny.write_run(tmp_path, rows=16, text="step_scheduler: {num_epochs: 4, log_every_steps: 1}\n")
+    finetune(load_run_config([path], ["step_scheduler.num_epochs=2"]))
+    metrics = tmp_path / "out" / "run" / "metrics.jsonl"
+    lines = [line | {"time": line["time"] + 1000.0} for line in read_metrics(metrics)]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told: list[float] = []
+    log = Trackers.log
+    monkeypatch.setattr(Trackers, "log", lambda self, *a: (told.append(a[1]["time"]), log(self, *a))[1])
+    again = finetune(load_run_config([path]), resume=True)
+    assert again.summary["steps"] == 8
+    assert told, "the resumed part logs"
+    assert all(1000.0 < time < 1100.0 for time in told)
+    assert all(1000.0 < line["time"] < 1100.0 for line in read_metrics(metrics))
+    assert 1000.0 < again.summary["wall_s"] < 1100.0
+    assert again.summary["train_s"] < again.summary["wall_s"]
