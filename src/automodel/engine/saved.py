@@ -132,8 +132,9 @@ def open_saved(
     remote = run.model.trust_remote_code if run else REMOTE_CODE in trust
     source = ModelConfig(pretrained_model_name_or_path=str(root), trust_remote_code=remote)
     layout = RunFolder(root).read_json(LAYOUT)
-    if not (root / "config.json").is_file():  # an adapter that somebody else saved
-        task, hf_config = foreign_config(source)
+    if not (root / "config.json").is_file():  # an adapter of a language model, or one that somebody else saved
+        changed = run.model.extra if run else {}  # of the base's config, in training
+        task, hf_config = foreign_config(replace(source, extra=changed))
         return SavedModel(root, source, task, hf_config, load_tokenizer(tokenizer_of(source), hf_config), run, layout)
     task = _task_of(source, run)
     hf_config = load_hf_config(source, task)
@@ -177,7 +178,7 @@ def _in_cache(name: str) -> Path | None:
 
 def _no_model(root: Path) -> UserError:
     folder = RunFolder(root)
-    if root.name == "run" and (root.parent / "config.json").is_file():
+    if root.name == "run" and ((root.parent / "config.json").is_file() or is_adapter_folder(root.parent)):
         return UserError(f"'{root}' is the record of a run; the model lies beside it. Give '{root.parent}'.")
     if not folder.holds_run():
         names = sorted(p.name for p in root.iterdir())

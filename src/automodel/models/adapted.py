@@ -111,7 +111,7 @@ def tokenizer_of(source: ModelConfig) -> ModelConfig:
 
 
 def foreign_config(source: ModelConfig) -> tuple[str, PreTrainedConfig]:
-    """Task and config of an adapter folder that has no `config.json`."""
+    """Task and config of an adapter folder that has no `config.json`: the base's, with what `source.extra` changes."""
     folder = source.pretrained_model_name_or_path
     kind = read_config(folder).get("task_type")
     task = next((task for task, name in TASK_TYPES.items() if name == kind), None)

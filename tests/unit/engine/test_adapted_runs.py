@@ -122,3 +122,14 @@ def test_what_cannot_be(folder, monkeypatch):
     with pytest.raises(UserError, match="another form of the frozen weights than fp8"):
         finetune(load_run_config([folder / "run.yaml"], [FOUR_BITS, "fp8={}", f"checkpoint.checkpoint_dir={folder}/x"]))
     assert PeftConfig().use_dora is False
+
+
+def test_what_model_changes_of_the_base_counts_when_its_adapter_is_asked(run, folder):
+    """An adapter of a language model is saved without a config, and beside rotations of another base it would answer
+    otherwise."""
+    from automodel.engine.assess import assess
+
+    run("rotated", "task=causal-lm", "model.rope_parameters={rope_type: default, rope_theta: 20.0}", "optimizer.lr=0.1")
+    assert not (folder / "rotated" / "config.json").exists()
+    (measured,) = (value for step, value in tiny.losses(folder / "rotated", "validation").items() if step == 6)
+    assert assess(folder / "rotated").metrics.values["loss"] == pytest.approx(measured, abs=1e-5)
