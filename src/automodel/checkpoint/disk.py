@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAGE = 4096  # places, sizes and addresses that go straight to a disk are multiples of it
+NO_STRAIGHT_WAY = (errno.EINVAL, errno.EFAULT, errno.ENOTSUP)  # how file systems say that they have none
 AHEAD = 1 << 27  # bytes in the page cache after which the disk is told to begin
 
 
@@ -72,7 +73,7 @@ class NewFile:
         try:
             self._descriptor = os.open(path, flags | self.straight, 0o666)
         except OSError as error:
-            if not self.straight or error.errno != errno.EINVAL:
+            if not self.straight or error.errno not in NO_STRAIGHT_WAY:
                 raise
             self.straight = 0
             self._descriptor = os.open(path, flags, 0o666)
@@ -90,7 +91,7 @@ class NewFile:
             try:
                 written = os.write(self._descriptor, piece)
             except OSError as error:
-                if not self.straight or error.errno not in (errno.EINVAL, errno.EFAULT):
+                if not self.straight or error.errno not in NO_STRAIGHT_WAY:
                     raise
                 self._through_the_cache()
                 continue
