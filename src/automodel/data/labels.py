@@ -255,13 +255,16 @@ def _of_columns(rows: Any, labels: Sequence[str], cfg, columns: Columns, problem
         raise UserError(f"{columns.section}.label_columns names a column twice: {_listed(labels)}.")
     if cfg.labels:
         raise UserError(f"{columns.section}.labels: the classes of label_columns have the columns' names. Remove one.")
+    written = [name for name in labels if is_string(columns.features[name])]
     for name in labels:
-        if not str(getattr(columns.features[name], "dtype", "")).startswith(NUMBERS):
+        as_text = name in written and {*unique_values(rows, name)} <= {"0", "1", None}
+        if not as_text and not str(getattr(columns.features[name], "dtype", "")).startswith(NUMBERS):
             raise UserError(
                 f"{columns.section}.label_columns: column '{name}' holds {kind_of(columns.features[name])}, but each "
                 "of these columns has to hold numbers: 0 and 1 for a class, any others for regression."
             )
-    decimals = problem_type is None and not all(_all_whole(unique_values(rows, name)) for name in labels)
+    numbers = [name for name in labels if name not in written]
+    decimals = problem_type is None and not all(_all_whole(unique_values(rows, name)) for name in numbers)
     kind = REGRESSION if decimals or problem_type == REGRESSION else MULTI
     return LabelMap(kind, len(labels), tuple(labels), vectors=True)
 

@@ -86,6 +86,8 @@ def test_label_columns(prepare_rows, bert_like):
     assert (data.problem_type, data.label_names, data.num_labels) == (MULTI, ["toxic", "rude"], 2)
     assert data.store.labels.tolist() == [[i % 2, float(i > 3)] for i in range(6)]
     assert data.stats.label_counts == (3, 2)
+    written = [row | {"rude": str(row["rude"])} for row in rows]  # as some files have them
+    assert prepare_rows(written, bert_like, label_columns=("toxic", "rude")).stats.label_counts == (3, 2)
 
 
 def test_label_columns_of_numbers(prepare_rows, bert_like):
