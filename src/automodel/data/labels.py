@@ -321,19 +321,25 @@ def _not_one_class(what: str) -> UserError:
 
 def infer_tags(rows: Any, columns: Columns, tags: str, cfg: DatasetConfig, num_labels: int | None = None) -> LabelMap:
     """The map of a training set whose column `tags` holds a list for each row, one tag a word."""
+    return _checked(_of_tags(rows, columns, tags, cfg, num_labels), num_labels, columns)
+
+
+def _of_tags(rows: Any, columns: Columns, tags: str, cfg: DatasetConfig, num_labels: int | None) -> LabelMap:
     item = item_of(columns.features[tags])
     names = tuple(getattr(item, "names", None) or ())
     if names and not cfg.labels:
-        return LabelMap(SINGLE, num_labels or len(names), names, origin="the dataset's tag names")
+        return LabelMap(SINGLE, len(names), names, origin="the dataset's tag names")
     values = {tag for row in rows[tags] if row is not None for tag in row if tag is not None and tag != -100}
     if cfg.labels:
         ids = not all_listed(values, cfg.labels)
-        return LabelMap(SINGLE, num_labels or len(cfg.labels), tuple(cfg.labels), ids, origin="dataset.labels")
+        return LabelMap(SINGLE, len(cfg.labels), tuple(cfg.labels), ids, origin="dataset.labels")
     if not values:
         raise UserError(f"{columns.section}.label_column: no word in column '{tags}' has a tag.")
     if is_string(item):
         return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
-    return LabelMap(SINGLE, num_labels or max(values) + 1)
+    if not _all_whole(list(values)):
+        raise UserError(f"{columns.section}.label_column: the tags in column '{tags}' are decimals, and no classes.")
+    return LabelMap(SINGLE, num_labels or int(max(values)) + 1)
 
 
 def _checked(found: LabelMap, num_labels: int | None, columns: Columns) -> LabelMap:
