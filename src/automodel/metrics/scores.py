@@ -142,11 +142,12 @@ def token_scores(
 
 
 def is_bio(label_names: Sequence[str]) -> bool:
-    """Whether every label is `O`, `B-…` or `I-…` and there are entities among them.
+    """Whether every label is `O`, `B-…` or `I-…` and there are entities among them; a class that only `num_labels` asks
+    for (`LABEL_5`) is in none.
 
     Other schemes (BIOES) get no entity scores rather than wrong ones."""
     return any(name[:2] in ("B-", "I-") for name in label_names) and all(
-        name == "O" or name[:2] in ("B-", "I-") for name in label_names
+        name == "O" or name[:2] in ("B-", "I-") or name.startswith("LABEL_") for name in label_names
     )
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from automodel.checkpoint import randomness
 from automodel.data.batch import IGNORE
+from automodel.data.classify import for_words
 from automodel.data.columns import MESSAGES, TAGS, TEXT, TEXT_PAIRS, TOKENS
 from automodel.data.python_tokenizers import word_numbers
 from automodel.trainer.sft_rows import RowFormat
@@ -125,6 +126,8 @@ def tokenised(trainer: Any, dataset: Any, task: str | None, what: str) -> Any:
     form = _form(row, task, words, trainer.model.config)
     if form is None:
         return dataset
+    if isinstance(form, Tagged):
+        trainer.processing_class = form.tokenizer  # which is saved with the model
     if isinstance(form, RowFormat) and type(trainer.data_collator) is transformers.DataCollatorForLanguageModeling:
         form = WithoutLabels(form)
     if task == "causal-lm" and type(trainer.data_collator) is transformers.DataCollatorWithPadding:
@@ -175,7 +178,7 @@ def _form(row: dict[str, Any], task: str, words: Any, config: Any) -> Callable[[
     if task == "token-classification":
         lists = [name for name in (*TOKENS, *TAGS) if isinstance(row.get(name), list)]
         found = [next((n for n in names if n in lists), None) for names in (TOKENS, TAGS)]
-        return Tagged(words, found[0], found[1], longest) if found[0] and found[1] else None
+        return Tagged(for_words(words), found[0], found[1], longest) if found[0] and found[1] else None
     single = next((name for name in TEXT if name in texts), None)
     if task == "text-classification":
         pair = next((pair for pair in TEXT_PAIRS if set(pair) <= texts), None)

@@ -298,3 +298,11 @@ def test_every_reported_metric_is_a_known_one(task, problem_type):
     reported = compute_metrics(task, problem_type, rng.normal(size=(20, 2)), labels).values
     assert {"loss", *reported} == set(metric_names(task, problem_type))
     assert all(better(name) for name in reported)
+
+
+def test_classes_that_only_num_labels_asks_for_hide_no_entities():
+    from automodel.metrics.scores import is_bio
+
+    assert is_bio(["O", "B-PER", "I-PER", "LABEL_3"])
+    assert not is_bio(["LABEL_0", "LABEL_1"])
+    assert not is_bio(["O", "B-PER", "E-PER"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -111,3 +113,22 @@ def test_words_of_a_python_tokenizer():
     made = form({"tokens": ["ab", "cde"], "ner_tags": [1, 2]})
     assert made["input_ids"] == [*(3 + ord(letter) for letter in "abcd"), 1]
     assert made["labels"] == [1, IGNORE, 2, IGNORE, IGNORE]
+
+
+def test_words_are_not_glued_together(tmp_path):
+    """Byte-level tokenizers put no space before the words of a list unless told to; the saved one is told, too."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({letter: i for i, letter in enumerate(["[PAD]", *letters])}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]")
+    rows = Dataset.from_list([{"tokens": ["ab", "c"], "ner_tags": [1, 0]}] * 4)
+    model = tiny("bert", "token-classification", pad_token_id=0, vocab_size=300, num_labels=2)[1]
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), **SETTINGS), None, rows, rows, processing_class=words)
+    first = trainer.train_dataset[0]
+    assert words.convert_ids_to_tokens(first["input_ids"]) == ["Ġ", "a", "b", "Ġ", "c"]
+    assert first["labels"] == [1, IGNORE, IGNORE, 0, IGNORE]
+    trainer.save_model(str(tmp_path / "saved"))
+    saved: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert saved(["ab", "c"], is_split_into_words=True)["input_ids"] == first["input_ids"]
