@@ -162,13 +162,13 @@ def test_a_file_that_the_disk_refuses_is_named(typed, monkeypatch):
     import automodel.plan.check as verb
 
     for error, said in (
-        (OSError(28, "No space left on device", "out.md"), "refused out.md: No space left on device"),
-        (PermissionError(13, "Permission denied", "out.md"), "refused out.md: Permission denied"),
+        (OSError(28, "No space left on device", "out.md"), "refused out.md: No space left on device. Make room"),
+        (PermissionError(13, "Permission denied", "out.md"), "refused out.md: Permission denied. Allow it"),
         (
             SafetensorError("I/O error: No space left on device (os error 28)"),
-            "refused a file: No space left on device",
+            "refused a file: No space left on device. Make room",
         ),
     ):
         monkeypatch.setattr(verb, "load_run_config", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
-        message = f"error: the file system {said}. Make room, or name another place."
+        message = f"error: the file system {said}, or name another place."
         assert typed("config", "validate", "-c", "run.yaml") == (1, message)

@@ -5,7 +5,7 @@ itself is not needed here. Tensors are called `base_model.model.NAME.lora_A.weig
 full simply `base_model.model.NAME.weight`.
 
 A folder of somebody else is read from its tensors: where they stand is where adapters are, whatever rule put them
-there. What this library cannot compute (DoRA, adapters on embeddings, trained biases) is refused by name.
+there. What this library cannot compute (adapters on embeddings, trained biases) is refused by name.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def _refused_by_the_disk(error: Exception) -> str | None:
     if number not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
         return None
     name = getattr(error, "filename2", None) or getattr(error, "filename", None) or "a file"
-    return f"the file system refused {name}: {os.strerror(number)}. Make room, or name another place."
+    way = "Make room" if number in (errno.ENOSPC, errno.EDQUOT) else "Allow it"
+    return f"the file system refused {name}: {os.strerror(number)}. {way}, or name another place."
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

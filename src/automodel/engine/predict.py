@@ -98,8 +98,9 @@ class Predictor:
         """The class of each text (or pair of texts), with the probability of every class; numbers for regression. A
         multi-label model answers with the classes above the threshold, 0.5 by default."""
         self._require("classify", "text-classification")
-        if threshold is not None and self.saved.problem_type != MULTI:
-            raise UserError("a threshold (--threshold) is for models of several classes at once; this is none.")
+        problem = self.saved.problem_type
+        if threshold is not None and problem != MULTI:
+            raise UserError(f"--threshold is for models of several classes at once ({MULTI}), not {problem}.")
         rows: dict[str, Sequence[Any]] = {"text": texts, "label": [0] * len(texts)}
         if pairs is not None:
             if len(pairs) != len(texts):
