@@ -12,7 +12,8 @@ every third word for a language model is the same, so the loss has somewhere to 
 real: MiniLM on movie reviews, as the quickstart trains it. `run` measures each one against Trainer, stock and tuned, in
 fresh processes, and writes the rows after every workload, so that a run stopped by its time limit keeps what it has.
 `whole` is about `wall_s`, from the start of a process to the evaluated and saved model: Trainer, then this library
-twice, first with empty caches and then with those that the first run left.
+twice, first with empty caches and then with those that the first run left. `flush_s` is what the disk has to do after
+that: this library's files are on it by then, Trainer's in memory.
 
 The package need not be installed: `src/` beside this folder is used.
 """
@@ -339,7 +340,7 @@ def in_short(found: dict[str, Any]) -> str:
     """Where a run's time went: seconds since its start, one moment after the other."""
     moments = {"imports": "imports_s", "loop": "loop_start_s", "first step": "first_step_s", "loop's end": "loop_end_s"}
     told = ", ".join(f"{name} {found[key]:.1f}" for name, key in moments.items())
-    return f"{found['wall_s']:.1f} s ({told}), {found['ms_per_step']:.2f} ms a step"
+    return f"{found['wall_s']:.1f} s ({told}; flush {found['flush_s']:.1f}), {found['ms_per_step']:.2f} ms a step"
 
 
 def keep(outcome: Any, folder: Path | None, name: str) -> None:

@@ -49,6 +49,7 @@ def rows_of(
             "peak_reserved_gib": round(side["peak_reserved_gib"], 3),
             "first_step_s": round(side["first_step_s"], 2),
             "wall_s": round(side["wall_s"], 2),
+            "flush_s": round(side["flush_s"], 2),
             "training_s": round(side["training_time"], 2),
         }
         for column, opponent in SPEEDUPS.items():

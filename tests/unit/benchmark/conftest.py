@@ -21,6 +21,7 @@ def side(provider: str, label: str, *, ms: float, losses: list[float], memory: f
         "seconds_per_epoch": seconds,
         "training_time": seconds + 1.0,
         "wall_s": seconds + 10.0,
+        "flush_s": 0.0,
         "first_step_s": 5.0,
         "imports_s": 3.0,
         "memory_kind": "host",

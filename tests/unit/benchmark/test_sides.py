@@ -94,7 +94,7 @@ def test_rows_have_the_committed_form(document):
     rows = rows_of("distilbert-b8", sides, system, date="2026-01-01", commit="abc", command="python x")
     assert [row["provider"] for row in rows] == ["hf-trainer", "automodel"]
     wanted = (
-        "workload provider ms_per_step ms_p20 ms_p80 tokens_per_s peak_gib first_step_s wall_s speedup_vs_hf "
+        "workload provider ms_per_step ms_p20 ms_p80 tokens_per_s peak_gib first_step_s wall_s flush_s speedup_vs_hf "
         "speedup_vs_hf_stock speedup_vs_hf_compile precision date commit torch transformers gpu command"
     )
     assert set(rows[1]) >= set(wanted.split())
