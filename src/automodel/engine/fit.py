@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from automodel.config.errors import UserError
+from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.data.loader import Order, StepLoader
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared
@@ -125,6 +125,22 @@ def halved(prepared: Prepared) -> Prepared:
         decisions=tuple(line if d.name == "batch" else d for d in kept),
     )
     return dataclasses.replace(prepared, plan=smaller)
+
+
+class OutOfMemoryError(UserError):
+    """The GPU has no memory left in the middle of a run, although the largest batch was tried before it."""
+
+    exit_code = EXIT_FAILED
+
+
+def out_of_memory(prepared: Prepared, step: int, kept: Sequence[int]) -> OutOfMemoryError:
+    """`step`: the last that was taken. `kept`: steps of which there are checkpoints."""
+    saved = f"The checkpoint of step {kept[-1]} is kept; --resume continues after it." if kept else "Nothing was saved."
+    return OutOfMemoryError(
+        f"{prepared.hardware.name} ran out of memory after step {step}. {saved} Another program may have taken memory "
+        f"meanwhile (nvidia-smi lists them). To need less, {_more_room(prepared)}or halve dataloader.batch_size and "
+        "double step_scheduler.grad_acc_steps (in a new run)."
+    )
 
 
 def _more_room(prepared: Prepared) -> str:

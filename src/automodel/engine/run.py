@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from automodel.checkpoint.catalog import Checkpoint, damage_of
@@ -21,6 +22,7 @@ from automodel.config.load import dump_config
 from automodel.distributed.world import ALONE, Alone, joined
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
+from automodel.engine.fit import out_of_memory
 from automodel.engine.folder import (
     BASE,
     EXPORTED,
@@ -155,6 +157,9 @@ def _carry_out(
                     write_report(folder.run)
                 prepared.ranks.barrier()
                 raise
+            except torch.OutOfMemoryError as error:
+                kept = [c.step for c in run.checkpoints.complete()] if run.checkpoints else []
+                raise out_of_memory(prepared, run.state.step, kept) from error
             if not prepared.ranks.first:  # the first rank exports, reports and speaks
                 if prepared.layout.fsdp and _exports(run, outcome):
                     _export(run, outcome)  # everyone has a part of the model

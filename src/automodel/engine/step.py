@@ -10,6 +10,7 @@ the finished weights.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from automodel.engine.optimizer_state import (
 from automodel.engine.used_rows import AllRows
 from automodel.losses.task_loss import TaskLoss
 from automodel.losses.unprojected import Outputs
+from automodel.models.recompute import forget_pass
 from automodel.optim.build import load_state_tensors, set_lr, state_tensors
 from automodel.optim.schedule import Schedule
 
@@ -176,12 +178,15 @@ class TrainStep:
         # Over all ranks: the loss is divided by the labels of the whole step, whoever has them.
         count, tokens, samples = self.ranks.total([count, batch.num_tokens, batch.num_documents])
         with self.ranks.in_step():
-            losses = self._micro_steps(batch, count or 1.0)  # nothing but classes of weight zero teaches nothing
+            losses = self._losses_of(batch, count or 1.0)  # nothing but classes of weight zero teaches nothing
         own = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)  # a rank without documents
         loss = self.ranks.sum_gradients(self.parameters, own, self.wire)
         self.scaler.unscale_(self.optimizer)
         norm = clip(self.parameters, self.max_norm if self.max_norm else float("inf"))
         scale = self.scaler.get_scale()
+        if self.device == "cuda" and not self.optimizer.state:
+            # States stay for the whole run: made in pieces of what activations have left, they would be in their way.
+            torch.cuda.empty_cache()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.skipped += self.scaler.get_scale() < scale
@@ -194,6 +199,21 @@ class TrainStep:
         lr = self.schedule.lr_at(index, self.peak_lr)
         set_lr(self.optimizer, lr)
         return lr
+
+    def _losses_of(self, batch: StepBatch, count: float) -> list[Tensor]:
+        """Forward and backward of all micro-batches. Where memory is short because it lies in pieces, they are begun
+        once more in one piece: what is free goes back to the GPU. Not among ranks, which would wait for each other."""
+        try:
+            return self._micro_steps(batch, count)
+        except torch.OutOfMemoryError:
+            if self.ranks.together:
+                raise
+        # Only here is the error gone, and with it the frames that hold on to activations.
+        self.optimizer.zero_grad(set_to_none=True)
+        forget_pass(self.model)
+        gc.collect()
+        torch.cuda.empty_cache()
+        return self._micro_steps(batch, count)
 
     def _micro_steps(self, batch: StepBatch, count: float) -> list[Tensor]:
         losses = []

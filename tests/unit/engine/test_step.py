@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tiny_runs as tiny
+from automodel.engine.fit import OutOfMemoryError
 from automodel.engine.loop import MOST_SKIPPED, DivergedError
 from automodel.engine.observe import Observer
 from automodel.engine.run import finetune
@@ -102,3 +103,53 @@ def test_a_step_of_nothing_but_a_class_without_weight_teaches_nothing(run):
     summary = finetune(cfg).summary
     assert summary["status"] == "finished"
     assert 0.0 < summary["train_loss"] < 1.0
+
+
+def without_memory(monkeypatch, calls):
+    """Forward passes of the steps to come that find no memory, counted from 1. Returns all that are made."""
+    made, seen = TrainStep.__init__, []
+
+    def watched(step, *args, **kw):
+        made(step, *args, **kw)
+        forward = step.forward
+
+        def count(batch):
+            seen.append(batch)
+            if len(seen) in calls:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+            return forward(batch)
+
+        step.forward = count
+
+    monkeypatch.setattr(TrainStep, "__init__", watched)
+    return seen
+
+
+SETTINGS = (
+    "model.hidden_dropout_prob=0",
+    "dataloader.batch_size=4",
+    "step_scheduler.grad_acc_steps=2",
+    "step_scheduler.max_steps=4",
+    "step_scheduler.ckpt_every_steps=2",
+    "validation_dataset=null",
+    "model.attention_probs_dropout_prob=0",
+)
+
+
+def test_a_step_that_finds_no_memory_is_begun_once_more(run, monkeypatch):
+    """In its second micro-batch, when the first one's gradients are there: they count once."""
+    truth = finetune(run(*SETTINGS)).summary
+    seen = without_memory(monkeypatch, {4})
+    found = finetune(run(*SETTINGS), overwrite=True).summary
+    assert len(seen) == 8 + 2, "the second step's two micro-batches were computed again"
+    assert found["train_loss"] == truth["train_loss"]
+
+
+def test_a_run_without_memory_ends_in_words_and_goes_on_later(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        without_memory(patch, range(6, 100))
+        with pytest.raises(OutOfMemoryError, match="ran out of memory after step 2") as error:
+            finetune(run(*SETTINGS))
+    assert "The checkpoint of step 2 is kept; --resume continues after it." in str(error.value)
+    assert error.value.exit_code == 1
+    assert finetune(run(*SETTINGS), resume=True).summary["steps"] == 4
