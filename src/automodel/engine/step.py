@@ -167,6 +167,7 @@ class TrainStep:
         # fp16 gradients underflow without a scale; every other precision has fp32's exponent range.
         self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
         self.skipped = 0
+        self.updated = False
         self.rows = rows or AllRows()
         self.ranks, self.wire = ranks, wire
         self.most_bytes = 0
@@ -184,10 +185,11 @@ class TrainStep:
         self.scaler.unscale_(self.optimizer)
         norm = clip(self.parameters, self.max_norm if self.max_norm else float("inf"))
         scale = self.scaler.get_scale()
-        if self.device == "cuda" and not self.optimizer.state:
+        if self.device == "cuda" and not self.updated:
             # States stay for the whole run: made in pieces of what activations have left, they would be in their way.
             torch.cuda.empty_cache()
         self.scaler.step(self.optimizer)
+        self.updated = True
         self.scaler.update()
         self.skipped += self.scaler.get_scale() < scale
         self.rows.stepped()
