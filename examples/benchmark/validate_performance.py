@@ -12,10 +12,11 @@ import sys
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-c", "--config", default="optimized_sentiment_classification.yaml")
+    parser.add_argument("-c", "--config", action="append", help="repeat it to layer files")
     parser.add_argument("--speedup-threshold", default="2.0")
     options, rest = parser.parse_known_args()
-    command = [sys.executable, "-m", "automodel", "benchmark", "-c", options.config]
+    files = options.config or ["optimized_sentiment_classification.yaml"]
+    command = [sys.executable, "-m", "automodel", "benchmark", *(word for file in files for word in ("-c", file))]
     return subprocess.run([*command, "--speedup-threshold", options.speedup_threshold, *rest]).returncode
 
 

@@ -100,10 +100,14 @@ def test_causal_lm_with_accumulation_agrees_with_tuned_trainer(tmp_path, monkeyp
         "training_optimizations: {gradient_clipping: 0.5}\n"
         f"checkpoint: {{checkpoint_dir: {tmp_path / 'out'}, enabled: false}}\n"
     )
+    (tmp_path / "b" / "work").mkdir(parents=True)
+    (tmp_path / "b" / "work" / "thesis.txt").write_text("the user's own")
     wishes = Wishes(against=("hf-trainer-tuned",), output=tmp_path / "b", threshold=0.0)
     with (tmp_path / "log").open("w") as log:
         outcome = benchmark(load_run_config([tmp_path / "run.yaml"]), wishes, Console(file=log, width=120))
     assert outcome.exit_code == 0, (tmp_path / "log").read_text()
+    assert (tmp_path / "b" / "work" / "thesis.txt").exists()
+    assert not list((tmp_path / "b").glob(".work*")), "what the comparison made for itself is gone"
     found = outcome.document["agreement"][0]
     assert found["compared_steps"] == 12
     assert found["max_relative_difference"] < 1e-4
@@ -152,6 +156,11 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(tmp_path, secti
             "validate_performance.py",
             ["--speedup-threshold", "3", "--repeat", "3"],
             "benchmark -c optimized_sentiment_classification.yaml --speedup-threshold 3 --repeat 3",
+        ),
+        (
+            "validate_performance.py",
+            ["-c", "a.yaml", "--config", "b.yaml"],
+            "benchmark -c a.yaml -c b.yaml --speedup-threshold 2.0",
         ),
     ],
 )

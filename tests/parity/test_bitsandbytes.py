@@ -123,7 +123,9 @@ def test_a_qlora_model_is_that_of_transformers_peft_and_bitsandbytes(
     )
     for module in theirs.modules():
         if isinstance(module, bnb.nn.Linear4bit):
-            module.support_avx512bf16_for_cpu = False  # processors that have it would compute in bf16, whatever is asked
+            module.support_avx512bf16_for_cpu = (
+                False  # processors that have it would compute in bf16, whatever is asked
+            )
     theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
     torch.manual_seed(3)
     for name, parameter in theirs.named_parameters():

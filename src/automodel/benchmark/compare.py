@@ -1,8 +1,9 @@
 """What the measurements say: improvements, agreement of the losses, and the results file.
 
-`speedup_factor` is the ratio of the training times, from the first step to the last with everything in between
-(evaluations, checkpoints, captures, compilation), as in the reference's script. Its steady-state sister is
-`step_speedup`, the ratio of the median step times, and `wall_speedup` compares the whole processes.
+`speedup_factor` is the ratio of the training times: from where model and optimizer are there to the end of the last
+step, with everything in between (trying the largest batch, captures, compilation, evaluations, checkpoints). Its
+steady-state sister is `step_speedup`, the ratio of the median step times, and `wall_speedup` compares the whole
+processes.
 
 A speed-up with another loss curve is a bug report, so agreement is part of the result: where every side sees the data
 in the same order, step by step; otherwise by the end of the curve and the validation metrics.

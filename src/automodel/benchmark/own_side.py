@@ -26,11 +26,14 @@ class StepWatch(Observer):
         self.recorder = recorder
         self.seen: dict[str, Any] = {}
 
+    def model_loaded(self) -> None:
+        if "loop_start_s" not in self.recorder.marks:  # what is tried before the first step is part of training
+            self.recorder.mark("loop_start_s")
+
     def loop_begins(self, plan: Plan) -> None:
         self.seen = {"precision": plan.precision, "setup": described(plan)}
         self.gpu, self.load = GpuWatch(plan.device), LoadWatch()
         self.load.start()
-        self.recorder.mark("loop_start_s")
         self.gpu.start()
 
     def step_begins(self) -> None:

@@ -86,6 +86,9 @@ class StepCallback(TrainerCallback):
         self.recorder = recorder
         self.trainer: WatchedTrainer | None = None
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.recorder.mark("loop_start_s")  # model and optimizer are there, as where the other side's clock starts
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.recorder.begin()
 
@@ -108,7 +111,6 @@ def train_with_trainer(
     trainer = build_trainer(job, settings, output, model, tokenizer, recorder)
     watch, load = GpuWatch(job["device"]), LoadWatch()
     load.start()
-    recorder.mark("loop_start_s")
     watch.start()
     trainer.train()
     if job["val_every_steps"] and job["total_steps"] % job["val_every_steps"]:

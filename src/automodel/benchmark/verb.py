@@ -6,6 +6,7 @@ import importlib.util
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def benchmark(cfg: RunConfig, wishes: Wishes, console: Console | None = None) ->
     if importlib.util.find_spec("accelerate") is None:
         raise UserError("transformers.Trainer needs the package accelerate: pip install 'automodel[compare]'")
     wishes.output.mkdir(parents=True, exist_ok=True)
-    work = wishes.output / "work"
+    work = Path(tempfile.mkdtemp(prefix=".work-", dir=wishes.output))  # whatever else is there is the user's
     try:
         console.print("Preparing: the same weights and the same tokens for every side …")
         job = make_job(cfg, work, steps=wishes.steps, warmup=wishes.warmup, trust=wishes.trust)

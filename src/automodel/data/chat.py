@@ -141,6 +141,9 @@ class ChatTemplate:
             raise BadChat(f"the {'completion' if first else 'conversation'} has no assistant message{spelt}")
         if not any(_says_something(messages[turn]) for turn in answers):
             raise BadChat("the assistant's messages are empty, so there is nothing to learn")
+        learned = [turn for turn in answers if not _left_out(messages[turn], turn)]
+        if not learned:
+            raise BadChat("every assistant message has weight 0 or train: false, so there is nothing to learn")
         whole = self.whole_text(messages, tools)
         if self.marks_answers:
             asked = self.text(messages[:first], tools, prompt=True) if first else ""
@@ -153,6 +156,12 @@ class ChatTemplate:
             written = [whole[start:end] for start, end in spans]
         for turn, words in zip(answers, written):
             _check_calls_are_written(words, messages[turn], turn)
+        if len(learned) < len(answers):
+            if len(spans) != len(answers):
+                raise BadChat(
+                    "of a message with weight 0, the chat template does not mark the place ({% generation %})"
+                )
+            spans = [span for span, turn in zip(spans, answers) if turn in learned]
         return whole, spans
 
     def _marked(self, messages: list[dict], tools: Any) -> list[tuple[int, int]]:
@@ -287,6 +296,14 @@ def normalised(messages: Any, system: str | None = None, calls: bool = False) ->
             raise BadChat(f"message {number} has no content")
         result.append({"role": ROLES.get(str(said).lower(), str(said)), "content": content or "", **extras})
     return result
+
+
+def _left_out(message: dict, number: int) -> bool:
+    """Whether the data say that an answer is not to be learned: `weight: 0`, as OpenAI writes it, or `train: false`."""
+    weight = message.get("weight")
+    if weight is not None and weight not in (0, 1):
+        raise BadChat(f"message {number} has the weight {weight}; 1 (learned) and 0 (only read) are possible")
+    return weight == 0 or message.get("train") is False
 
 
 def _as_text(content: Any, number: int) -> Any:

@@ -181,7 +181,7 @@ class Counter:
                 f"{section}: {len(wrong):,} of {first}{rows:,} rows cannot be used (rows are counted from 0):\n"
                 + "\n".join(lines)
                 + f"\nPut {'it' if one else 'them'} right, or leave {'it' if one else 'them'} out with "
-                f"{section}.on_bad_row: skip."
+                f"{section.split('.')[0]}.on_bad_row: skip."
             )
         if len(self.bad) == rows and not self.partial:
             first = self.bad[0]

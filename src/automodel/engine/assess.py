@@ -31,6 +31,7 @@ from automodel.engine.evaluate import Evaluator
 from automodel.engine.known_tokens import check_tokens
 from automodel.engine.questions import Generating, answer, questions_of
 from automodel.engine.read_data import custom_target
+from automodel.engine.same_kind import check_kind
 from automodel.engine.saved import CLASSIFIERS, SavedModel, open_saved, quoted, require_model
 from automodel.engine.step import autocast
 from automodel.losses.task_loss import make_loss
@@ -186,6 +187,7 @@ def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: 
         like=like,
         resolved_target=target,
     )
+    check_kind(saved.layout, data, section, "validation_dataset")
     check_tokens(data.store, saved.tokenizer, saved.hf_config, "validation_dataset")
     return data
 

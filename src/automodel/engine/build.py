@@ -20,6 +20,7 @@ from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
 from automodel.engine.evaluate import Evaluator, Share
 from automodel.engine.folder import RunFolder
+from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import check_room
 from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base
@@ -59,13 +60,21 @@ class Run:
         return dump_config(self.prepared.cfg)
 
 
-def build(prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bool, started: float) -> Run:
+def build(
+    prepared: Prepared,
+    folder: RunFolder,
+    progress_of: Any,
+    *,
+    resume: bool,
+    started: float,
+    observer: Observer | None = None,
+) -> Run:
     """Loads the weights and puts the parts together. `progress_of(total, start)` makes the progress display."""
     planned = prepared.plan
     loader = make_step_loader(prepared)
     if not resume:
         loader.start()  # its workers make the first batches while the weights are loaded and tried out
-    prepared, model, step = make_fitting_step(prepared)
+    prepared, model, step = make_fitting_step(prepared, observer)
     cfg, plan, ranks = prepared.cfg, prepared.plan, prepared.ranks
     base = sample_of(cfg.model)
     if not prepared.layout.fsdp:  # whose ranks hold different parts

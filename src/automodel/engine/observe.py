@@ -15,6 +15,10 @@ from automodel.plan.plan import Plan
 class Observer:
     """What a loop tells, in the order it happens. Subclass it and take what is wanted."""
 
+    def model_loaded(self) -> None:
+        """Model and optimizer are there; what comes next is done once: trying the largest batch, waiting for kernels,
+        compiling blocks. Told again where a smaller batch has to be tried."""
+
     def loop_begins(self, plan: Plan) -> None:
         """Everything is loaded; the first batch comes next."""
 

@@ -19,6 +19,7 @@ from automodel.data.problems import Problems
 from automodel.engine.classes import check_names, known_classes
 from automodel.engine.ends import check_ends
 from automodel.engine.known_tokens import check_tokens
+from automodel.engine.same_kind import check_kind
 from automodel.models.adapted import refuse_adapter
 from automodel.models.few_bits import refuse_few_bits
 from automodel.models.languages import name_languages
@@ -80,7 +81,9 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     # Without the training data's classes, a classifier's validation data cannot be judged.
     if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
         with problems.collecting():
-            validation = load(inherit(cfg.dataset, cfg.validation_dataset), "validation", train)
+            section = inherit(cfg.dataset, cfg.validation_dataset)
+            validation = load(section, "validation", train)
+            check_kind(train.layout if train else None, validation, section, "validation_dataset")
             check_ends(validation, hf_config, "validation_dataset")
             check_tokens(validation.store, tokenizer, hf_config, "validation_dataset")
     problems.raise_if_any()

@@ -129,7 +129,7 @@ def _carry_out(
     def progress_of(total: int, start: int) -> Progress:
         return Progress(total, start_step=start, console=console, device=prepared.plan.device)
 
-    run = build(prepared, folder, progress_of, resume=resume, started=started)
+    run = build(prepared, folder, progress_of, resume=resume, started=started, observer=observer)
     trained = is_trained(run)
     if trained and folder.is_complete(run.state.step):
         if run.state.step < prepared.plan.total_steps:

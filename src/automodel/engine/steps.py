@@ -17,6 +17,7 @@ from automodel.engine.compiled import compile_model, try_compiled
 from automodel.engine.fit import fits, halved, release_memory
 from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
+from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.step import TrainStep
 from automodel.engine.together import TogetherOnHost, TogetherStep, seed_offset_of, wire_dtype
@@ -40,7 +41,9 @@ from automodel.optim.schedule import Schedule
 from automodel.plan.fp8 import asked_fp8
 
 
-def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | CapturedStep]:
+def make_fitting_step(
+    prepared: Prepared, observer: Observer | None = None
+) -> tuple[Prepared, Any, TrainStep | CapturedStep]:
     """Model and step, with micro-batches that fit the GPU; the plan that comes back says what had to change."""
     if prepared.plan.capture:
         ahead.import_triton()
@@ -49,6 +52,8 @@ def make_fitting_step(prepared: Prepared) -> tuple[Prepared, Any, TrainStep | Ca
     while True:
         randomness.seed_everything(prepared.cfg.seed)
         model, step = make_step(prepared)
+        if observer is not None:
+            observer.model_loaded()
         if isinstance(step, CapturedStep):
             ahead.wait()
         if prepared.plan.compile:

@@ -219,5 +219,7 @@ def _adapted(model: Any, config: Any) -> Any:
     try:
         from peft import get_peft_model
     except ImportError as error:
-        raise UserError("SFTTrainer(peft_config=…) needs the package peft: pip install 'automodel[peft]'.") from error
+        raise UserError(
+            "SFTTrainer(peft_config=…) needs the package peft: pip install 'automodel[compare]'."
+        ) from error
     return get_peft_model(model, config)

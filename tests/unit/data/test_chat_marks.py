@@ -178,3 +178,22 @@ def test_columns_of_one_dataset_and_rows_of_another_are_one_error(tmp_path, gpt_
     message = str(caught.value)
     assert "- dataset.mixture.0.column_mapping: the data has no column 'promt'" in message
     assert "- dataset.mixture.1: 1,000 of the first 1,000 rows cannot be used" in message
+
+
+@pytest.mark.parametrize("text", [MARKED, MODEL, BRACKETS], ids=["marked", "model", "brackets"])
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"weight": 0.0}, {"train": False}])
+def test_answers_that_the_data_leave_out_are_read_and_not_learned(chat_like, text, mark):
+    """OpenAI's `weight`, on any answer; other weights are none that can be kept."""
+    tokenizer = with_template(chat_like, text)
+    both = learned(tokenizer, TALK)
+    whole = ChatTemplate(tokenizer).spans(TALK)[0]
+    first, last = ([*TALK[:turn], {**TALK[turn], **mark}, *TALK[turn + 1 :]] for turn in (1, 3))
+    assert learned(tokenizer, first) == both[1:]
+    assert learned(tokenizer, last) == both[:1]
+    assert ChatTemplate(tokenizer).spans(first)[0] == whole, "it is still there to be read"
+    assert learned(tokenizer, [{**message, "weight": 1, "train": True} for message in TALK]) == both
+    assert learned(tokenizer, [{**message, "weight": None} for message in TALK]) == both
+    with pytest.raises(BadChat, match="every assistant message has weight 0 or train: false"):
+        learned(tokenizer, [{**message, **mark} for message in TALK])
+    with pytest.raises(BadChat, match="message 1 has the weight 0.5; 1"):
+        learned(tokenizer, [TALK[0], {**TALK[1], "weight": 0.5}])

@@ -245,3 +245,13 @@ def test_a_mixture_is_validated_on_data_of_its_own(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"mixture\.0\.weight: an evaluation reads every row once"):
         load_run_config([path])
+
+
+def test_bad_rows_of_an_entry_are_left_out_as_its_error_says(mixed, write):
+    entries = [
+        {"path": write("a.jsonl", [{"text": "fine"}] * 2)},
+        {"path": write("b.jsonl", [{"text": ""}, {"text": "x"}])},
+    ]
+    with pytest.raises(UserError, match=r"(?s)dataset\.mixture\.1: 1 of 2 rows.*with dataset\.on_bad_row: skip\."):
+        mixed(entries)
+    assert mixed(entries, on_bad_row="skip").stats.skipped == 1

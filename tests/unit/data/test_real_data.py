@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 
 from automodel.data.batch import IGNORE
 from automodel.data.collate import PackedCollator
@@ -78,6 +81,15 @@ def test_squad_dev(run, tokenizers):
     plain = run("squad-v1.1-dev/dev-v1.1.json.gz", "causal-lm", "gpt2", positions=1024, split="train[:300]")
     assert learned(plain, tokenizers["gpt2"], 0) == " October 1973<|endoftext|>"
     assert plain.max_length == 1024
+
+
+@pytest.mark.parametrize("example", ["smollm2_squad", "llama_3_2_1b_squad"])
+def test_every_question_fits_into_the_examples(run, example):
+    wanted = yaml.safe_load((Path(__file__).parents[3] / "examples" / "llm" / f"{example}.yaml").read_text())["dataset"]
+    mapping = {"column_mapping": wanted["column_mapping"]} if "column_mapping" in wanted else {}
+    tokenizer = "smollm2" if mapping else "gpt2"
+    data = run("squad-v1.1-dev/dev-v1.1.json.gz", "causal-lm", tokenizer, max_length=wanted["max_length"], **mapping)
+    assert (data.stats.rows, data.stats.skipped, data.stats.truncated) == (10_570, 0, 0)
 
 
 def test_alpaca_and_gsm8k(run, tokenizers):

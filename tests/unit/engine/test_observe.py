@@ -12,6 +12,9 @@ class Diary(Observer):
     def __init__(self):
         self.lines, self.losses, self.validation = [], [], None
 
+    def model_loaded(self):
+        self.lines.append(("model",))
+
     def loop_begins(self, plan):
         self.lines.append(("loop", plan.total_steps))
 
@@ -41,7 +44,7 @@ def test_every_step_and_every_pause_is_told(run, tmp_path):
     diary = Diary()
     finished = finetune(run("watched"), observer=diary)
     pauses = [step in (3, 5, 6, 7) for step in range(1, 8)]
-    expected = [("loop", 7)]
+    expected = [("model",), ("loop", 7)]
     for pause in pauses:
         expected += [("step",), ("done", pause)]
     assert diary.lines == [*expected, ("end",)]
