@@ -83,7 +83,8 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
         with problems.collecting():
             section = inherit(cfg.dataset, cfg.validation_dataset)
             validation = load(section, "validation", train)
-            check_kind(train.layout if train else None, validation, section, "validation_dataset")
+            if train is not None and train.mixture is None:  # one of several may be plain text as well
+                check_kind(train.layout, validation, section, "validation_dataset")
             check_ends(validation, hf_config, "validation_dataset")
             check_tokens(validation.store, tokenizer, hf_config, "validation_dataset")
     problems.raise_if_any()

@@ -30,8 +30,9 @@ def run(tmp_path, monkeypatch):
         tiny.write_jsonl(tmp_path / f"{name}.jsonl", [row] * 4)
 
     def start(trained: str, measured: str, *settings: str):
+        data = f"{trained}.jsonl" if trained in ROWS else trained
         (tmp_path / "run.yaml").write_text(
-            f"model: {tmp_path / 'model'}\ntask: causal-lm\ndataset: {trained}.jsonl\n"
+            f"model: {tmp_path / 'model'}\ntask: causal-lm\ndataset: {data}\n"
             f"validation_dataset: {{path: {measured}.jsonl}}\n"
             "step_scheduler: {max_steps: 1}\ncheckpoint: {checkpoint_dir: out}\n"
         )
@@ -62,3 +63,9 @@ def test_columns_that_are_named_are_measured_as_the_training_data_are(run):
     named = "validation_dataset.column_mapping={question: ques, answer: ans}"
     assert run("instructions", "text", named).summary["validation"]["loss"] > 0
     assert run("text", "instructions").summary["validation"]["loss"] > 0, "fewer words than were learned are fine"
+
+
+def test_a_mixture_may_be_measured_on_its_plain_text(run):
+    mixture = "{mixture: [{path: instructions.jsonl}, {path: text.jsonl, text_column: text}]}"
+    folder = run(mixture, "text").folder
+    assert assess(str(folder), dataset="text.jsonl").metrics.values["loss"] > 0
