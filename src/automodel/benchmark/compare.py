@@ -1,9 +1,9 @@
 """What the measurements say: improvements, agreement of the losses, and the results file.
 
-`speedup_factor` is the ratio of the training times: from where model and optimizer are there to the end of the last
-step, with everything in between (trying the largest batch, captures, compilation, evaluations, checkpoints). Its
-steady-state sister is `step_speedup`, the ratio of the median step times, and `wall_speedup` compares the whole
-processes.
+`speedup_factor` is the ratio of the training times: from where model and optimizer are there until the trained model is
+saved, with everything in between (trying the largest batch, captures, compilation, evaluations, checkpoints, of which
+Trainer writes the last one before its model and this library beside it). Its steady-state sister is `step_speedup`, the
+ratio of the median step times, and `wall_speedup` compares the whole processes.
 
 A speed-up with another loss curve is a bug report, so agreement is part of the result: where every side sees the data
 in the same order, step by step; otherwise by the end of the curve and the validation metrics.

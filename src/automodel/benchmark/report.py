@@ -24,7 +24,7 @@ REPORT = "report.html"
 # Ours first, then opponents in their order; light and dark pages.
 COLOURS = (("#2f62c9", "#7ea6f7"), ("#c2611a", "#eda063"), ("#5b8c3a", "#9acb79"), ("#8a4fb0", "#c79be4"))
 BARS = (
-    ("Training time", "training_time", "s", "with evaluations and checkpoints; shorter is better"),
+    ("Training time", "training_time", "s", "with evaluations, checkpoints and the saved model; shorter is better"),
     ("Process start to end", "wall_s", "s", "imports, loading, training, saving; shorter is better"),
     ("Median step", "ms_per_step", "ms", "after the warm-up; shorter is better"),
     ("Throughput", "tokens_per_s", "tokens/s", "real tokens, padding not counted; longer is better"),

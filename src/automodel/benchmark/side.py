@@ -73,7 +73,7 @@ def run_side(request: Request, started: float) -> dict[str, Any]:
         "method": request.side.label,
         "status": "completed",
         **numbers,
-        "training_time": numbers["loop_end_s"] - numbers["loop_start_s"],
+        "training_time": measured["end_s"] - numbers["loop_start_s"],
         **measured,
     }
 

@@ -6,7 +6,6 @@ import importlib.util
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from automodel.benchmark.tables import comparison_table, ladder_table
 from automodel.config.errors import EXIT_FAILED, EXIT_OK, UserError
 from automodel.plan.config import RunConfig
 
+WORK = ".automodel-benchmark"  # weights and requests, in a folder where everything else is the user's
 EXIT_BELOW_THRESHOLD = 4  # everything ran, but the speed-up is smaller than --speedup-threshold
 
 
@@ -64,13 +64,14 @@ def benchmark(cfg: RunConfig, wishes: Wishes, console: Console | None = None) ->
     if importlib.util.find_spec("accelerate") is None:
         raise UserError("transformers.Trainer needs the package accelerate: pip install 'automodel[compare]'")
     wishes.output.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=".work-", dir=wishes.output))  # whatever else is there is the user's
+    work = wishes.output / WORK
+    shutil.rmtree(work, ignore_errors=True)  # of a comparison that was killed
     try:
         console.print("Preparing: the same weights and the same tokens for every side …")
         job = make_job(cfg, work, steps=wishes.steps, warmup=wishes.warmup, trust=wishes.trust)
         return _compare(job, opponents, wishes, console)
     finally:
-        shutil.rmtree(work, ignore_errors=True)  # weights and requests; the logs stay
+        shutil.rmtree(work, ignore_errors=True)  # the logs stay
 
 
 def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) -> Compared:

@@ -57,6 +57,7 @@ ROLES = {
 
 
 TURN_KEYS = ("role", "from", "content", "value")
+MARKS = ("weight", "train")  # whether a message is learned; nothing that it says
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -139,11 +140,11 @@ class ChatTemplate:
             others = sorted({message["role"] for message in messages} - set(ROLES.values()))
             spelt = f" (a role is spelt {', '.join(map(repr, others))})" if others else ""
             raise BadChat(f"the {'completion' if first else 'conversation'} has no assistant message{spelt}")
-        if not any(_says_something(messages[turn]) for turn in answers):
-            raise BadChat("the assistant's messages are empty, so there is nothing to learn")
-        learned = [turn for turn in answers if not _left_out(messages[turn], turn)]
+        learned = [turn for turn in answers if not left_out(messages[turn], turn)]
         if not learned:
             raise BadChat("every assistant message has weight 0 or train: false, so there is nothing to learn")
+        if not any(_says_something(messages[turn]) for turn in learned):
+            raise BadChat("the assistant's messages are empty, so there is nothing to learn")
         whole = self.whole_text(messages, tools)
         if self.marks_answers:
             asked = self.text(messages[:first], tools, prompt=True) if first else ""
@@ -240,7 +241,7 @@ def _says_something(message: dict) -> bool:
     """Words, or whatever else a template may write out: tool calls, reasoning."""
     content = message["content"]
     words = content.strip() if isinstance(content, str) else content
-    return bool(words) or any(value for key, value in message.items() if key not in ("role", "content"))
+    return bool(words) or any(value for key, value in message.items() if key not in ("role", "content", *MARKS))
 
 
 def _check_calls_are_written(written: str, message: dict, turn: int) -> None:
@@ -292,18 +293,18 @@ def normalised(messages: Any, system: str | None = None, calls: bool = False) ->
             content, extras["tool_calls"] = None, found
         if extras.get("tool_calls"):
             extras["tool_calls"] = _read_calls(extras["tool_calls"], number)
-        if content is None and not extras:
+        if content is None and not extras.keys() - set(MARKS):
             raise BadChat(f"message {number} has no content")
         result.append({"role": ROLES.get(str(said).lower(), str(said)), "content": content or "", **extras})
     return result
 
 
-def _left_out(message: dict, number: int) -> bool:
+def left_out(message: dict, number: int) -> bool:
     """Whether the data say that an answer is not to be learned: `weight: 0`, as OpenAI writes it, or `train: false`."""
-    weight = message.get("weight")
-    if weight is not None and weight not in (0, 1):
-        raise BadChat(f"message {number} has the weight {weight}; 1 (learned) and 0 (only read) are possible")
-    return weight == 0 or message.get("train") is False
+    for key in MARKS:
+        if message.get(key) not in (None, 0, 1):  # true and false are these numbers
+            raise BadChat(f"message {number} has {key} {message[key]!r}; 1 (learned) and 0 (only read) are possible")
+    return any(message.get(key) == 0 for key in MARKS)
 
 
 def _as_text(content: Any, number: int) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.data.chat import left_out
 from automodel.data.config import DatasetConfig
 from automodel.data.language import Chats, Instructions, every_answer
 from automodel.data.layouts import Request, choose_layout, is_ready
@@ -79,7 +80,8 @@ def _last_turn(row: dict[str, Any], encoder: Chats) -> tuple[dict[str, Any], lis
     if encoder.completion:
         turns = [*turns, *encoder.chat.turns(row[encoder.completion])]
     last = turns[-1]
-    right = [last["content"]] if last["role"] == "assistant" and last.get("content") else []
+    asked = last["role"] == "assistant" and not left_out(last, len(turns) - 1)
+    right = [last["content"]] if asked and last.get("content") else []
     return {"messages": turns, "tools": row[encoder.tools] if encoder.tools else None}, right
 
 

@@ -158,6 +158,9 @@ def _carry_out(
                 prepared.ranks.barrier()
                 raise
             except torch.OutOfMemoryError as error:
+                if prepared.ranks.first:  # without waiting for the others, which may be waiting for this one
+                    run.trackers.finish({"status": "out of memory", "steps": run.state.step})
+                    write_report(folder.run)
                 kept = [c.step for c in run.checkpoints.complete()] if run.checkpoints else []
                 raise out_of_memory(prepared, run.state.step, kept) from error
             if not prepared.ranks.first:  # the first rank exports, reports and speaks

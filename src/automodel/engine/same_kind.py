@@ -24,7 +24,8 @@ def check_kind(trained: Mapping[str, Any] | None, data: PreparedData, section: D
     """`trained`: how the training data were read (`PreparedData.layout`). Raises `UserError`."""
     found = data.layout or {}
     kind = (trained or {}).get("kind")
-    if kind not in COLUMNS or found.get("kind") != "plain text" or section.text_column is not None:
+    meant = section.text_column is not None or section.mixture is not None or not section.answer_only_loss
+    if meant or kind not in COLUMNS or found.get("kind") != "plain text":
         return
     assert trained is not None
     roles = {**trained.get("prompt", {}), "answer": trained.get("answer")}

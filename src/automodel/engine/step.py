@@ -189,9 +189,10 @@ class TrainStep:
             # States stay for the whole run: made in pieces of what activations have left, they would be in their way.
             torch.cuda.empty_cache()
         self.scaler.step(self.optimizer)
-        self.updated = True
         self.scaler.update()
-        self.skipped += self.scaler.get_scale() < scale
+        skipped = self.scaler.get_scale() < scale
+        self.skipped += skipped
+        self.updated |= not skipped
         self.rows.stepped()
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm.detach(), lr, int(tokens), int(samples))
@@ -211,6 +212,8 @@ class TrainStep:
             if self.ranks.together:
                 raise
         # Only here is the error gone, and with it the frames that hold on to activations.
+        if self.device == "cuda":
+            torch.cuda.synchronize()  # copies to and from the host may still be under way
         self.optimizer.zero_grad(set_to_none=True)
         forget_pass(self.model)
         gc.collect()

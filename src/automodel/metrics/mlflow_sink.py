@@ -26,6 +26,9 @@ _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEO
 _LONGEST_PARAMETER = 6000  # MLflow refuses longer values
 _PARAMETERS_AT_ONCE = 100
 
+ENDINGS = {"interrupted": "KILLED", "diverged": "FAILED", "out of memory": "FAILED"}
+"""What MLflow calls the status of a run; other ones are finished."""
+
 
 class MlflowTracker:
     """Logs to an MLflow server or a local store."""
@@ -85,9 +88,9 @@ class MlflowTracker:
         for name, value in _flat(summary).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._client.log_metric(self._run_id, f"summary/{name}", float(value))
-        interrupted = summary.get("status") == "interrupted"
-        self._client.set_tag(self._run_id, "status", str(summary.get("status", "finished")))
-        self._client.set_terminated(self._run_id, "KILLED" if interrupted else "FINISHED")
+        status = str(summary.get("status", "finished"))
+        self._client.set_tag(self._run_id, "status", status)
+        self._client.set_terminated(self._run_id, ENDINGS.get(status, "FINISHED"))
         self._client = None
 
 

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from automodel.benchmark.own_side import StepWatch
 from automodel.benchmark.recorder import Recorder, quantile
 
 
@@ -136,3 +137,13 @@ def test_on_a_gpu_steps_are_timed_by_events_and_the_host_rarely_waits(monkeypatc
     assert times[20] == pytest.approx(2.21), "the evaluation was counted as a step"
     assert waits <= 8, "the host waited inside a stretch"
     assert [s.steps for s in recorder.stretches] == [1, 2, 17, 20]
+
+
+def test_our_clock_starts_when_the_model_is_there():
+    """What is tried before the first step is training, however often it has to be tried."""
+    watch = StepWatch(Recorder("cpu", warmup=0, started=time.monotonic()))
+    watch.model_loaded()
+    first = watch.recorder.marks["loop_start_s"]
+    time.sleep(0.01)
+    watch.model_loaded()
+    assert watch.recorder.marks["loop_start_s"] == first

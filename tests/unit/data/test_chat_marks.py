@@ -195,5 +195,20 @@ def test_answers_that_the_data_leave_out_are_read_and_not_learned(chat_like, tex
     assert learned(tokenizer, [{**message, "weight": None} for message in TALK]) == both
     with pytest.raises(BadChat, match="every assistant message has weight 0 or train: false"):
         learned(tokenizer, [{**message, **mark} for message in TALK])
-    with pytest.raises(BadChat, match="message 1 has the weight 0.5; 1"):
-        learned(tokenizer, [TALK[0], {**TALK[1], "weight": 0.5}])
+    for odd in ({"weight": 0.5}, {"weight": "0"}, {"train": "false"}):
+        (key, value), *_ = odd.items()
+        with pytest.raises(BadChat, match=f"message 1 has {key} {value!r}; 1"):
+            learned(tokenizer, [TALK[0], {**TALK[1], **odd}])
+
+
+@pytest.mark.parametrize("mark", [{"weight": 1}, {"train": True}])
+def test_a_weight_says_nothing(chat_like, mark):
+    """An answer that is empty, or not there, is none, whatever it weighs."""
+    tokenizer = with_template(chat_like, MODEL)
+    empty = {"role": "assistant", "content": "", **mark}
+    with pytest.raises(BadChat, match="messages are empty"):
+        learned(tokenizer, [TALK[0], empty])
+    with pytest.raises(BadChat, match="messages are empty"):
+        learned(tokenizer, [TALK[0], {**TALK[1], "weight": 0}, TALK[2], empty])
+    with pytest.raises(BadChat, match="message 1 has no content"):
+        normalised([TALK[0], {"role": "assistant", "content": None, **mark}])

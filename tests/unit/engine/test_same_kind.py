@@ -69,3 +69,13 @@ def test_a_mixture_may_be_measured_on_its_plain_text(run):
     mixture = "{mixture: [{path: instructions.jsonl}, {path: text.jsonl, text_column: text}]}"
     folder = run(mixture, "text").folder
     assert assess(str(folder), dataset="text.jsonl").metrics.values["loss"] > 0
+
+
+def test_whoever_learns_every_word_may_measure_every_word(run):
+    assert run("{path: instructions.jsonl, answer_only_loss: false}", "text").summary["validation"]["loss"] > 0
+
+
+def test_entries_of_a_mixture_say_themselves_what_they_are(run, tmp_path):
+    entries = "[{path: text.jsonl, text_column: text}, {path: instructions.jsonl}]"
+    done = run("instructions", "text", f"validation_dataset={{mixture: {entries}}}")
+    assert done.summary["validation"]["loss"] > 0

@@ -145,11 +145,12 @@ def test_a_step_that_finds_no_memory_is_begun_once_more(run, monkeypatch):
     assert found["train_loss"] == truth["train_loss"]
 
 
-def test_a_run_without_memory_ends_in_words_and_goes_on_later(run, monkeypatch):
+def test_a_run_without_memory_ends_in_words_and_goes_on_later(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         without_memory(patch, range(6, 100))
         with pytest.raises(OutOfMemoryError, match="ran out of memory after step 2") as error:
             finetune(run(*SETTINGS))
     assert "The checkpoint of step 2 is kept; --resume continues after it." in str(error.value)
     assert error.value.exit_code == 1
+    assert (tmp_path / "out" / "run" / "report.html").exists(), "what it learned so far can be looked at"
     assert finetune(run(*SETTINGS), resume=True).summary["steps"] == 4

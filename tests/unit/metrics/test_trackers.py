@@ -336,6 +336,14 @@ def test_mlflow_local_store_can_be_read_back(tmp_path):
 
 
 @pytest.mark.usefixtures("no_mlflow_environment")
+@pytest.mark.parametrize("status", ["diverged", "out of memory"])
+def test_mlflow_is_told_of_failures(tmp_path, status):
+    ended = SUMMARY | {"status": status, "train_loss": math.nan}
+    record(build_trackers(None, MlflowConfig(), None, tmp_path, info=print), tmp_path, summary=ended)
+    assert mlflow_run(tmp_path)[1].info.status == "FAILED"
+
+
+@pytest.mark.usefixtures("no_mlflow_environment")
 def test_mlflow_continues_its_run_and_marks_interruptions(tmp_path):
     interrupted = SUMMARY | {"status": "interrupted", "train_loss": math.nan}
     record(build_trackers(None, MlflowConfig(), None, tmp_path, info=print), tmp_path, summary=interrupted)
