@@ -61,13 +61,7 @@ class Run:
 
 
 def build(
-    prepared: Prepared,
-    folder: RunFolder,
-    progress_of: Any,
-    *,
-    resume: bool,
-    started: float,
-    observer: Observer | None = None,
+    prepared: Prepared, folder: RunFolder, progress_of: Any, *, resume: bool, started: float, observer: Observer
 ) -> Run:
     """Loads the weights and puts the parts together. `progress_of(total, start)` makes the progress display."""
     planned = prepared.plan
