@@ -187,8 +187,7 @@ def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: 
         like=like,
         resolved_target=target,
     )
-    if cfg.dataset.mixture is None:  # one of several may be plain text as well
-        check_kind(saved.layout, data, section, "validation_dataset")
+    check_kind(cfg.dataset, saved.layout, data, section)
     check_tokens(data.store, saved.tokenizer, saved.hf_config, "validation_dataset")
     return data
 

@@ -18,22 +18,21 @@ from automodel.adapters.attach import attach
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
-from automodel.data.classify import ask_for_segments, cut_where_training_did, for_words
-from automodel.data.prepare import choose_max_length
+from automodel.data.saved_tokenizer import as_training_read
 from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import prepare_run
 from automodel.engine.step import check_fit, model_tensors
 from automodel.models.adapted import adapter_for_run
-from automodel.models.languages import name_languages, start_with_language
+from automodel.models.languages import name_languages
 from automodel.models.load import (
-    align_pad_token,
     load_hf_config,
     load_model,
     load_tokenizer,
     model_limits,
     without_memory,
 )
+from automodel.models.match_tokenizer import match_tokenizer
 from automodel.models.save import save_hf_folder
 from automodel.plan.check import load_run_config
 from automodel.plan.config import RunConfig
@@ -98,17 +97,10 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
     hf_config = load_hf_config(cfg.model, task, facts["num_labels"], facts["label_names"], facts["problem_type"])
     tokenizer = load_tokenizer(cfg.model, hf_config)
     name_languages(tokenizer, cfg.dataset, cfg.validation_dataset)
-    if facts["segments"]:
-        ask_for_segments(tokenizer)
-    if task == "text-classification":
-        positions = model_limits(hf_config, task).max_positions
-        chosen, _ = choose_max_length(cfg.dataset, task, positions)
-        cut_where_training_did(tokenizer, max(chosen, facts.get("max_length", 0)))
-    if task == "token-classification":
-        tokenizer = for_words(tokenizer)
+    positions, longest = model_limits(hf_config, task).max_positions, facts.get("max_length", 0)
+    tokenizer = as_training_read(tokenizer, task, cfg.dataset, positions, segments=facts["segments"], longest=longest)
     model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
-    align_pad_token(model, tokenizer)
-    start_with_language(model, tokenizer)
+    match_tokenizer(model, tokenizer)
     if cfg.peft is not None:
         skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
         attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task), seed=cfg.seed)

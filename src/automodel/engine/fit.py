@@ -14,7 +14,6 @@ catch.
 from __future__ import annotations
 
 import dataclasses
-import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -154,8 +153,3 @@ def _more_room(prepared: Prepared) -> str:
         "optimizer.name: adamw_8bit": prepared.plan.optimizer == ADAMW,
     }
     return "".join(f"use {key}, " for key, helps in options.items() if helps)
-
-
-def release_memory() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()

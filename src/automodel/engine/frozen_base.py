@@ -15,8 +15,8 @@ from automodel.adapters.attach import attach
 from automodel.adapters.packed_linear import pack_layers
 from automodel.engine.prepare import Prepared
 from automodel.models.few_bits import refuse_few_bits
-from automodel.models.languages import start_with_language
-from automodel.models.load import align_pad_token, load_model
+from automodel.models.load import load_model
+from automodel.models.match_tokenizer import match_tokenizer
 from automodel.models.streamed import open_weights
 
 
@@ -31,8 +31,7 @@ def load_trainable(prepared: Prepared) -> Any:
     if model is None:
         model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
     refuse_few_bits(cfg.model.pretrained_model_name_or_path, prepared.hf_config, model)
-    align_pad_token(model, prepared.tokenizer)
-    start_with_language(model, prepared.tokenizer)
+    match_tokenizer(model, prepared.tokenizer)
     model.train()
     if adapter is not None:
         attach(model, adapter, seed=cfg.seed, hold=half_of(prepared), everything=plan.capture)

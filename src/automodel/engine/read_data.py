@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from automodel.config.errors import UserError
 from automodel.config.gate import resolve_target
-from automodel.data.classify import ask_for_segments, cut_where_training_did, for_words
 from automodel.data.config import DatasetConfig
-from automodel.data.prepare import PreparedData, choose_max_length, inherit, prepare
+from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.problems import Problems
+from automodel.data.saved_tokenizer import as_training_read
 from automodel.engine.classes import check_names, known_classes
 from automodel.engine.ends import check_ends
 from automodel.engine.known_tokens import check_tokens
@@ -83,20 +83,16 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
         with problems.collecting():
             section = inherit(cfg.dataset, cfg.validation_dataset)
             validation = load(section, "validation", train)
-            if train is not None and train.mixture is None:  # one of several may be plain text as well
-                check_kind(train.layout, validation, section, "validation_dataset")
+            check_kind(cfg.dataset, train.layout if train else None, validation, section)
             check_ends(validation, hf_config, "validation_dataset")
             check_tokens(validation.store, tokenizer, hf_config, "validation_dataset")
     problems.raise_if_any()
     assert train is not None
     restore()
-    if train.store.token_types is not None:
-        ask_for_segments(tokenizer)
-    if task == "text-classification":
-        chosen, _ = choose_max_length(cfg.dataset, task, limits.max_positions)
-        cut_where_training_did(tokenizer, max(chosen, train.max_length))  # rows that came as tokens may be longer
-    if task == "token-classification":
-        tokenizer = for_words(tokenizer)  # it is saved with the model
+    segments = train.store.token_types is not None
+    tokenizer = as_training_read(
+        tokenizer, task, cfg.dataset, limits.max_positions, segments=segments, longest=train.max_length
+    )
     return RunData(task, hf_config, tokenizer, train, validation)
 
 

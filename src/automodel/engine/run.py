@@ -35,7 +35,7 @@ from automodel.engine.folder import (
 )
 from automodel.engine.heap import kept_heap
 from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
-from automodel.engine.observe import Observer
+from automodel.engine.observe import NOBODY, Observer
 from automodel.engine.one_writer import only_writer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import written_at_the_end
@@ -113,7 +113,7 @@ def finetune(
             prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
         )
         with fp32_products(tf32), kept_heap(prepared.plan.device):
-            return _carry_out(prepared, folder, console, resume, started, observer or Observer())
+            return _carry_out(prepared, folder, console, resume, started, observer or NOBODY)
 
 
 def _since_the_best(run: Run) -> str:
@@ -152,15 +152,11 @@ def _carry_out(
             try:
                 outcome = only_evaluate(run) if trained else train(run, observer)
             except DivergedError:  # every rank has the same loss, and so this error
-                if prepared.ranks.first:
-                    run.trackers.finish({"status": "diverged", "steps": run.state.step})
-                    write_report(folder.run)
+                _close_unfinished(run, "diverged")
                 prepared.ranks.barrier()
                 raise
             except torch.OutOfMemoryError as error:
-                if prepared.ranks.first:  # without waiting for the others, which may be waiting for this one
-                    run.trackers.finish({"status": "out of memory", "steps": run.state.step})
-                    write_report(folder.run)
+                _close_unfinished(run, "out of memory")  # other ranks may be waiting for this one
                 kept = [c.step for c in run.checkpoints.complete()] if run.checkpoints else []
                 raise out_of_memory(prepared, run.state.step, kept) from error
             if not prepared.ranks.first:  # the first rank exports, reports and speaks
@@ -176,6 +172,13 @@ def _carry_out(
         where = f"--resume continues after step {kept[-1].step}" if kept else "no checkpoint was saved yet"
         run.progress.warn(f"Stopped at once, in the middle of the work; {where}.")
         raise
+
+
+def _close_unfinished(run: Run, status: str) -> None:
+    """Trackers and report of a run that ends in an error, which is for the caller to raise."""
+    if run.prepared.ranks.first:
+        run.trackers.finish({"status": status, "steps": run.state.step})
+        write_report(run.folder.run)
 
 
 def _opening_lines(run: Run) -> list[str]:

@@ -20,18 +20,21 @@ COLUMNS = {
 }
 
 
-def check_kind(trained: Mapping[str, Any] | None, data: PreparedData, section: DatasetConfig, name: str) -> None:
-    """`trained`: how the training data were read (`PreparedData.layout`). Raises `UserError`."""
-    found = data.layout or {}
-    kind = (trained or {}).get("kind")
-    meant = section.text_column is not None or section.mixture is not None or not section.answer_only_loss
-    if meant or kind not in COLUMNS or found.get("kind") != "plain text":
+def check_kind(
+    dataset: DatasetConfig, layout: Mapping[str, Any] | None, data: PreparedData, validation: DatasetConfig
+) -> None:
+    """`layout`: how the training data were read (`PreparedData.layout`). Raises `UserError`."""
+    if dataset.mixture or validation.mixture or validation.text_column or not validation.answer_only_loss:
+        return  # one of several may be plain text as well; or every word is meant
+    trained, found = layout or {}, data.layout or {}
+    kind = trained.get("kind")
+    if kind not in COLUMNS or found.get("kind") != "plain text":
         return
-    assert trained is not None
     roles = {**trained.get("prompt", {}), "answer": trained.get("answer")}
     wanted = COLUMNS[kind].format(roles=", ".join(f"{role}: {column}" for role, column in roles.items()))
     raise UserError(
-        f"{name}: its rows were read as plain text (column '{found['text']}'), every word of which would count, while "
-        f"the training data are {kind}, of which the answers do. Name its columns ({name}.{wanted}), or say that plain "
-        f"text is meant ({name}.text_column: {found['text']})."
+        f"validation_dataset: its rows were read as plain text (column '{found['text']}'), every word of which would "
+        f"count, while the training data are {kind}, of which the answers do. Name its columns "
+        f"(validation_dataset.{wanted}), or say that plain text is meant (validation_dataset.text_column: "
+        f"{found['text']})."
     )

@@ -28,8 +28,8 @@ from automodel.data.prepare import choose_max_length, members_of
 from automodel.engine.folder import BASE, LAYOUT, RunFolder
 from automodel.models.adapted import base_source, foreign_config, load_adapted, tokenizer_of
 from automodel.models.config import ModelConfig
-from automodel.models.languages import start_with_language
-from automodel.models.load import align_pad_token, load_hf_config, load_model, load_tokenizer, read_hf_config
+from automodel.models.load import load_hf_config, load_model, load_tokenizer, read_hf_config
+from automodel.models.match_tokenizer import match_tokenizer
 from automodel.models.same_base import sample_of
 from automodel.models.save import finish_interrupted_save
 from automodel.models.tasks import TASKS, infer_task
@@ -101,8 +101,7 @@ class SavedModel:
             model = load_adapted(self.source, self.hf_config, self.task, dtype=dtype, device=device)
         else:
             model = load_model(self.source, self.hf_config, self.task, dtype=dtype, device=device)
-        align_pad_token(model, self.tokenizer)
-        start_with_language(model, self.tokenizer)
+        match_tokenizer(model, self.tokenizer)
         return model.eval()
 
     def _compare_base(self) -> None:

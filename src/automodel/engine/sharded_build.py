@@ -35,8 +35,8 @@ from automodel.models.compiled_blocks import repeated_blocks
 from automodel.models.context_parallel import cut_tokens
 from automodel.models.forward import make_loss_forward
 from automodel.models.fuse import fuse_shards
-from automodel.models.languages import start_with_language
-from automodel.models.load import align_pad_token, load_model
+from automodel.models.load import load_model
+from automodel.models.match_tokenizer import match_tokenizer
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.streamed import OpenWeights, open_weights
 from automodel.optim.build import build_optimizer
@@ -54,8 +54,7 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
         model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
     else:
         model = weights.model
-    align_pad_token(model, prepared.tokenizer)
-    start_with_language(model, prepared.tokenizer)
+    match_tokenizer(model, prepared.tokenizer)
     model.train()
     if prepared.adapter is not None:
         weights = _packed(prepared, model, weights, dtype)

@@ -103,6 +103,12 @@ def fp32_products(tf32: bool) -> Generator[None]:
         torch.set_float32_matmul_precision(before)
 
 
+def release_memory() -> None:
+    """What nobody holds any more goes back to the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def labels_of(batch: Batch) -> Tensor:
     return batch.labels_R if isinstance(batch, PackedBatch) else batch.labels
 
@@ -216,8 +222,7 @@ class TrainStep:
             torch.cuda.synchronize()  # copies to and from the host may still be under way
         self.optimizer.zero_grad(set_to_none=True)
         forget_pass(self.model)
-        gc.collect()
-        torch.cuda.empty_cache()
+        release_memory()
         return self._micro_steps(batch, count)
 
     def _micro_steps(self, batch: StepBatch, count: float) -> list[Tensor]:

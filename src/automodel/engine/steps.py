@@ -14,12 +14,12 @@ from automodel.data.loader import StepLoader
 from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
 from automodel.engine.compiled import compile_model, try_compiled
-from automodel.engine.fit import fits, halved, release_memory
+from automodel.engine.fit import fits, halved
 from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
-from automodel.engine.observe import Observer
+from automodel.engine.observe import NOBODY, Observer
 from automodel.engine.prepare import Prepared, words_read
-from automodel.engine.step import TrainStep
+from automodel.engine.step import TrainStep, release_memory
 from automodel.engine.together import TogetherOnHost, TogetherStep, seed_offset_of, wire_dtype
 from automodel.engine.used_rows import UsedRows
 from automodel.kernels import ahead
@@ -42,7 +42,7 @@ from automodel.plan.fp8 import asked_fp8
 
 
 def make_fitting_step(
-    prepared: Prepared, observer: Observer | None = None
+    prepared: Prepared, observer: Observer = NOBODY
 ) -> tuple[Prepared, Any, TrainStep | CapturedStep]:
     """Model and step, with micro-batches that fit the GPU; the plan that comes back says what had to change."""
     if prepared.plan.capture:
@@ -52,8 +52,7 @@ def make_fitting_step(
     while True:
         randomness.seed_everything(prepared.cfg.seed)
         model, step = make_step(prepared)
-        if observer is not None:
-            observer.model_loaded()
+        observer.model_loaded()
         if isinstance(step, CapturedStep):
             ahead.wait()
         if prepared.plan.compile:

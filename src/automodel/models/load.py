@@ -19,7 +19,6 @@ import torch
 
 from automodel.config.errors import UserError
 from automodel.models.config import ModelConfig
-from automodel.models.families import FAMILIES
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model, find_tokenizer
 from automodel.models.tasks import infer_task, require_task, tasks_of
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ModelLimits",
-    "align_pad_token",
     "count_parameters",
     "infer_task",
     "load_hf_config",
@@ -213,22 +211,6 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         )
     tokenizer.pad_token = choice
     logger.info("the tokenizer of %s has no pad token: %r is used", name, choice)
-
-
-def align_pad_token(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Writes the tokenizer's pad token into the config of a decoder that has none or another: its classifier finds the
-    last token of a padded row by it. Call after the weights are in: an embedding built with a pad token freezes that
-    row."""
-    config: Any = model.config
-    pad = tokenizer.pad_token_id
-    own = getattr(config, "pad_token_id", None)  # configs with code of their own need not have one
-    family = FAMILIES.get(config.model_type)
-    if pad is None or own == pad or (own is not None and not (family and family.decoder)):
-        return
-    config.pad_token_id = pad
-    generation_config = getattr(model, "generation_config", None)
-    if generation_config is not None and generation_config.pad_token_id is None:
-        generation_config.pad_token_id = pad
 
 
 def load_model(

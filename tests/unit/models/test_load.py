@@ -17,7 +17,6 @@ from automodel.models import source
 from automodel.models.config import ModelConfig
 from automodel.models.forward import make_forward
 from automodel.models.load import (
-    align_pad_token,
     count_parameters,
     infer_task,
     load_hf_config,
@@ -26,6 +25,7 @@ from automodel.models.load import (
     model_limits,
     tasks_of,
 )
+from automodel.models.match_tokenizer import match_tokenizer
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[2] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -345,11 +345,11 @@ def test_the_pad_token_is_written_into_a_decoder_but_not_over_an_encoders(tmp_pa
     folder = make_tokenizer(tmp_path, ["<unk>", "<eos>", "a"], eos_token="<eos>", unk_token="<unk>", pad_token="<eos>")
     tokenizer = load_tokenizer(cfg("m", tokenizer=str(folder)))
     _, decoder = tiny_models.tiny("llama", TEXT)
-    align_pad_token(decoder, tokenizer)
+    match_tokenizer(decoder, tokenizer)
     assert decoder.config.pad_token_id == 1
     assert decoder.model.embed_tokens.padding_idx is None
     _, encoder = tiny_models.tiny("roberta", TEXT, pad_token_id=3)
-    align_pad_token(encoder, tokenizer)
+    match_tokenizer(encoder, tokenizer)
     assert encoder.config.pad_token_id == 3
 
 
