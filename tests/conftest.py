@@ -27,3 +27,10 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("../shared/data is not here")
     return folder.resolve()
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """A green run without the data beside the checkout is not what CI sees: said where it is read."""
+    missing = [report for report in terminalreporter.stats.get("skipped", []) if "../shared" in str(report.longrepr)]
+    if missing:
+        terminalreporter.write_line(f"{len(missing)} tests did not run: ../shared is not beside this checkout", yellow=True)

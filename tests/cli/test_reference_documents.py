@@ -64,6 +64,14 @@ def add_imdb(cache: HfCache) -> None:
     cache.add_dataset("imdb", splits, config="plain_text", features=features)
 
 
+def add_llama(cache: HfCache, folder: Path) -> None:
+    """A tiny real Llama that takes texts as long as the one it stands for: its positions are rotations, not a table."""
+    shutil.copytree(DATA / "stories260k-hf", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 131_072}))
+    cache.add_model("meta-llama/Llama-3.2-1B", folder)
+
+
 def add_squad(cache: HfCache) -> None:
     """The original nested file in the flat layout that the hub serves."""
     articles = json.loads(gzipped(DATA / "squad-v1.1-dev" / "dev-v1.1.json.gz"))["data"][:3]
@@ -93,7 +101,7 @@ def machine(tmp_path_factory) -> dict[str, str]:
     cache = HfCache(home / "hf")
     add_distilbert(cache, home / "distilbert")
     add_imdb(cache)
-    cache.add_model("meta-llama/Llama-3.2-1B", DATA / "stories260k-hf")
+    add_llama(cache, home / "llama")
     add_squad(cache)
     return cache.env(AUTOMODEL_CACHE=str(home / "tokens"), HOME=str(home))
 
