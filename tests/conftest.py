@@ -33,4 +33,5 @@ def pytest_terminal_summary(terminalreporter) -> None:
     """A green run without the data beside the checkout is not what CI sees: said where it is read."""
     missing = [report for report in terminalreporter.stats.get("skipped", []) if "../shared" in str(report.longrepr)]
     if missing:
-        terminalreporter.write_line(f"{len(missing)} tests did not run: ../shared is not beside this checkout", yellow=True)
+        line = f"{len(missing)} tests did not run: ../shared is not beside this checkout"
+        terminalreporter.write_line(line, yellow=True)
