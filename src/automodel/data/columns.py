@@ -132,6 +132,14 @@ class Columns:
             return strings[0]
         return self.first_of((), key, what, ways)
 
+    def not_all_empty(self, rows: Any, name: str, key: str) -> None:
+        """Asked before the labels are looked at: empty texts are the first thing to say of a file that has no others."""
+        if not any(text and not text.isspace() for text in rows[name]):
+            raise UserError(
+                f"{self.section}.{key}: column '{name}' is empty in all {len(rows):,} rows. Name the column that holds "
+                f"the texts; the data has: {self.listed()}."
+            )
+
     def of_strings(self, name: str, key: str) -> str:
         if not is_string(self.features[name]):
             strings = [n for n, f in self.features.items() if is_string(f)]

@@ -167,6 +167,7 @@ def _text_classification(rows: Any, columns: Columns, request: Request) -> Layou
     _only_cut(request, "texts to classify")
     label = columns_in_order(_label_columns(columns, cfg, known.LABEL), request.labels, request.known_labels)
     text, pair = _text_and_pair(columns, cfg, (label,) if isinstance(label, str) else label)
+    columns.not_all_empty(rows, text, "text_column")
     labels = _label_map(rows, columns, request, label)
     types = request.token_types and (pair is not None or _has_segments(request.tokenizer))
     encoder = TextClassifier(

@@ -267,8 +267,15 @@ CASES = [
         "Put them right, or leave them out with dataset.on_bad_row: skip.",
     ),
     (
-        "nothing left after skipping", {"a.jsonl": lines([{"text": "", "label": i % 2} for i in range(4)])},
+        "nothing but empty texts, and one label", {"a.jsonl": lines([{"text": " ", "label": 1} for i in range(4)])},
         {"path": "{tmp}/a.jsonl", "on_bad_row": "skip"},
+        "dataset.text_column: column 'text' is empty in all 4 rows. Name the column that holds the texts; the data "
+        "has: text (text), label (integers).",
+    ),
+    (
+        "nothing left after skipping",
+        {"a.jsonl": lines([{"text": "x" if i else "", "label": i % 2 if i == 0 else None} for i in range(4)])},
+        {"path": "{tmp}/a.jsonl", "on_bad_row": "skip", "labels": ("a", "b")},
         "dataset: all 4 rows were skipped, so nothing is left to work with. The first one, row 0: the text is empty.",
     ),
     (
