@@ -14,7 +14,7 @@ app = typer.Typer(help="Turn a script or other tools' settings into a config fil
 def migrate(
     source: Annotated[
         Path,
-        typer.Argument(help="A script for HF Trainer, training_args.json or .bin, Axolotl's or LLaMA-Factory's YAML."),
+        typer.Argument(help="A script for HF Trainer, training_args.json or .bin, or another tool's YAML."),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The config to write.")] = Path("run.yaml"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,

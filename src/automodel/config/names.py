@@ -74,6 +74,14 @@ FAMILIAR = {
 }
 
 
+# Keys of files that `automodel migrate` reads.
+OTHER_TOOLS = {
+    **dict.fromkeys(("recipe", "dist_env", "rng"), "NeMo AutoModel"),
+    **dict.fromkeys(("base_model", "sequence_len", "sample_packing"), "Axolotl"),
+    **dict.fromkeys(("stage", "finetuning_type", "cutoff_len"), "LLaMA-Factory"),
+}
+
+
 def homes_of(root: type[Section], key: str) -> list[str]:
     """The dotted paths at which `key`, or something it is an alias of, is set."""
     homes = []
@@ -97,6 +105,8 @@ def spellings(section: type[Section]) -> list[str]:
 
 def advice(root: type[Section], section: type[Section], key: str) -> str:
     """What to write instead of the unknown `key` in `section`; empty where there is no good guess."""
+    if key in OTHER_TOOLS:
+        return f"this is {OTHER_TOOLS[key]}'s; `automodel migrate` makes a config of such a file."
     elsewhere = homes_of(root, key)
     familiar = FAMILIAR.get(key.lower().replace("-", "_"))
     if familiar and familiar.split(".")[0] not in fields_of(root):

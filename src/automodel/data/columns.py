@@ -133,7 +133,7 @@ class Columns:
         return self.first_of((), key, what, ways)
 
     def not_all_empty(self, rows: Any, name: str, key: str) -> None:
-        """Asked before the labels are looked at: empty texts are the first thing to say of a file that has no others."""
+        """Asked before the labels are looked at: of a file without texts that is the first thing to say."""
         if not any(text and not text.isspace() for text in rows[name]):
             raise UserError(
                 f"{self.section}.{key}: column '{name}' is empty in all {len(rows):,} rows. Name the column that holds "

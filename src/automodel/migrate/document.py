@@ -52,6 +52,12 @@ class Document:
         assert isinstance(inner, dict)
         inner[key] = (value, origin)
 
+    def unset(self, path: str) -> None:
+        section, _, key = path.partition(".")
+        inner = self.values.get(section)
+        assert isinstance(inner, dict)
+        inner.pop(key, None)
+
     def open(self, section: str) -> None:
         """An empty section, which turns something on."""
         self.values.setdefault(section, {})

@@ -1,4 +1,4 @@
-"""Axolotl's and LLaMA-Factory's YAML, as far as their common keys go.
+"""Axolotl's and LLaMA-Factory's YAML, as far as their common keys go; NeMo AutoModel's is in `nemo.py`.
 
 Both wrap HF Trainer, so most of their keys are its own (`training_arguments.py`); the tables here are the rest. A key
 that changes no training (trackers, kernels, memory) is left out; one that would make another training of it (another
@@ -9,11 +9,13 @@ So does a key that Axolotl's versions have different defaults for, where it is m
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.migrate.document import Document
+from automodel.migrate.nemo import is_nemo, migrate_nemo
 from automodel.migrate.training_arguments import KNOWN, carry_over
 
 AXOLOTL_NAMES = {
@@ -69,8 +71,14 @@ OF_ADAPTERS = {
 def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """With `2e-5` as the number that everybody means; in YAML 1.1 it is text, for want of a point."""
+
+    Loader.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {error}.") from error
     if not isinstance(found, dict):
@@ -101,16 +109,18 @@ def _carry(rest: dict[str, Any], ignored: tuple[str, ...], document: Document, l
 
 
 def migrate_yaml(path: Path) -> Document:
-    """The file as a document; raises `UserError` where it is neither of the two."""
+    """The file as a document; raises `UserError` where it is none of the three."""
     found = read_yaml(path)
     if "base_model" in found:
         return _axolotl(found, path)
     if "model_name_or_path" in found and ("stage" in found or "finetuning_type" in found):
         return _llama_factory(found, path)
+    if is_nemo(found):
+        return migrate_nemo(found, path)
     raise UserError(
         f"{path} is not recognised: Axolotl's files have `base_model`, LLaMA-Factory's `model_name_or_path` and "
-        "`stage`. "
-        "A config of this library needs no migration: `automodel config validate -c` checks it."
+        "`stage`, NeMo AutoModel's a `recipe` or a `model._target_` of theirs. A config of this "
+        "library needs no migration: `automodel config validate -c` checks it."
     )
 
 
