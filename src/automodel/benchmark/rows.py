@@ -20,6 +20,7 @@ SPEEDUPS = {
     "speedup_vs_hf": TUNED,
     "speedup_vs_hf_stock": "hf-trainer",
     "speedup_vs_hf_compile": "hf-trainer-compile",
+    "speedup_vs_hf_ungrouped": "hf-trainer-ungrouped",
 }
 
 

@@ -80,6 +80,10 @@ AUTOMODEL = Side(OURS, "automodel")
 TRAINERS = {
     "hf-trainer": Side("hf-trainer", "HF Trainer", STOCK),
     "hf-trainer-tuned": Side("hf-trainer-tuned", "HF Trainer, tuned", TUNED),
+    # Its batches are made as ours are, so that a median step is a mean one, and losses can be laid over each other.
+    "hf-trainer-ungrouped": Side(
+        "hf-trainer-ungrouped", "HF Trainer, tuned, random order", dataclasses.replace(TUNED, group_by_length=False)
+    ),
     "hf-trainer-compile": Side(
         "hf-trainer-compile", "HF Trainer, tuned + torch.compile", dataclasses.replace(TUNED, compile=True)
     ),

@@ -55,7 +55,6 @@ __all__ = [
 NOTE = ".rank-{rank:05d}.json"
 PATIENCE = 1800.0
 """Seconds that the first rank waits for the others' notes once its own files are written."""
-LONGEST_REASON = 400  # bytes that ranks tell each other
 
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
@@ -173,7 +172,7 @@ class CheckpointStore:
             return
         wait_for([work.written])  # Ctrl-C may end this; then the work is still there to be waited for
         problem = _reason(work.written)
-        reasons = texts_of_all(self.ranks, problem) if work.sharded else [problem]
+        reasons = self.ranks.texts(problem) if work.sharded else [problem]
         if any(reasons):
             work.abandoned.set()
         if self.ranks.first:
@@ -216,9 +215,7 @@ class CheckpointStore:
         for step in reversed(self.ranks.told(lambda: [c.step for c in self.complete()])):
             checkpoint = Checkpoint(step, self.folder / catalog.name_of(step))
             problems = [
-                text
-                for text in texts_of_all(self.ranks, damage_of(checkpoint, self.ranks.rank, self.ranks.size))
-                if text
+                text for text in self.ranks.texts(damage_of(checkpoint, self.ranks.rank, self.ranks.size)) if text
             ]
             if not problems:
                 return checkpoint, passed_over
@@ -352,8 +349,8 @@ class CheckpointStore:
             return
         rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
         who = f"rank {rank}: " if len(reasons) > 1 else ""
-        kept = [c.step for c in catalog.complete(self.folder)]
-        good = f"The checkpoint of step {kept[-1]} is kept" if kept else "There is no earlier checkpoint"
+        kept = catalog.complete(self.folder)
+        good = f"The checkpoint of step {kept[-1].step} is kept" if kept else "There is no earlier checkpoint"
         text = f"the checkpoint of step {step} could not be written to {self.folder}: {who}{reason}. {good}"
         if self.on_error == "continue":
             self.warn(f"{text}; training goes on (checkpoint.on_error: continue).")
@@ -362,15 +359,10 @@ class CheckpointStore:
         raise SaveFailedError(f"{text}. Make room and {then}; checkpoint.on_error: continue would have trained on.")
 
 
-def texts_of_all(ranks: Alone, text: str) -> list[str]:
-    """A short text of every rank, in their order."""
-    if ranks.size == 1:
-        return [text]
-    carried = torch.zeros(LONGEST_REASON, dtype=torch.uint8)
-    data = text.encode()[:LONGEST_REASON]
-    carried[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else carried[:0]
-    found = [bytes(other.tolist()).rstrip(b"\0") for other in ranks.gathered(carried)]
-    return [other.decode(errors="replace") for other in found]
+def last_saved(checkpoints: CheckpointStore | None) -> int | None:
+    """The step that --resume would continue after."""
+    kept = checkpoints.complete() if checkpoints else []
+    return kept[-1].step if kept else None
 
 
 def in_words(error: BaseException) -> str:

@@ -16,8 +16,8 @@ Against = Annotated[
     str | None,
     typer.Option(
         help="Opponents, separated by commas; the first is the baseline: hf-trainer (as the reference's script sets it "
-        "up), hf-trainer-tuned (the best a careful user gets), hf-trainer-compile (tuned + torch.compile). "
-        "Default: benchmark.against, or hf-trainer."
+        "up), hf-trainer-tuned (the best a careful user gets), hf-trainer-ungrouped (that, without grouping by "
+        "length), hf-trainer-compile (tuned + torch.compile). Default: benchmark.against, or hf-trainer."
     ),
 ]
 Threshold = Annotated[

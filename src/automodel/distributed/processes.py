@@ -29,10 +29,9 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(hours=12)
 """Ranks wait so long: the first tokenises a large dataset and evaluates alone. A rank that dies is noticed at once."""
-
-
 MEETING = 30.0
 """Seconds in which ranks may come one after the other, at least: each imports torch first."""
+LONGEST_TEXT = 400  # bytes that ranks tell each other
 
 
 class LostRankError(UserError):
@@ -112,6 +111,11 @@ class Processes(Alone):
         with self._together("collecting"):
             dist.all_gather(found, tensor)
         return found
+
+    def texts(self, text: str) -> list[str]:
+        carried, data = torch.zeros(LONGEST_TEXT, dtype=torch.uint8), text.encode()[:LONGEST_TEXT]
+        carried[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else carried[:0]
+        return [bytes(found.tolist()).rstrip(b"\0").decode(errors="replace") for found in self.gathered(carried)]
 
     @torch.no_grad()
     def same_start(self, tensors: Sequence[Tensor]) -> None:

@@ -115,6 +115,10 @@ class Alone:
         """A tensor of every rank, all of one shape, in the host's memory."""
         return [tensor]
 
+    def texts(self, text: str) -> list[str]:
+        """A short text of every rank, in their order."""
+        return [text]
+
     def same_start(self, tensors: Sequence[Tensor]) -> None:
         """Gives every rank the tensors of the first."""
 

@@ -14,7 +14,7 @@ catch.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -132,9 +132,10 @@ class OutOfMemoryError(UserError):
     exit_code = EXIT_FAILED
 
 
-def out_of_memory(prepared: Prepared, step: int, kept: Sequence[int]) -> OutOfMemoryError:
-    """`step`: the last that was taken. `kept`: steps of which there are checkpoints."""
-    saved = f"The checkpoint of step {kept[-1]} is kept; --resume continues after it." if kept else "Nothing was saved."
+def out_of_memory(prepared: Prepared, step: int, kept: int | None) -> OutOfMemoryError:
+    """`step`: the last that was taken. `kept`: the newest of which there is a checkpoint."""
+    resume = f"The checkpoint of step {kept} is kept; --resume continues after it."
+    saved = "Nothing was saved." if kept is None else resume
     return OutOfMemoryError(
         f"{prepared.hardware.name} ran out of memory after step {step}. {saved} Another program may have taken memory "
         f"meanwhile (nvidia-smi lists them). To need less, {_more_room(prepared)}or halve dataloader.batch_size and "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from automodel.checkpoint.store import last_saved
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run, now, save
 from automodel.engine.evaluate import evaluate_for_all
@@ -125,8 +126,8 @@ def _check_finite(run: Run, result: StepResult) -> None:
 
 
 def _diverged(run: Run, what: str, value: float) -> DivergedError:
-    kept = [c.step for c in run.checkpoints.complete()] if run.checkpoints else []
-    saved = f"The checkpoint of step {kept[-1]} is kept." if kept else "No checkpoint was saved before it."
+    kept = last_saved(run.checkpoints)
+    saved = f"The checkpoint of step {kept} is kept." if kept is not None else "No checkpoint was saved before it."
     cfg, plan = run.prepared.cfg, run.prepared.plan
     ways = [f"a lower optimizer.lr (now {format_lr(cfg.optimizer.lr)})"]
     if not (cfg.lr_scheduler.warmup_steps or cfg.lr_scheduler.warmup_ratio):

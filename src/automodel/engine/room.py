@@ -16,7 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from automodel.checkpoint.store import CheckpointStore, SaveFailedError, in_words
+from automodel.checkpoint.store import CheckpointStore, SaveFailedError, in_words, last_saved
 from automodel.config.errors import UserError
 from automodel.engine.step import Named
 from automodel.plan.config import RunConfig
@@ -80,11 +80,11 @@ def written_at_the_end(what: str, folder: Path, checkpoints: CheckpointStore | N
     except (OSError, SafetensorError) as error:
         if isinstance(error, SafetensorError) and "I/O error" not in str(error):
             raise
-        kept = checkpoints.complete() if checkpoints else []
+        kept = last_saved(checkpoints)
         then = (
-            f"The checkpoint of step {kept[-1].step} is kept: make room, and --resume continues after it."
-            if kept
-            else "There is no checkpoint to continue from."
+            "There is no checkpoint to continue from."
+            if kept is None
+            else f"The checkpoint of step {kept} is kept: make room, and --resume continues after it."
         )
         why = str(error).rpartition("I/O error: ")[2] if isinstance(error, SafetensorError) else in_words(error)
         raise SaveFailedError(f"{what} could not be written to {folder}: {why}. {then}") from error

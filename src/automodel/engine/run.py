@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from automodel.checkpoint.catalog import Checkpoint, damage_of
-from automodel.checkpoint.store import CheckpointStore, replace_text, texts_of_all
+from automodel.checkpoint.store import CheckpointStore, last_saved, replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
 from automodel.config.load import dump_config
 from automodel.distributed.world import ALONE, Alone, joined
@@ -157,8 +157,7 @@ def _carry_out(
                 raise
             except torch.OutOfMemoryError as error:
                 _close_unfinished(run, "out of memory")  # other ranks may be waiting for this one
-                kept = [c.step for c in run.checkpoints.complete()] if run.checkpoints else []
-                raise out_of_memory(prepared, run.state.step, kept) from error
+                raise out_of_memory(prepared, run.state.step, last_saved(run.checkpoints)) from error
             if not prepared.ranks.first:  # the first rank exports, reports and speaks
                 if prepared.layout.fsdp and _exports(run, outcome):
                     _export(run, outcome)  # everyone has a part of the model
@@ -168,8 +167,8 @@ def _carry_out(
     except (
         KeyboardInterrupt
     ):  # the second one: the first asks politely. It may come in a step or while the end is written
-        kept = run.checkpoints.complete() if run.checkpoints else []
-        where = f"--resume continues after step {kept[-1].step}" if kept else "no checkpoint was saved yet"
+        kept = last_saved(run.checkpoints)
+        where = "no checkpoint was saved yet" if kept is None else f"--resume continues after step {kept}"
         run.progress.warn(f"Stopped at once, in the middle of the work; {where}.")
         raise
 
@@ -306,7 +305,7 @@ def _whole_checkpoint(run: Run, checkpoints: CheckpointStore, step: int) -> tupl
     if checkpoint is not None:
         damage = damage_of(checkpoint, ranks.rank, ranks.size)
         problem = f"cannot be used: {damage.rstrip('.')}" if damage else ""
-    problems = [text for text in texts_of_all(ranks, problem) if text]
+    problems = [text for text in ranks.texts(problem) if text]
     return (None, problems[0]) if problems else (checkpoint, "")
 
 

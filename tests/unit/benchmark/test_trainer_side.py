@@ -82,6 +82,8 @@ def test_the_tuned_side_uses_what_trainer_offers(arguments):
     assert made.dataloader_persistent_workers
     assert not made.torch_compile
     assert arguments(TRAINERS["hf-trainer-compile"].trainer, device="cuda", precision="bf16").torch_compile
+    plain = arguments(TRAINERS["hf-trainer-ungrouped"].trainer, device="cuda", precision="bf16")
+    assert (plain.train_sampling_strategy, plain.bf16, plain.optim) == ("random", True, "adamw_torch_fused")
 
 
 def test_the_stock_side_is_left_as_trainer_comes(arguments):
