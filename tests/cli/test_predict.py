@@ -119,6 +119,41 @@ def test_csv_text_and_stdin(predict, work):
     assert [json.loads(line)["scores"] for line in from_csv] == [json.loads(line)["scores"] for line in from_stdin]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_is_one_text_whatever_is_in_it(predict, work, end):
+    """`str.splitlines` ends lines at these too."""
+    texts = ["good\u2028great film", "awful\x0cplot", "lovely\x85and\x1cwarm", "bad\u2029\x0bfilm"]
+    (work / "odd.txt").write_bytes(end.join(texts).encode())
+    asked = {"stdin": ("-",), "file": ("-i", work / "odd.txt", "--text-column", "text")}
+    for where, arguments in asked.items():
+        target = work / f"odd-{where}-{len(end)}.jsonl"
+        code, _, errors = predict("out", *arguments, "-o", target, stdin=end.join(texts) + end)
+        assert (code, errors) == (0, f"Wrote 4 rows to {target}\n")
+        rows = [json.loads(line) for line in target.read_text().split("\n")[:-1]]
+        assert [row["text"] for row in rows] == texts
+
+
+def test_blank_lines_of_a_text_file_are_named_as_those_of_stdin(predict, work):
+    text = "good film\n\nbad film\nawful\n \n"
+    (work / "gaps.txt").write_text(text)
+    asked = {"stdin": ("-",), "file": ("-i", work / "gaps.txt", "--text-column", "text")}
+    refused = [predict("out", *arguments, stdin=text) for arguments in asked.values()]
+    assert refused[0] == refused[1]
+    assert "2 of 5 rows cannot be used" in refused[0][2]
+    assert "row 1: the text is empty\n  row 4: the text is empty\n" in refused[0][2]
+    skipped = [predict("out", *a, "--json", "--on-bad-row", "skip", stdin=text) for a in asked.values()]
+    assert skipped[0] == skipped[1]
+    assert [json.loads(line)["prediction"] for line in skipped[1][1]] == ["good", None, "bad", "bad", None]
+
+
+def test_a_folder_of_text_files_has_a_text_in_each(predict, work):
+    (work / "letters").mkdir()
+    for name in ("a", "b"):
+        (work / "letters" / f"{name}.txt").write_text("good film\n\nlovely\n")
+    code, lines, _ = predict("out", "-i", work / "letters", "--text-column", "text", "--json")
+    assert (code, [json.loads(line)["text"] for line in lines]) == (0, ["good film\n\nlovely\n"] * 2)
+
+
 def test_empty_texts(predict, work):
     code, lines, errors = predict("out", "good", "", " ")
     assert (code, lines) == (2, [])
@@ -151,6 +186,8 @@ WRONG = [
     (["cache", "good"], "'cache' holds no model: there is no config.json in it"),
     (["model", "good"], "holds DistilBertForMaskedLM, which has no head for any of"),
     (["out", "-i", "trian.jsonl"], "--input: there is no file or folder 'trian.jsonl'"),
+    (["out", "-i", "nothing.txt"], "--input: 'nothing.txt' has no rows"),
+    (["out", "-i", "latin.txt"], "--input: 'latin.txt'"),
     (["out", "-i", "train.jsonl", "-o", "x.parquet"], "must end in .jsonl or .csv"),
     (["out", "-i", "train.jsonl", "-o", "nowhere/x.csv"], "the folder 'nowhere' does not exist"),
     (["out", "-i", "train.jsonl", "-o", "train.jsonl"], "--output is the same file as --input"),
@@ -166,7 +203,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda v: v if isinstance(v, str) else " ".join(v))
-def test_wrong_uses(predict, arguments, message):
+def test_wrong_uses(predict, work, arguments, message):
+    (work / "nothing.txt").write_text("")
+    (work / "latin.txt").write_bytes("good\ncaf\u00e9\n".encode("latin-1"))
     code, lines, errors = predict(*arguments)
     assert (code, lines) == (2, [])
     assert errors.startswith("error: ")
@@ -176,6 +215,10 @@ def test_wrong_uses(predict, arguments, message):
 def test_predicted_columns_are_not_replaced(predict, work):
     source = tiny.write_jsonl(work / "again.jsonl", [{"review": "good", "prediction": "x"}])
     assert "has a column 'prediction', which the prediction would replace" in predict("out", "-i", source)[2]
+    source = tiny.write_jsonl(work / "again.jsonl", [{"review": "good", "words": 1, "finish_reason": "mine"}])
+    _, lines, _ = predict("out", "-i", source, "--json")  # which the class of a text has nothing of
+    assert json.loads(lines[0])["words"] == 1
+    assert json.loads(lines[0])["finish_reason"] == "mine"
 
 
 def unfinished(work: Path, **changes: str) -> Path:

@@ -26,7 +26,8 @@ def generate(
         list[str] | None, typer.Option("--prompt", "-p", help="What to answer or continue; may be given several times.")
     ] = None,
     input_file: Annotated[
-        str | None, typer.Option("--input", "-i", help="JSONL, CSV, Parquet, … file of prompts; its columns are kept.")
+        str | None,
+        typer.Option("--input", "-i", help="JSONL, CSV, Parquet, …: columns are kept; or .txt: a prompt on each line."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,

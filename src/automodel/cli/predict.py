@@ -30,7 +30,8 @@ def predict(
         list[str] | None, typer.Argument(metavar="TEXT", help="Texts; `-` reads one from each line of stdin.")
     ] = None,
     input_file: Annotated[
-        str | None, typer.Option("--input", "-i", help="CSV, JSONL, Parquet, text … file; its columns are kept.")
+        str | None,
+        typer.Option("--input", "-i", help="CSV, JSONL, Parquet, …: columns are kept; or .txt: a text on each line."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,
@@ -166,7 +167,7 @@ def _texts(texts: list[str], input_file: str | None) -> list[str]:
         return texts
     if texts != ["-"]:
         raise UserError("`-` reads all texts from stdin; give no others beside it.")
-    lines = sys.stdin.read().splitlines()
+    lines = [line.rstrip("\r\n") for line in sys.stdin]  # not splitlines: texts may hold U+2028 and form feeds
     if not lines:
         raise UserError("stdin is empty; one text is read from each of its lines.")
     return lines

@@ -19,9 +19,11 @@ from automodel.data.config import DatasetConfig
 from automodel.data.encode import ROWS_PER_CHUNK, encode_rows
 from automodel.data.fingerprint import rows_digest
 from automodel.data.layouts import Layout, Request, choose_layout, is_ready
+from automodel.data.numbers import with_numbers
 from automodel.data.problems import Problems
 from automodel.data.samples import Samples
 from automodel.data.sources import Source
+from automodel.data.special_tokens import special_ids
 from automodel.data.stats import Counter, DataStats
 
 WORTH_A_NOTE = 0.1  # share of the rows whose end is not learned
@@ -40,7 +42,10 @@ class Part:
     """Loaded already, where the content could not be known without it."""
 
     def load(self) -> Any:
-        return self.source.load() if self.rows is None else self.rows
+        rows = self.source.load() if self.rows is None else self.rows
+        if self.request.task != "text-classification" or not getattr(self.source, "cells", False):
+            return rows
+        return with_numbers(rows, besides=(self.request.cfg.text_column, self.request.cfg.text_pair_column))
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def _counter(request: Request, rows: int) -> Counter:
 def end_tokens(tokenizer: Any) -> frozenset[int]:
     """Tokens that can end a text: end-of-sequence, and the special ones that chat templates close a turn with."""
     never = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id} - {tokenizer.eos_token_id}
-    return frozenset(set(tokenizer.all_special_ids) - never)
+    return frozenset(special_ids(tokenizer) - never)
 
 
 def names_of(members: Sequence[DatasetConfig]) -> list[str]:

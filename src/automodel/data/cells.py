@@ -34,6 +34,11 @@ def check_encoding(path: Path, section: str) -> None:
         raise UserError(f"{section}.path: '{path}' cannot be read: {reason}.") from error
 
 
+def open_text(path: Path) -> Any:
+    opener = gzip.open if path.suffix.lower() == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", errors="replace")
+
+
 def _opened(path: Path) -> Any:
     return (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb")
 
@@ -89,12 +94,12 @@ def first_row_options(path: Path, options: dict[str, Any], section: str) -> dict
     return found
 
 
-def in_words(message: str) -> str:
+def in_words(message: str, header: list[str] | None = None) -> str:
     """An error of pandas' CSV parser for people; other messages stay as they are."""
     cells = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message)
     if cells:
         expected, line, found = map(int, cells.groups())
-        return _too_many(line, found, expected).rstrip(".")
+        return _too_many(line, found, expected, header).rstrip(".")
     quote = re.search(r"EOF inside string starting at row (\d+)", message)
     if quote:
         line = int(quote[1]) + 1

@@ -7,27 +7,21 @@ end-of-turn token included, so the model learns to stop. Templates write a turn 
 drops its reasoning, Phi-3 ends the last one twice): there the turn is what changes when another one stands in its
 place. A template that marks the answers itself (`{% generation %}`) knows better, and its marks are taken.
 
-Tool calls come in several spellings. Arguments are records for nearly every template and JSON text for a few, and text
-in OpenAI's files: they are read, given as records, and as text where a template refuses that. Parquet and Arrow files
-hold a column's records with the keys of all of them, None where a row has none: a key without a value is left out, or a
-model would learn to call `add(city=null, a=1, b=2)`. A call that a template does not write is a bad row.
-
 A tokenizer without a chat template needs one from the config, or `PLAIN_TEMPLATE`: a guessed one would train a model
 that nobody else prompts the way it was trained.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.columns import is_list, is_mixed, is_string
+from automodel.data.tool_calls import BadChat, called, function_of, read_calls, with_either_arguments, without_gaps
 
 PLAIN_TEMPLATE = (
     "{{ bos_token if bos_token else '' }}"
@@ -59,10 +53,6 @@ ROLES = {
 TURN_KEYS = ("role", "from", "content", "value")
 MARKS = ("weight", "train")  # whether a message is learned; nothing that it says
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-
-
-class BadChat(Exception):
-    """A conversation cannot be used; the message says why."""
 
 
 def template_text(asked: str | None, section: str) -> str | None:
@@ -106,7 +96,7 @@ class ChatTemplate:
         return _MARK.search(str(self.template or self.tokenizer.chat_template or "")) is not None
 
     def text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
-        return _with_either_arguments(lambda m: self._rendered(m, tools, tokenize=False, prompt=prompt), messages)
+        return with_either_arguments(lambda m: self._rendered(m, tools, tokenize=False, prompt=prompt), messages)
 
     def whole_text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
         """The text of messages none of which the template leaves out, as templates do with roles they do not know."""
@@ -175,7 +165,7 @@ class ChatTemplate:
             "return_assistant_tokens_mask": True,
             **self.tokenizer.special_tokens_map,
         }
-        _, marks = _with_either_arguments(lambda m: render_jinja_template([m], tools=tools, **wanted), messages)
+        _, marks = with_either_arguments(lambda m: render_jinja_template([m], tools=tools, **wanted), messages)
         spans = [(start, end) for start, end in marks[0] if end > start]
         if not spans:
             raise BadChat("the chat template marks nothing of the conversation as the assistant's ({% generation %})")
@@ -246,7 +236,7 @@ def _says_something(message: dict) -> bool:
 
 def _check_calls_are_written(written: str, message: dict, turn: int) -> None:
     for call in message.get("tool_calls", ()):
-        name = _function_of(call).get("name")
+        name = function_of(call).get("name")
         if name is not None and str(name) not in written:
             raise BadChat(f"message {turn} calls '{name}', but the chat template has no place for tool calls")
 
@@ -280,7 +270,7 @@ def normalised(messages: Any, system: str | None = None, calls: bool = False) ->
     if not isinstance(messages, (list, tuple)):
         kind = "text" if isinstance(messages, str) else f"a {type(messages).__name__}"
         raise BadChat(f"the conversation is {kind} and not a list of messages")
-    result = [] if not system else [{"role": "system", "content": system}]
+    result: list[dict] = []
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             raise BadChat(f"message {number} is {str(message)[:40]!r} and not a record with 'role' and 'content'")
@@ -288,15 +278,25 @@ def normalised(messages: Any, system: str | None = None, calls: bool = False) ->
         if said is None:
             raise BadChat(f"message {number} has neither 'role' nor 'from'")
         content = _as_text(message.get("content", message.get("value")), number)
-        extras = {k: _without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}
-        if calls and str(said).lower() == "function_call" and (found := _called(content)) is not None:
+        extras = {k: without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}
+        if calls and str(said).lower() == "function_call" and (found := called(content)) is not None:
             content, extras["tool_calls"] = None, found
         if extras.get("tool_calls"):
-            extras["tool_calls"] = _read_calls(extras["tool_calls"], number)
+            extras["tool_calls"] = read_calls(extras["tool_calls"], number)
         if content is None and not extras.keys() - set(MARKS):
             raise BadChat(f"message {number} has no content")
         result.append({"role": ROLES.get(str(said).lower(), str(said)), "content": content or "", **extras})
-    return result
+    return result if not system else _with_system(result, system)
+
+
+def _with_system(messages: list[dict], system: str) -> list[dict]:
+    """The messages behind the system prompt that stands beside them, where it is not their first one already."""
+    first = messages[0]
+    if first["role"] != "system":
+        return [{"role": "system", "content": system}, *messages]
+    if first["content"].strip() == system.strip():
+        return messages
+    raise BadChat("the conversation begins with a system message and another one stands beside it; keep one of them")
 
 
 def left_out(message: dict, number: int) -> bool:
@@ -318,81 +318,3 @@ def _as_text(content: Any, number: int) -> Any:
         others = ", ".join(sorted(kinds - {"text"}))
         raise BadChat(f"message {number} has parts that are not text ({others})")
     return "".join(part.get("text") or "" for part in content)
-
-
-def _read_calls(calls: Any, number: int) -> list[dict]:
-    """Tool calls as records, with their arguments as records."""
-    calls = _from_json(calls, f"the tool calls of message {number}")
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise BadChat(f"the tool calls of message {number} are not a list of records")
-    read = []
-    for call in calls:
-        function = dict(_function_of(call))
-        if "arguments" in function:
-            what = f"the arguments of the call of '{function.get('name')}' in message {number}"
-            function["arguments"] = _from_json(function["arguments"] or {}, what)
-        read.append({**call, "function": function} if "function" in call else function)
-    return read
-
-
-def _with_either_arguments(render: Callable[[list[dict]], Any], messages: list[dict]) -> Any:
-    """What a template makes of the messages, with the arguments of calls as records, or as text where it refuses."""
-    try:
-        return render(messages)
-    except Exception as error:  # whatever a template author chose to raise
-        if any(message.get("tool_calls") for message in messages):
-            with contextlib.suppress(Exception):
-                return render([_with_text_arguments(message) for message in messages])
-        raise BadChat(f"the chat template refuses the messages: {error}") from error
-
-
-def _with_text_arguments(message: dict) -> dict:
-    """The same message with the arguments of its calls as JSON text."""
-    calls = []
-    for call in message.get("tool_calls", ()):
-        function = dict(_function_of(call))
-        if not isinstance(function.get("arguments", ""), str):
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
-        calls.append({**call, "function": function} if "function" in call else function)
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _function_of(call: dict) -> dict:
-    """Name and arguments of a call, which lie under `function` or in the call itself."""
-    inner = call.get("function")
-    return inner if isinstance(inner, dict) else call
-
-
-def _without_gaps(value: Any) -> Any:
-    """The value with every key left out that has none."""
-    if isinstance(value, dict):
-        return {key: _without_gaps(inner) for key, inner in value.items() if inner is not None}
-    return [_without_gaps(inner) for inner in value] if isinstance(value, (list, tuple)) else value
-
-
-def _called(text: Any) -> list[dict] | None:
-    """The calls that a text is, if it is nothing else."""
-    try:
-        read = json.loads(text)
-    except (TypeError, ValueError):
-        return None
-    calls = read if isinstance(read, list) else [read]
-    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
-        return None
-    return [{"type": "function", "function": call} for call in calls]
-
-
-def _from_json(value: Any, what: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError as error:
-        raise BadChat(f"{what} are not valid JSON: {error}") from error
-
-
-def parsed_tools(value: Any) -> Any:
-    """Tool descriptions of a row, given as a list or as JSON text."""
-    if isinstance(value, str) and value:
-        return _from_json(value, "the tools") or None  # what JSON says is null is meant
-    return _without_gaps(value) or None

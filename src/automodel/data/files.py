@@ -3,8 +3,8 @@
 Parsing is left to `datasets` (its builders are what hub datasets are read with), with three things decided here:
 
 - its table cache is kept under the hash of the files' *content*; `datasets` itself goes by modification times;
-- in CSV files only an empty cell is a missing value (`NA`, `null` and `None` are words, unless everything else in the
-  column is a number), and a TSV file with stray quotes is read without quoting;
+- cells of CSV files are text as they are written, and only an empty one is missing; what of them are numbers is decided
+  where labels are looked for (`numbers.py`). A TSV file with stray quotes is read without quoting;
 - text files: a folder of classes (`train/pos/1.txt`) gives a labelled document for each file; a folder of other text
   files gives a document for each file; one text file gives a document for each paragraph (blank lines between), or for
   each line where it has no blank lines.
@@ -12,20 +12,23 @@ Parsing is left to `datasets` (its builders are what hub datasets are read with)
 
 from __future__ import annotations
 
+import csv
 import errno
-import gzip
 import json
 import logging
 import os
+import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.cells import check_encoding, first_row_options, in_words
-from automodel.data.columns import did_you_mean, is_string
+from automodel.data.cells import check_encoding, first_row_options, open_text
+from automodel.data.columns import did_you_mean
 from automodel.data.store import unwritable
+from automodel.data.unreadable import unreadable
 
 FORMATS = {
     ".csv": "csv",
@@ -49,7 +52,6 @@ SPLIT_WORDS = {
     "test": "test",
     "testing": "test",
 }
-MISSING_WORDS = {"na", "n/a", "nan", "null", "none", "-"}
 ROW_KEYS = ("data", "rows", "examples", "instances", "records", "items")  # where a JSON object keeps its rows
 NOT_DATA = {"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "package.json", "SOURCE.txt"}
 NOT_DATA_WORDS = ("readme", "license", "licence", "requirements")
@@ -124,7 +126,7 @@ def class_folders(files: list[Path], root: Path) -> bool:
 
 
 def read_split(files: list[Path], root: Path, format: str, cache: Path, section: str) -> Any:
-    """One split as a `datasets.Dataset`."""
+    """One split as a `datasets.Dataset`. Cells of CSV files are text, whatever they hold (`numbers.py`)."""
     if format in ("csv", "tsv", "json", "text"):
         for file in files:
             check_encoding(file, section)
@@ -132,36 +134,71 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
         return _read_texts(files, root)
     import datasets
 
-    if format == "json":
-        nested = _nested_json(files, section)
-        if nested is not None:
-            return datasets.Dataset.from_list(nested)
-    options: dict[str, Any] = {}
-    if format in ("csv", "tsv"):
-        options = {"keep_default_na": False, "na_values": [""]}
-    if format == "tsv":
-        options["sep"] = "\t"
-        if _has_stray_quotes(files[0]):
-            options["quoting"] = 3  # csv.QUOTE_NONE
-    if format in ("csv", "tsv"):
-        for file in files:
-            options |= first_row_options(file, options, section)
+    paths = files
+    if format == "json" and (nested := _nested_json(files, section)) is not None:
+        paths = [_as_lines(nested, cache)]
+    options = _csv_options(files, format, section) if format in ("csv", "tsv") else [{}] * len(paths)
+    alike = all(option == options[0] for option in options)
+    # Files that differ in their quotes or columns are read one by one; columns must be the same in the end.
+    groups = [(paths, options[0])] if alike else [([path], option) for path, option in zip(paths, options)]
     try:
         with quiet(datasets):
-            rows = datasets.load_dataset(
-                "csv" if format == "tsv" else format,
-                data_files={"train": [str(file) for file in files]},
-                split="train",
-                cache_dir=str(cache),
-                **options,
-            )
-        return _numbers_with_gaps(rows) if format in ("csv", "tsv") else rows
+            parts = [
+                datasets.load_dataset(
+                    "csv" if format == "tsv" else format,
+                    data_files={"train": [str(path) for path in group]},
+                    split="train",
+                    cache_dir=str(cache),
+                    **option,
+                )
+                for group, option in groups
+            ]
+            return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
     except Exception as error:
         if "corresponds to no data" in str(error) or all(file.stat().st_size == 0 for file in files):
             raise UserError(f"{section}.path: '{files[0]}' has no rows.") from error
         if _no_room(error):
             raise unwritable(cache, "there is not enough space on the disk") from error
-        raise UserError(_unreadable(files, format, error, section)) from error
+        raise UserError(unreadable(files, paths, format, error, section)) from error
+
+
+def _csv_options(files: list[Path], format: str, section: str) -> list[dict[str, Any]]:
+    """How pandas has to read each file for its cells to be those that were meant."""
+    found = []
+    for file in files:
+        options: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+        if format == "tsv":
+            options["sep"] = "\t"
+            if _has_stray_quotes(file):
+                options["quoting"] = csv.QUOTE_NONE
+        options |= first_row_options(file, options, section)
+        found.append(options | {"features": _all_text(file, options)})
+    return found
+
+
+def _all_text(file: Path, options: dict[str, Any]) -> Any:
+    """Every column of a CSV file as text, by the names that pandas gives them."""
+    import datasets
+    import pandas
+
+    with suppress(ValueError, OSError):  # what is wrong with the file is said by who reads all of it
+        names = pandas.read_csv(file, nrows=0, **options).columns
+        return datasets.Features({str(name): datasets.Value("string") for name in names})
+    return None
+
+
+def _as_lines(rows: list[dict], cache: Path) -> Path:
+    """Rows as JSON lines in the cache, for `datasets` to read: columns that only some rows have, and values of
+    different kinds, are its business."""
+    path, half = cache / "rows.jsonl", cache / f"rows.{uuid.uuid4().hex[:8]}"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with open(half, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        os.replace(half, path)
+    except OSError as error:
+        raise unwritable(cache, error.strerror or str(error)) from error
+    return path
 
 
 def _no_room(error: BaseException | None) -> bool:
@@ -171,35 +208,6 @@ def _no_room(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _numbers_with_gaps(rows: Any) -> Any:
-    """Columns of numbers in which some cells say `NA` or `nan` are numbers with gaps, not text."""
-    for name, feature in rows.features.items():
-        if not is_string(feature) or _as_numbers(rows[:200][name]) is None:
-            continue
-        numbers = _as_numbers(rows.unique(name))
-        if numbers is not None and any(n is not None for n in numbers.values()):
-            values = [None if value is None else numbers[value] for value in rows[name]]
-            position = rows.column_names
-            rows = rows.remove_columns(name).add_column(name, values).select_columns(position)
-    return rows
-
-
-def _as_numbers(values: list[str | None]) -> dict[str, float | None] | None:
-    """Each cell as a number, or None for a gap; nothing at all where one of them is neither."""
-    found: dict[str, float | None] = {}
-    for value in values:
-        if value is None:
-            continue
-        if value.strip().lower() in MISSING_WORDS:
-            found[value] = None
-            continue
-        try:
-            found[value] = float(value)
-        except ValueError:
-            return None
-    return found
 
 
 class quiet:
@@ -220,11 +228,6 @@ class quiet:
             self.datasets.utils.enable_progress_bars()
 
 
-def _open_text(path: Path):
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", errors="replace")
-
-
 def _read_texts(files: list[Path], root: Path) -> Any:
     import datasets
 
@@ -241,7 +244,7 @@ def _read_texts(files: list[Path], root: Path) -> Any:
 
 
 def _whole(path: Path) -> str:
-    with _open_text(path) as file:
+    with open_text(path) as file:
         return file.read()
 
 
@@ -268,7 +271,7 @@ def _nested_json(files: list[Path], section: str) -> list[dict] | None:
         return None  # .jsonl is never one object
     rows: list[dict] = []
     for path in files:
-        with _open_text(path) as file:
+        with open_text(path) as file:
             head = file.read(65536).lstrip()
             if not head.startswith("{"):
                 return None
@@ -311,50 +314,20 @@ def _squad_rows(articles: list[dict]) -> list[dict]:
 
 
 def _has_stray_quotes(path: Path) -> bool:
-    """Tab-separated text usually has no quoting at all; a lone quote would swallow the lines after it."""
-    with _open_text(path) as file:
+    """Tab-separated text usually has no quoting at all; a lone quote would swallow the lines after it. Where quotes
+    enclose tabs or line ends, they are whole cells, and rows are as long as the header only if they are read so."""
+    with open_text(path) as file:
         header = file.readline().count("\t")
-        odd = False
+        odd, ragged = False, 0
         for line in file:
             odd = odd or line.count('"') % 2 == 1
-            if line.strip() and line.count("\t") != header:
-                return False  # tabs or line ends inside quoted cells: quoting is meant
-    return odd
-
-
-def _unreadable(files: list[Path], format: str, error: Exception, section: str) -> str:
-    named = f"'{files[0]}'" if len(files) == 1 else f"{len(files)} files, the first of them '{files[0]}',"
-    cause: BaseException = error
-    while cause.__cause__ is not None and cause.__cause__ is not cause:
-        cause = cause.__cause__
-    message = f"{section}.path: {named} cannot be read as {format.upper()}: {in_words(_first_line(cause))}."
-    if format == "json":
-        for path in files:
-            place = _bad_json_line(path)
-            if place:
-                return f"{section}.path: '{path}' is not valid JSON lines: {place}"
-    return message
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")
-
-
-def _bad_json_line(path: Path) -> str | None:
-    with _open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1 and line.lstrip().startswith("["):
-                return None
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line.rstrip("\r\n"))
-            except json.JSONDecodeError as error:
-                return f"line {number}, column {error.colno}: {error.msg}."
-            if not isinstance(value, dict):
-                return f"line {number} is {type(value).__name__} and not an object of columns."
-    return None
+            ragged += bool(line.strip()) and line.count("\t") != header
+    if not odd or not ragged:
+        return odd
+    with open_text(path) as file, suppress(csv.Error):  # a quote inside a cell, or one that is never closed
+        quoted = sum(1 for row in csv.reader(file, delimiter="\t", strict=True) if row and len(row) != header + 1)
+        return ragged <= quoted
+    return True
 
 
 def missing_path(path: str, section: str) -> UserError:

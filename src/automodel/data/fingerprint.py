@@ -15,12 +15,13 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ENCODERS = 21  # raise it when an encoder, or what reads the files, changes what is written
+ENCODERS = 22  # raise it when an encoder, or what reads the files, changes what is written
 REMEMBER_FROM = 64 * 2**20  # smaller files are hashed every time, in well under 0.1 s
 HASH_ROWS_UP_TO = 512 * 2**20  # above this, an in-memory dataset is known by its own fingerprint
 
@@ -77,7 +78,7 @@ def tokenizer_digest(tokenizer: Any) -> str:
         backend.no_padding()
         body = backend.to_str()
     else:
-        body = json.dumps(sorted(tokenizer.get_vocab().items()))
+        body = json.dumps([sorted(tokenizer.get_vocab().items()), _written_in_python(tokenizer)])
     return digest(
         type(tokenizer).__name__,
         hashlib.blake2b(body.encode(), digest_size=16).hexdigest(),
@@ -85,5 +86,19 @@ def tokenizer_digest(tokenizer: Any) -> str:
         tokenizer.chat_template,
         tokenizer.truncation_side,
         bool(getattr(tokenizer, "add_prefix_space", False)),
+        bool(getattr(tokenizer, "split_special_tokens", False)),
         *(getattr(tokenizer, name) for name in ("src_lang", "tgt_lang") if getattr(tokenizer, name, None)),
     )
+
+
+def _written_in_python(tokenizer: Any) -> list[Any]:
+    """What such a tokenizer does with a vocabulary: its settings, and files that are no vocabulary (merges)."""
+    places = ("name_or_path", "_file", "_path", "_dir")
+    settings = {name: str(value) for name, value in tokenizer.init_kwargs.items() if not name.endswith(places)}
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(Exception):  # not all of them can write their files
+            tokenizer.save_vocabulary(folder)
+        files = [
+            hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for path in sorted(Path(folder).iterdir())
+        ]
+    return [sorted(settings.items()), files]

@@ -11,18 +11,22 @@ samples, each starting with the last token of the one before, so every token is 
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from automodel.config.errors import UserError
 from automodel.config.names import near
 from automodel.data.batch import IGNORE
-from automodel.data.chat import BadChat, ChatTemplate, parsed_tools
+from automodel.data.chat import ChatTemplate
 from automodel.data.classify import text_problem
 from automodel.data.python_tokenizers import learned_tokens
 from automodel.data.samples import SampleWriter
+from automodel.data.special_tokens import special_ids
+from automodel.data.tool_calls import BadChat, parsed_tools
 from automodel.data.written_answers import read_answer
 
 ANSWER_ROLES = ("answer", "answers", "completion", "output", "response", "target")
@@ -39,6 +43,14 @@ KNOWN_LAYOUTS = (
 )
 
 PROMPT_ROLES = {role for prompt, _ in KNOWN_LAYOUTS for role in (*prompt, "system")}
+
+
+def places_of(template: str, section: str) -> list[str]:
+    """What stands in braces in a prompt's template."""
+    try:
+        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise UserError(f"{section}.prompt_template is no valid template: {error}.") from error
 
 
 def answer_meant(roles: Iterable[str]) -> str:
@@ -66,7 +78,7 @@ def add_spanned(
         return
     made = learned_tokens(tokenizer, [t.text for t in texts], [t.spans for t in texts], special)
     # A word that is not known is no end, unless it is the same token (GPT-2). Asked once: it takes up to 0.1 ms.
-    ends = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id} | {tokenizer.eos_token_id}
+    ends = special_ids(tokenizer) - {tokenizer.unk_token_id} | {tokenizer.eos_token_id}
     for text, (ids, learned) in zip(texts, made, strict=True):
         if text.spans[-1][1] >= len(text.text.rstrip()):
             ids, learned = _stopped(ids, learned, tokenizer.eos_token_id, ends)
@@ -104,7 +116,12 @@ def answer_text(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
         return answer_text(value) if isinstance(value, dict) else value
-    return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    return as_written(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+def as_written(value: Any) -> str:
+    """A number as people write it: files keep 72 as 72.0 where another row has a decimal."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 @dataclass(frozen=True)
@@ -161,7 +178,7 @@ class Instructions:
         return None
 
     def _text(self, row: int, fields: dict[str, Any], answer: str) -> Spanned:
-        words = {role: "" if value is None else str(value) for role, value in fields.items()}
+        words = {role: "" if value is None else as_written(value) for role, value in fields.items()}
         if self.chat is not None:
             system = [{"role": "system", "content": words["system"]}] if words.get("system") else []
             asked = {"role": "user", "content": chat_prompt(words)}

@@ -5,7 +5,6 @@ Everything that can be wrong with columns and labels as a whole is found here, b
 
 from __future__ import annotations
 
-import string
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
-from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText, answer_meant
+from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText, answer_meant, places_of
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
 from automodel.data.sequences import SourceTarget, require_language
@@ -296,11 +295,7 @@ def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str
 
 
 def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str]:
-    assert cfg.prompt_template is not None
-    try:
-        places = [name for _, name, _, _ in string.Formatter().parse(cfg.prompt_template) if name is not None]
-    except ValueError as error:
-        raise UserError(f"{columns.section}.prompt_template is no valid template: {error}.") from error
+    places = places_of(cfg.prompt_template or "", columns.section)
     for name in places:
         columns.required(name, "prompt_template")
     if not places:
@@ -317,8 +312,7 @@ def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, s
 def _instructions(columns: Columns, request: Request, prompt: dict[str, str], answer: str) -> Layout:
     cfg, tokenizer = request.cfg, request.tokenizer
     if cfg.prompt_template is not None:
-        places = [name for _, name, _, _ in string.Formatter().parse(cfg.prompt_template) if name is not None]
-        for name in places:
+        for name in places_of(cfg.prompt_template or "", columns.section):
             if name not in prompt and name not in prompt.values():
                 columns.required(name, "prompt_template")
                 prompt = {**prompt, name: name}

@@ -14,6 +14,7 @@ import numpy as np
 
 from automodel.data.batch import IGNORE
 from automodel.data.prepare import PreparedData
+from automodel.data.special_tokens import special_ids
 
 QUANTILES = {"shortest": 0.0, "median": 0.5, "p95": 0.95, "longest": 1.0}
 
@@ -84,7 +85,7 @@ def _part(flat: np.ndarray | None, offsets: np.ndarray | None, index: int) -> An
 
 def _pieces(tokenizer: Any, ids: np.ndarray, learned: np.ndarray, tags: list[str | None] | None) -> tuple[Piece, ...]:
     """Runs of equal kind, each decoded in its place: a token's text may depend on what stands before it."""
-    special = np.isin(ids, tokenizer.all_special_ids)
+    special = np.isin(ids, [*special_ids(tokenizer)])
     kinds = [
         (bool(learn), bool(mark), tags[i] if tags else None) for i, (learn, mark) in enumerate(zip(learned, special))
     ]

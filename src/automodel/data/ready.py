@@ -50,16 +50,16 @@ class ReadyRows:
         ids, types, labels = row["input_ids"], row.get("token_type_ids"), self._beside(row)
         if not ids:
             raise BadLabel("input_ids is empty")
-        if labels is not None and len(labels) != len(ids):
-            raise BadLabel(f"the row has {len(ids)} input_ids but {len(labels)} labels")
-        if self.mask and row["attention_mask"] is not None:
-            keep = [k for k, m in enumerate(row["attention_mask"]) if m]
+        mask = row["attention_mask"] if self.mask else None
+        for name, beside in (("labels", labels), ("attention_mask", mask), ("token_type_ids", types)):
+            if beside is not None and len(beside) != len(ids):
+                raise BadLabel(f"the row has {len(ids)} input_ids but {len(beside)} {name}")
+        if mask is not None:
+            keep = [k for k, m in enumerate(mask) if m]
             ids = [ids[k] for k in keep]
             types = None if types is None else [types[k] for k in keep]
             labels = None if labels is None else [labels[k] for k in keep]
-        if any(not 0 <= t < self.vocabulary for t in ids):
-            outside = next(t for t in ids if not 0 <= t < self.vocabulary)
-            raise BadLabel(f"token {outside} is outside the tokenizer's vocabulary of {self.vocabulary:,}")
+        self._check_tokens(ids, "token")
         limit = self.max_length
         parts: dict[str, Any] = {"token_types": types[:limit] if types is not None else None}
         if self.task == "text-classification":
@@ -70,6 +70,7 @@ class ReadyRows:
             target = [t for t in row[self.label or "labels"] or () if t != IGNORE]
             if not target:
                 raise BadLabel("labels is empty")
+            self._check_tokens(target, "label")
             parts["target_ids"] = target[: self.max_target_length]
         else:
             parts["token_labels"] = self._supervised(ids if labels is None else labels)[:limit]
@@ -79,14 +80,24 @@ class ReadyRows:
         out.truncated += len(ids) > limit
         out.add(number, ids[:limit], **parts)
 
+    def _check_tokens(self, tokens: list, what: str) -> None:
+        outside = next((t for t in tokens if t is None or not 0 <= t < self.vocabulary), 0)
+        if outside is None:
+            raise BadLabel(f"a {what} is missing (null)")
+        if outside:
+            raise BadLabel(f"{what} {outside} is outside the tokenizer's vocabulary of {self.vocabulary:,}")
+
     def _beside(self, row: dict[str, Any]) -> list | None:
         """Labels that stand beside the tokens."""
         if self.task not in ("causal-lm", "token-classification") or self.label is None:
             return None
+        if row[self.label] is None:
+            raise BadLabel(f"{self.label} is missing")
         return row[self.label]
 
     def _supervised(self, labels: list) -> list[int]:
         if self.task == "causal-lm":
+            self._check_tokens([label for label in labels if label != IGNORE], "label")
             return labels
         assert self.labels is not None
         return [IGNORE if tag == IGNORE else self.labels.class_id(named(tag, self.class_names)) for tag in labels]

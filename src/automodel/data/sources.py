@@ -160,6 +160,11 @@ class FileSource:
     whole: bool = False
     """A single file: it is the data, whatever its split is called."""
 
+    @property
+    def cells(self) -> bool:
+        """Whether everything in the rows is text because the file cannot say what is a number."""
+        return self.format in ("csv", "tsv")
+
     def _spec(self) -> str:
         if self.whole and self.cfg.split is None:
             return next(iter(self.splits))
@@ -276,15 +281,15 @@ def as_rows(made: Any, split: str | None, role: str, section: str, name: str) ->
         return take(spec, made.__getitem__, section)
     if isinstance(made, datasets.Dataset):
         return made
-    if isinstance(made, datasets.IterableDataset):
-        return datasets.Dataset.from_list(list(made))
     if hasattr(made, "to_dict") and hasattr(made, "columns"):
         return datasets.Dataset.from_pandas(made, preserve_index=False)
+    counted = hasattr(made, "__getitem__") and not isinstance(made, datasets.IterableDataset)
     try:
-        rows = [made[i] for i in range(len(made))] if hasattr(made, "__getitem__") else list(made)
+        rows = [made[i] for i in range(len(made))] if counted else list(made)
         if not all(isinstance(row, Mapping) for row in rows):
             raise TypeError("its items are not records of columns")
-        return datasets.Dataset.from_list([dict(row) for row in rows])
+        columns = dict.fromkeys(name for row in rows for name in row)  # not those of the first row alone
+        return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
     except Exception as error:
         raise UserError(
             f"{section}._target_: {name} returned {type(made).__name__}, which cannot be used as rows: {error}. "

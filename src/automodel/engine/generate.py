@@ -2,29 +2,30 @@
 
 A causal model is padded on the left, so that every row ends where its answer begins; an encoder-decoder on the right.
 Greedy decoding is the default whatever the model's own generation config prefers: the same prompt gives the same
-answer.
+answer. Of that config only what is part of the model counts, and not what somebody likes: two answers for each prompt
+would not even belong to the prompts that they are put beside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from automodel.config.errors import UserError
 from automodel.data.batch import PaddedBatch
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
 
-# What models prefer in their generation configs. A penalty on words that were there already (Qwen2.5: 1.1) would keep
-# a model from answering in the words of its prompt.
-_PLAIN: dict[str, Any] = {
-    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": None, "typical_p": 1.0, "min_p": None,
-    "bad_words_ids": None, "exponential_decay_length_penalty": None,
-}  # fmt: skip
+# What of a generation config the model was trained with: how its texts begin and end, and tokens that it must not make.
+PART_OF_THE_MODEL = (
+    "bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens",
+    "begin_suppress_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,9 @@ class Sampling:
             raise UserError("--top-p only matters when tokens are drawn: give a --temperature above 0 too.")
 
     def keywords(self) -> dict[str, Any]:
-        """For transformers' `generate`. What does not apply is cleared: a model's own settings must not leak in."""
-        if self.temperature:
-            drawn = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p or 1.0, "top_k": 0}
-        else:
-            drawn = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        return {**_PLAIN, **drawn, "num_beams": self.num_beams, "use_cache": True}
+        """For transformers' `GenerationConfig`."""
+        drawn = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p or 1.0, "top_k": 0}
+        return {"num_beams": self.num_beams, "use_cache": True, **(drawn if self.temperature else {})}
 
 
 def prompts_together(lengths: Sequence[int], batch_size: int, new_tokens: int, room: int | None) -> list[list[int]]:
@@ -92,28 +90,60 @@ def generate_batch(
     if causal and max_positions is not None:
         longest = min(longest, max_positions - width)
     with torch.inference_mode(), stock_attention(model), quiet_transformers():
-        output_BS = model.generate(
-            input_ids=batch.input_ids_BS,
-            attention_mask=batch.attention_mask_BS,
-            max_new_tokens=longest,
-            pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=list(stops) or None,
-            streamer=None if on_text is None else _streamer(tokenizer, on_text),
-            **sampling.keywords(),
-        )
-    return [_answer(tokenizer, row, stops) for row in output_BS[:, width if causal else 1 :].tolist()]
+        config = _settings(model.generation_config, tokenizer, sampling, stops, longest)
+        with _generating_by(config, model):
+            output_BS = model.generate(
+                input_ids=batch.input_ids_BS,
+                attention_mask=batch.attention_mask_BS,
+                generation_config=config,
+                streamer=None if on_text is None else _streamer(tokenizer, on_text, stops),
+            )
+    return [_answer(tokenizer, row, stops, config) for row in output_BS[:, width if causal else 1 :].tolist()]
 
 
-def _streamer(tokenizer: Any, on_text: Callable[[str], None]) -> Any:
+def _settings(own: Any, tokenizer: Any, sampling: Sampling, stops: Sequence[int], longest: int) -> Any:
+    """What is part of the model, out of its `own` settings, and what was asked for."""
+    from transformers import GenerationConfig
+
+    # Some models must not make a special token (Marian its padding, for which it has no weights). Words are taste.
+    special = set(tokenizer.all_special_ids)
+    never = [ids for ids in own.bad_words_ids or () if special.issuperset(ids)]
+    return GenerationConfig(
+        **{name: getattr(own, name) for name in PART_OF_THE_MODEL},
+        **sampling.keywords(),
+        bad_words_ids=never or None,
+        max_new_tokens=longest,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=list(stops) or None,
+    )
+
+
+@contextmanager
+def _generating_by(config: Any, model: Any) -> Generator[None]:
+    """transformers fills whatever a config leaves open from the model's own, which is therefore put aside."""
+    own, model.generation_config = model.generation_config, config
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _streamer(tokenizer: Any, on_text: Callable[[str], None], stops: Sequence[int]) -> Any:
     from transformers import TextStreamer
 
     class Pieces(TextStreamer):
+        def put(self, value: Tensor) -> None:
+            if not self.next_tokens_are_prompt:  # which is left out as a whole
+                value = value[~torch.isin(value, torch.tensor(stops, dtype=value.dtype))]  # a stop may be a word
+            super().put(value)
+
         def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
             on_text(text)
 
     return Pieces(tokenizer, skip_prompt=True, skip_special_tokens=True)
 
 
-def _answer(tokenizer: Any, ids: list[int], stops: Sequence[int]) -> tuple[str, bool]:
+def _answer(tokenizer: Any, ids: list[int], stops: Sequence[int], config: Any) -> tuple[str, bool]:
     end = next((place for place, token in enumerate(ids) if token in stops), None)
-    return tokenizer.decode(ids[:end], skip_special_tokens=True), end is not None
+    by_the_limit = config.forced_eos_token_id is not None and end == config.max_new_tokens - 1  # as BART's texts end
+    return tokenizer.decode(ids[:end], skip_special_tokens=True), end is not None and not by_the_limit

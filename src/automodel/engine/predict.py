@@ -220,7 +220,7 @@ class Predictor:
                 )
                 if room is not None and batch.input_ids_BS.shape[1] + sampling.max_new_tokens > room:
                     cut += sum(not stopped for _, stopped in outputs)
-                for index, (text, stopped) in zip(batch.indices, outputs):
+                for index, (text, stopped) in zip(batch.indices, outputs, strict=True):
                     answers[int(store.rows[index])] = Generation(
                         text.strip() if strips else text, "stop" if stopped else "length"
                     )

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.chat import BadChat, ChatTemplate, parsed_tools
+from automodel.data.chat import ChatTemplate
 from automodel.data.classify import text_problem
 from automodel.data.config import DatasetConfig
 from automodel.data.language import ANSWER_ROLES, Chats, Instructions, PlainText, encoder_of
@@ -26,6 +26,8 @@ from automodel.data.layouts import Request, choose_layout, is_ready
 from automodel.data.prepare import cache_root
 from automodel.data.python_tokenizers import learned_tokens
 from automodel.data.sources import find_source
+from automodel.data.special_tokens import special_ids
+from automodel.data.tool_calls import BadChat, parsed_tools
 from automodel.engine.saved import SavedModel
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -114,7 +116,7 @@ class PromptWriter:
         if self.chat is not None:
             turns = [{"role": "user", "content": ANSWER}, {"role": "assistant", "content": ANSWER}]
             text, spans = self.chat.spans(turns)
-            special = {*self.tokenizer.all_special_ids, *_special_by_file(self.tokenizer)}
+            special = special_ids(self.tokenizer)
             for token in reversed(self.tokenizer(text[slice(*spans[-1])], add_special_tokens=False)["input_ids"]):
                 if token in special:
                     stops.append(token)
@@ -159,11 +161,6 @@ class PromptWriter:
                 "these columns as --input"
             )
         return {asked[0]: text}
-
-
-def _special_by_file(tokenizer: Any) -> list[int]:
-    """Special tokens that have no name in the tokenizer's settings (Gemma's `<end_of_turn>`)."""
-    return [number for number, token in tokenizer.added_tokens_decoder.items() if token.special]
 
 
 def prompt_writer(saved: SavedModel, *, raw: bool = False, system: str | None = None) -> PromptWriter:

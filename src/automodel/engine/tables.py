@@ -1,7 +1,8 @@
 """Predictions for files: which columns of a file are the question, and the file that comes back.
 
 The run's own column names are looked for first, then the names that public datasets use, as in training;
-`--text-column` wins over both. The answer file keeps every column of the input and adds the prediction's.
+`--text-column` wins over both. The answer file keeps every column of the input and adds the prediction's. A text file
+has one text on each line, as stdin has; in training a blank line would end a paragraph there.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data import columns as known
+from automodel.data.cells import check_encoding, open_text
 from automodel.data.columns import did_you_mean, is_list, is_string, kind_of
 from automodel.data.config import DatasetConfig
+from automodel.data.files import shape_of
 from automodel.data.prepare import cache_root
 from automodel.data.sources import find_source
 from automodel.engine.answers import Classification, Generation, Tagging
@@ -26,7 +29,7 @@ from automodel.engine.predict import Predictor
 from automodel.engine.prompts import prompt_writer
 
 Answer = Classification | Tagging | Generation
-ADDED = ("prediction", "score", "scores", "entities", "finish_reason")
+ANSWERS = {"text-classification": Classification, "token-classification": Tagging}  # other tasks generate text
 
 
 @dataclass(frozen=True)
@@ -40,18 +43,31 @@ class Questions:
 
 def read_table(path: str) -> Any:
     """The rows of any file, folder or hub dataset that training could read."""
-    cfg = DatasetConfig(path=path)
+    file = Path(path).expanduser()
+    shape = shape_of(file) if file.is_file() else None
     try:
-        source = find_source(cfg, role="train", section="--input", resolved_target=None, memory=cache_root(cfg))
-        rows = source.load()
+        rows = _lines(file) if shape is not None and shape.format == "text" else _as_in_training(path)
     except UserError as error:
         raise UserError(str(error).replace("--input.path", "--input")) from error
-    taken = [name for name in ADDED if name in rows.features]
-    if taken:
-        raise UserError(f"--input: '{path}' has a column '{taken[0]}', which the prediction would replace. Rename it.")
     if len(rows) == 0:
         raise UserError(f"--input: '{path}' has no rows.")
     return rows
+
+
+def _as_in_training(path: str) -> Any:
+    cfg = DatasetConfig(path=path)
+    source = find_source(cfg, role="train", section="--input", resolved_target=None, memory=cache_root(cfg))
+    return source.load()
+
+
+def _lines(path: Path) -> Any:
+    """A row for each line. Blank ones are rows too: without them nobody could tell which answer is whose."""
+    import datasets
+
+    check_encoding(path, "--input")
+    with open_text(path) as file:
+        texts = {"text": [line.rstrip("\n") for line in file]}
+    return datasets.Dataset.from_dict(texts, features=datasets.Features({"text": datasets.Value("string")}))
 
 
 def questions_of(
@@ -59,6 +75,7 @@ def questions_of(
 ) -> Questions:
     """The columns that the model reads. `raw`: of a language model, one text as it is, however it was trained."""
     table = _Table(rows.features, predictor.saved.dataset, text_column, predictor.saved.reads_pairs is not False)
+    table.check_added(predictor.task)
     if pair_column is not None and predictor.task != "text-classification":
         raise UserError(f"--pair-column belongs to text classification; this is a {predictor.task} model.")
     if predictor.task == "text-classification":
@@ -110,6 +127,15 @@ class _Table:
             f"--input has no column '{column}', {what}. It has: {listed}. Name the right one with --text-column, or "
             f"rename it.{did_you_mean(column, self.features)}"
         )
+
+    def check_added(self, task: str) -> None:
+        """No column may be lost to one of the prediction's."""
+        added = {field.name for field in fields(ANSWERS.get(task, Generation))}
+        if task == "token-classification" and self.tokens() == "words" and is_list(self.features["words"]):
+            added.remove("words")  # comes back as it was
+        taken = [name for name in self.features if name in added]
+        if taken:
+            raise UserError(f"--input has a column '{taken[0]}', which the prediction would replace. Rename it.")
 
     def _mapped(self, role: str, configured: str | None) -> str | None:
         return configured or (self.cfg.column_mapping or {}).get(role)

@@ -7,8 +7,10 @@ import copy
 import json
 
 import pytest
+from tokenizers import AddedToken
 
 from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE
 from automodel.data.chat import BadChat, ChatTemplate, normalised
 
 TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
@@ -212,3 +214,31 @@ def test_a_weight_says_nothing(chat_like, mark):
         learned(tokenizer, [TALK[0], {**TALK[1], "weight": 0}, TALK[2], empty])
     with pytest.raises(BadChat, match="message 1 has no content"):
         normalised([TALK[0], {"role": "assistant", "content": None, **mark}])
+
+
+def test_a_system_prompt_beside_the_messages_is_written_once(prepare_rows, chat_like):
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    given = [{"role": "system", "content": "S"}, *turns]
+    rows = [
+        {"messages": turns, "system": "S"},
+        {"messages": given, "system": " S "},
+        {"messages": given, "system": None},
+    ]
+    store = prepare_rows(rows, chat_like, "causal-lm").store
+    texts = [chat_like.decode(store.input_ids[a:b]) for a, b in zip(store.offsets[:-1], store.offsets[1:])]
+    assert texts == ["<|im_start|>system\nS<|im_end|>\n" + texts[0].partition("<|im_end|>\n")[2]] * 3
+    with pytest.raises(UserError, match="row 0: the conversation begins with a system message and another one"):
+        prepare_rows([{"messages": given, "system": "other"}], chat_like, "causal-lm", name="b.jsonl")
+
+
+def test_an_end_that_only_the_added_tokens_mark_as_special_ends_a_turn(prepare_rows, chat_like):
+    """Gemma's `<end_of_turn>`: no end-of-sequence token is put behind it."""
+    tokenizer = copy.deepcopy(chat_like)
+    tokenizer.add_tokens([AddedToken("<turn>", special=True)], special_tokens=False)
+    assert tokenizer.convert_tokens_to_ids("<turn>") not in tokenizer.all_special_ids
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>", "<turn>")
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    store = prepare_rows([{"messages": turns}], tokenizer, "causal-lm").store
+    assert tokenizer.decode(store.input_ids) == tokenizer.apply_chat_template(turns, tokenize=False)
+    learned = [label for label in store.token_labels.tolist() if label != IGNORE]
+    assert tokenizer.decode(learned) == "ho<turn>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import multiprocessing
 import os
 import pickle
@@ -169,3 +171,28 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot be written: No space left on device. Make room"):
         open_or_build(tmp_path / "cache" / "key", fill, vocabulary=10)
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_settings_of_a_tokenizer_that_change_its_tokens_change_the_key(gpt_like):
+    from automodel.data.fingerprint import tokenizer_digest
+
+    other = copy.deepcopy(gpt_like)
+    other.split_special_tokens = True
+    assert tokenizer_digest(other) != tokenizer_digest(gpt_like) == tokenizer_digest(copy.deepcopy(gpt_like))
+
+
+def test_merges_of_a_tokenizer_written_in_python_are_part_of_the_key(tmp_path):
+    from transformers import CTRLTokenizer
+
+    from automodel.data.fingerprint import tokenizer_digest
+
+    def made(name: str, merges: str, **settings):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "vocab.json").write_text(json.dumps({"<unk>": 0, "ab</w>": 1, "a@@": 2, "b</w>": 3}))
+        (folder / "merges.txt").write_text(merges)
+        return CTRLTokenizer.from_pretrained(folder, **settings)
+
+    plain, same, other = made("a", "#v\na b</w>\n"), made("b", "#v\na b</w>\n"), made("c", "#v\na c</w>\n")
+    assert plain.tokenize("ab") != other.tokenize("ab")
+    assert tokenizer_digest(plain) == tokenizer_digest(same) != tokenizer_digest(other)

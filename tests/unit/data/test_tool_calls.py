@@ -10,7 +10,8 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
-from automodel.data.chat import BadChat, normalised, parsed_tools
+from automodel.data.chat import BadChat, normalised
+from automodel.data.tool_calls import parsed_tools
 
 # Qwen's and Llama's way: arguments are a record, written with `tojson`.
 RECORDS = (
@@ -165,3 +166,18 @@ def test_content_in_parts_is_joined_and_pictures_are_refused():
     assert normalised([{"role": "user", "content": parts}])[0]["content"] == "a b"
     with pytest.raises(BadChat, match=r"message 0 has parts that are not text \(image\)"):
         normalised([{"role": "user", "content": [*parts, {"type": "image", "image": "x.png"}]}])
+
+
+PRINTED = RECORDS.replace("' ' + (c.function.arguments | tojson) + ']'", "' ' ~ c.function.arguments ~ ']'")
+
+
+@pytest.mark.parametrize("given", ['{"city":"Rome", "warm": true}', {"city": "Rome", "warm": True}])
+def test_arguments_that_a_template_prints_are_json(prepare_rows, template, given):
+    """Text stays the text it is, as in stock transformers; a record becomes JSON, and not what Python prints of it."""
+    tokenizer = template(PRINTED)
+    row = {"messages": conversation("weather", given, None)["messages"]}
+    said = given if isinstance(given, str) else '{"city": "Rome", "warm": true}'
+    assert learned(prepare_rows([row], tokenizer, "causal-lm"), tokenizer, 0).startswith(f"[weather {said}]")
+    if isinstance(given, str):
+        said_by_stock = [{**message, "content": message["content"] or ""} for message in row["messages"]]
+        assert f"[weather {said}]" in tokenizer.apply_chat_template(said_by_stock, tokenize=False)

@@ -91,8 +91,8 @@ CASES = [
     (
         "one comma without quotes", {"a.csv": "text,label\nA good film,1\nA bad film, and dull,0\n"},
         {"path": "{tmp}/a.csv"},
-        "dataset.path: '{tmp}/a.csv' cannot be read as CSV: line 3 has 3 cells, but the header has 2. A text with a "
-        'comma in it must stand in double quotes: "so, like this".',
+        "dataset.path: '{tmp}/a.csv' cannot be read as CSV: line 3 has 3 cells, but the header has 2 (text, label). "
+        'A text with a comma in it must stand in double quotes: "so, like this".',
     ),
     (
         "a comma at some ends, one without quotes", {"a.csv": "text,label\n\nfine,1,\nA bad film, and dull,0\n"},

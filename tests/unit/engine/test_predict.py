@@ -22,7 +22,7 @@ from automodel.engine.predict import Predictor
 from automodel.engine.prompts import BadPrompt, prompt_writer
 from automodel.engine.run import finetune
 from automodel.engine.saved import open_saved
-from automodel.engine.tables import questions_of, read_table
+from automodel.engine.tables import answered, questions_of, read_table
 from automodel.plan.check import load_run_config
 
 SENTIMENT = ["negative", "positive"]
@@ -448,6 +448,28 @@ def test_a_model_of_pairs_is_not_asked_about_single_texts(run_of, tmp_path):
         read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", rows))), Predictor(run_of("classifier")), None, None
     )
     assert (found.items, found.pairs) == (["c"], None)
+
+
+@pytest.mark.parametrize(
+    ("row", "lost"),
+    [
+        ({"words": ["a", "film"]}, None),  # comes back as it is
+        ({"words": "the  film"}, "words"),  # would come back in pieces
+        ({"tokens": ["a", "film"], "words": "what people said"}, "words"),
+        ({"tokens": ["a", "film"], "words": ["what", "people", "said"]}, "words"),
+        ({"sentence": "the film", "entities": []}, "entities"),
+        ({"sentence": "the film", "score": 3, "finish_reason": "mine"}, None),  # tags have no such columns
+    ],
+)
+def test_no_column_of_a_file_is_lost_to_the_tags(run_of, tmp_path, row, lost):
+    predictor = Predictor(run_of("tagger"))
+    rows = read_table(str(tiny.write_jsonl(tmp_path / "new.jsonl", [row])))
+    if lost is not None:
+        with pytest.raises(UserError, match=f"--input has a column '{lost}', which the prediction would replace"):
+            questions_of(rows, predictor, None, None)
+        return
+    (written,) = answered(rows, predictor.tag(questions_of(rows, predictor, None, None).items))
+    assert {name: written[name] for name in row} == row
 
 
 def test_an_ambiguous_file(run_of, tmp_path):

@@ -1,0 +1,77 @@
+"""Why `datasets` could not read files, in words that name the file, the line or the column."""
+
+from __future__ import annotations
+
+import csv
+import json
+from itertools import islice
+from pathlib import Path
+
+from automodel.data.cells import in_words, open_text
+
+LOOKED_AT = 1000  # rows of a JSON file whose keys are taken for its columns
+
+
+def unreadable(files: list[Path], paths: list[Path], format: str, error: Exception, section: str) -> str:
+    """`paths`: what was read, which for nested JSON is not the files themselves."""
+    named = f"'{files[0]}'" if len(files) == 1 else f"{len(files)} files, the first of them '{files[0]}',"
+    cause: BaseException = error
+    while cause.__cause__ is not None and cause.__cause__ is not cause:
+        cause = cause.__cause__
+    if format == "json":
+        for path in paths:
+            place = _bad_json_line(path)
+            if place:
+                return f"{section}.path: '{path}' is not valid JSON lines: {place}"
+    if len(paths) > 1 and (difference := _different_columns(paths, format)):
+        return f"{section}.path: {difference}"
+    header = _columns_of(files[0], format) if format in ("csv", "tsv") else None
+    return f"{section}.path: {named} cannot be read as {format.upper()}: {in_words(_first_line(cause), header)}."
+
+
+def _different_columns(files: list[Path], format: str) -> str | None:
+    """The first file whose columns are not those of the first one, in words."""
+    if format not in ("csv", "tsv", "json"):
+        return None
+    first = _columns_of(files[0], format)
+    for file in files[1:]:
+        found = _columns_of(file, format)
+        for more, less, names in ((file, files[0], found), (files[0], file, first)):
+            other = first if more is file else found
+            name = next((name for name in names if name not in other), None)
+            if name is not None:
+                return (
+                    f"'{more}' has a column '{name}' that '{less}' does not have. Give all files the same columns, or "
+                    "choose files with data_files."
+                )
+    return None
+
+
+def _columns_of(path: Path, format: str) -> list[str]:
+    """Names in a file's header, or in its first rows."""
+    with open_text(path) as file:
+        if format != "json":
+            return next(csv.reader(file, delimiter="\t" if format == "tsv" else ","), [])
+        rows = [json.loads(line) for line in islice(file, LOOKED_AT) if line.strip().startswith("{")]
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")
+
+
+def _bad_json_line(path: Path) -> str | None:
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1 and line.lstrip().startswith("["):
+                return None
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line.rstrip("\r\n"))
+            except json.JSONDecodeError as error:
+                return f"line {number}, column {error.colno}: {error.msg}."
+            if not isinstance(value, dict):
+                return f"line {number} is {type(value).__name__} and not an object of columns."
+    return None
