@@ -167,6 +167,43 @@ def test_geglu(dtype, approximate, rows, width):
     assert_close([y], [geglu_reference(**exact, approximate=approximate)], tensors, exact, BOUND[dtype])
 
 
+@pytest.mark.parametrize("kernel", ["bias_gelu", "geglu", "swiglu"])
+def test_more_rows_than_the_second_axis_of_a_grid_has(kernel):
+    """65,535 programs of 4 rows; the last rows are those that would be missing."""
+    from automodel.kernels.bias_gelu import bias_gelu, bias_gelu_reference, geglu, geglu_reference
+    from automodel.kernels.swiglu import swiglu, swiglu_reference
+
+    ours, truth = {
+        "bias_gelu": (bias_gelu, lambda x: bias_gelu_reference(x, None)),
+        "geglu": (geglu, geglu_reference),
+        "swiglu": (swiglu, swiglu_reference),
+    }[kernel]
+    x = draw(262_148, 1024 if kernel == "bias_gelu" else 2048, dtype=torch.bfloat16)
+    last = x.detach()[-8:].float().requires_grad_()
+    y = ours(x.clone())  # which swiglu writes over
+    y.sum().backward()
+    expected = truth(last)
+    expected.sum().backward()
+    torch.testing.assert_close(y[-8:].float(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(x.grad[-8:].float(), last.grad, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_keys_past_the_end_add_nothing_where_all_scores_are_low(dtype):
+    from automodel.kernels.attention import Attention, attention, attention_reference
+
+    how, length = Attention(2, 2, 64, 0.125), 40
+    heads = torch.randn(length, 6, 64, device="cuda") * 0.1
+    heads[:, :2, 0], heads[:, 2:4, 0], heads[:, 4:] = 20.0, -8.0, torch.randn(length, 2, 64, device="cuda")
+    qkv = heads.flatten(1).to(dtype).requires_grad_()
+    twin = qkv.detach().float().requires_grad_()
+    boundaries = torch.tensor([0, length], dtype=torch.int32, device="cuda")
+    upstream = torch.randn(length, 128, device="cuda")
+    attention(qkv, boundaries, length, how).backward(upstream.to(dtype))
+    attention_reference(twin, boundaries, how).backward(upstream.to(dtype).float())
+    torch.testing.assert_close(qkv.grad.float(), twin.grad, rtol=5e-2, atol=5e-2)
+
+
 # FlatAdamW
 
 

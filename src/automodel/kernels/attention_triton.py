@@ -293,6 +293,8 @@ def gradient_of_queries(
             keep = kept(words[:, None] + key_words(begin + keys)[None, :], threshold)
             dp = tl.where(keep, dp * kept_scale, 0.0)
         ds = p * (dp - delta[:, None])
+        if not MASKED:  # past the end k is zero, but p is exp2(-lse): infinite where all scores are low
+            ds = tl.where((keys < length)[None, :], ds, 0.0)
         if CAP > 0.0:
             ds = ds * (1.0 - bent * bent)
         dq = tl.dot(ds.to(k.dtype), k, dq)
@@ -312,8 +314,8 @@ def attention_backward_kernel(
     WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
-    but the document's end limits what a query sees, no mask is needed: keys past the end were loaded as zeros and add
-    nothing to dq, and their own gradients are not stored; queries past the end have weight zero. With TABLE, queries
+    but the document's end limits what a query sees, weights need no mask: keys past the end were loaded as zeros and their
+    own gradients are not stored; queries past the end have weight zero. With TABLE, queries
     and keys were rotated by their positions, and their gradients are those of before."""
     part = tl.program_id(0)
     head = tl.program_id(1)

@@ -53,8 +53,8 @@ def launch_shape(width: int) -> _Launch:
     return _Launch(block, rows, max(1, block * rows // 1024))
 
 
-def _grid(rows: int, width: int, shape: _Launch) -> tuple[int, int]:
-    return -(-width // shape.block), -(-rows // shape.rows)
+def _grid(rows: int, width: int, shape: _Launch) -> tuple[int]:
+    return (-(-width // shape.block) * -(-rows // shape.rows),)
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -92,12 +92,12 @@ class _BiasGelu(torch.autograd.Function):
         dx_TF = torch.empty_like(x_TF)
         T, width = x_TF.shape
         shape = launch_shape(width)
-        columns, chunks = _grid(T, width, shape)
+        columns, chunks = -(-width // shape.block), -(-T // shape.rows)
         partial = None
         if bias is not None and ctx.needs_input_grad[1]:
             chunks = min(chunks, max(1, BACKWARD_PROGRAMS_PER_PROCESSOR * processors(x_TF.device) // columns))
             partial = torch.empty((chunks, width), dtype=torch.float32, device=x_TF.device)
-        bias_gelu_backward_kernel[(columns, chunks)](
+        bias_gelu_backward_kernel[(columns * chunks,)](
             x_TF, bias, dy_TF, dx_TF, partial, T,
             WIDTH=width, BLOCK=shape.block, ROWS=shape.rows, TANH=ctx.tanh, num_warps=shape.warps,
         )  # fmt: skip

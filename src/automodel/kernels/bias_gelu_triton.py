@@ -1,6 +1,6 @@
 """The Triton half of `bias_gelu` and `geglu`.
 
-Programs are a grid of (column block, chunk of rows). Backward, a program walks down its rows with the bias gradient of
+Programs take a column block of a chunk of rows. Backward, a program walks down its rows with the bias gradient of
 its columns in registers and leaves one row of partial sums. Everything is computed in fp32 and rounded once.
 """
 
@@ -44,12 +44,20 @@ def gelu_slope(z, phi, bell, TANH: tl.constexpr):
         return phi + z * bell * INV_SQRT_2PI
 
 
+@triton.jit
+def tile_of(WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
+    """Columns and rows of this program; programs that lie side by side in a row follow each other. All along one axis:
+    a second one ends at 65,535 programs, which are 262,140 tokens."""
+    ACROSS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    program = tl.program_id(0)
+    return program % ACROSS * BLOCK + tl.arange(0, BLOCK), program // ACROSS * ROWS + tl.arange(0, ROWS)
+
+
 @triton.jit(do_not_specialize=["n_rows"])
 def bias_gelu_forward_kernel(
     X, BIAS, Y, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr
 ):
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    cols, rows = tile_of(WIDTH, BLOCK, ROWS)
     inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
     at = rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
     z = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
@@ -64,11 +72,12 @@ def bias_gelu_backward_kernel(
     X, BIAS, DY, DX, PARTIAL, n_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr,
 ):  # fmt: skip
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ACROSS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    cols = tl.program_id(0) % ACROSS * BLOCK + tl.arange(0, BLOCK)
     in_row = cols < WIDTH
-    chunk = tl.program_id(1)
+    chunk = tl.program_id(0) // ACROSS
     bias_sum = tl.zeros((BLOCK,), tl.float32)
-    for first in range(chunk * ROWS, n_rows, tl.num_programs(1) * ROWS):
+    for first in range(chunk * ROWS, n_rows, tl.num_programs(0) // ACROSS * ROWS):
         rows = first + tl.arange(0, ROWS)
         inside = (rows < n_rows)[:, None] & in_row[None, :]
         at = rows.to(tl.int64)[:, None] * WIDTH + cols[None, :]
@@ -90,8 +99,7 @@ def geglu_forward_kernel(
     X, Y, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr
 ):
     """X is (rows, 2·WIDTH), value half first, then the gate half; Y is (rows, WIDTH)."""
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    cols, rows = tile_of(WIDTH, BLOCK, ROWS)
     inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
     row = rows.to(tl.int64)[:, None] * WIDTH
     z = tl.load(X + 2 * row + cols[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -104,8 +112,7 @@ def geglu_forward_kernel(
 def geglu_backward_kernel(
     X, DY, DX, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TANH: tl.constexpr
 ):
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    cols, rows = tile_of(WIDTH, BLOCK, ROWS)
     inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
     row = rows.to(tl.int64)[:, None] * WIDTH
     z = tl.load(X + 2 * row + cols[None, :], mask=inside, other=0.0).to(tl.float32)

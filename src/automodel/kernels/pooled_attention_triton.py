@@ -89,7 +89,7 @@ def pooled_backward_kernel(
             keep = kept(word + key_words(begin + keys), threshold)
             weight = tl.where(keep, p * kept_scale, 0.0)
             dp = tl.where(keep, dp * kept_scale, 0.0)
-        ds = p * (dp - delta) * scale
+        ds = tl.where(inside, p * (dp - delta) * scale, 0.0)  # past the end p may be infinite, and k is zero
         dq += ds[:, None] * k
         dk = ds[:, None] * q[None, :]
         dv = weight[:, None] * dout[None, :]

@@ -71,7 +71,7 @@ def _forward(x_TG: Tensor, activation: str) -> Tensor:
     T, width = x_TG.shape[0], x_TG.shape[1] // 2
     a_TF = torch.empty((T, width), dtype=x_TG.dtype, device=x_TG.device)
     shape = launch_shape(width)
-    swiglu_forward_kernel[(-(-width // shape.block), -(-T // shape.rows))](
+    swiglu_forward_kernel[(-(-width // shape.block) * -(-T // shape.rows),)](
         x_TG, a_TF, T,
         WIDTH=width, BLOCK=shape.block, ROWS=shape.rows, ACTIVATION=activation, num_warps=shape.warps,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def _backward_in_place(x_TG: Tensor, da_TF: Tensor, activation: str, again: bool
 
     T, width = da_TF.shape
     shape = launch_shape(width)
-    swiglu_backward_kernel[(-(-width // shape.block), -(-T // shape.rows))](
+    swiglu_backward_kernel[(-(-width // shape.block) * -(-T // shape.rows),)](
         x_TG, da_TF, T,
         WIDTH=width, BLOCK=shape.block, ROWS=shape.rows, ACTIVATION=activation, AGAIN=again, num_warps=shape.warps,
     )  # fmt: skip

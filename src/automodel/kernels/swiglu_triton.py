@@ -1,9 +1,9 @@
-"""The Triton half of `swiglu`. Programs are a grid of (column block, chunk of rows); fp32 inside, rounded once."""
+"""The Triton half of `swiglu`. Programs take a column block of a chunk of rows; fp32 inside, rounded once."""
 
 import triton  # ty: ignore[import-not-found]
 import triton.language as tl  # ty: ignore[import-not-found]
 
-from automodel.kernels.bias_gelu_triton import cdf, gelu_slope
+from automodel.kernels.bias_gelu_triton import cdf, gelu_slope, tile_of
 from automodel.kernels.triton_keys import settle_keys
 
 
@@ -23,8 +23,7 @@ def swiglu_forward_kernel(
     X, Y, n_rows, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ACTIVATION: tl.constexpr
 ):
     """X is (rows, 2·WIDTH), the gate half first; Y is (rows, WIDTH)."""
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    cols, rows = tile_of(WIDTH, BLOCK, ROWS)
     inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
     row = rows.to(tl.int64)[:, None] * WIDTH
     gate = tl.load(X + 2 * row + cols[None, :], mask=inside, other=0.0).to(tl.float32)
@@ -40,8 +39,7 @@ def swiglu_backward_kernel(
 ):  # fmt: skip
     """In place: the gradients of both halves over X, and (AGAIN) the forward result over DY. A program reads all it
     needs before it writes, and nobody else reads its elements."""
-    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    cols, rows = tile_of(WIDTH, BLOCK, ROWS)
     inside = (rows < n_rows)[:, None] & (cols < WIDTH)[None, :]
     row = rows.to(tl.int64)[:, None] * WIDTH
     gate = tl.load(X + 2 * row + cols[None, :], mask=inside, other=0.0).to(tl.float32)

@@ -52,6 +52,41 @@ def test_kernels_equal_the_definition(case):
     torch.testing.assert_close(qkv.grad, twin.grad, rtol=1e-3, atol=1e-4)
 
 
+def low_scores(how, lengths):
+    """A stream whose every score is near -100: e^100 is more than fp32 holds."""
+    qkv, boundaries = stream(how, lengths)
+    heads = qkv.detach().mul(0.1).unflatten(1, (-1, how.head_dim))
+    size = (100 / how.scale) ** 0.5
+    heads[:, : how.heads, 0] = size
+    heads[:, how.heads : how.heads + how.key_heads, 0] = -size
+    return heads.flatten(1).requires_grad_(), boundaries
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("case", ["plain", "dropout", "window", "causal, grouped heads"])
+def test_keys_past_the_end_of_a_document_add_nothing_where_all_scores_are_low(case):
+    how, lengths = CASES[case], [130, 1, 37]
+    qkv, boundaries = low_scores(how, lengths)
+    twin, seed = qkv.detach().clone().requires_grad_(), torch.tensor([77])
+    attention(qkv, boundaries, 130, how, seed).sum().backward()
+    attention_reference(twin, boundaries, how, seed).sum().backward()
+    torch.testing.assert_close(qkv.grad, twin.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("interpreter")
+def test_so_for_the_pooled_token():
+    how, lengths = CASES["plain"], [130, 1, 37]
+    qkv, boundaries = low_scores(how, lengths)
+    width = how.heads * how.head_dim
+    q, kv = qkv[: len(lengths), :width], qkv[:, width:]
+    ours = [x.detach().clone().requires_grad_() for x in (q, kv)]
+    theirs = [x.detach().clone().requires_grad_() for x in (q, kv)]
+    pooled_attention(*ours, boundaries, how).sum().backward()
+    pooled_attention_reference(*theirs, boundaries, how).sum().backward()
+    for mine, truth in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, truth.grad, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("case", [c for c, how in CASES.items() if how.dropout == 0.0])
 def test_the_definition_is_sdpa_within_each_document(case):
     how, lengths = CASES[case], [13, 1, 22]
