@@ -99,8 +99,7 @@ def build(
     for line in plan.decisions:
         if line not in planned.decisions:  # something had to be tried to be known
             progress.info(f"{line.name}: {line.value} ({line.reason})")
-    if isinstance(step, CapturedStep):
-        step.warn = progress.warn
+    step.warn = progress.warn
     if remark := ahead.take_remark():
         progress.info(remark)
     trackers = Trackers([])

@@ -29,7 +29,7 @@ from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
 from automodel.engine.recording import hand_back_unused, make_room, recording
 from automodel.engine.static_batch import Ring, StaticBatch, shape_of
-from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors
+from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors, release_memory
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.lazy_rows import RING
@@ -219,6 +219,11 @@ class CapturedStep:
         self.optimizer.forget_captures()
         hand_back_unused()
         return before - len(self.graphs)
+
+    def free_unused(self) -> None:
+        if self._let_go_of_graphs():
+            self.pool = torch.cuda.graph_pool_handle()  # the other went with its last graph
+        release_memory()
 
     def _count_shortage(self, graphs: int) -> None:
         """Recording takes the host as long as an eager step: graphs that go soon after do not pay."""

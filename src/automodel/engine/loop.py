@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from automodel.checkpoint.store import last_saved
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run, now, save
@@ -143,9 +145,27 @@ def _diverged(run: Run, what: str, value: float) -> DivergedError:
     )
 
 
-def _validate(run: Run) -> tuple[EvalMetrics, bool]:
+def _measured(run: Run) -> EvalMetrics:
+    """An evaluation needs memory beside that of captured steps: where it finds none, they make room and it is tried
+    again, and where there still is none, what was learned is saved before the run ends. Ranks would wait for each
+    other."""
     assert run.evaluator is not None
-    metrics = evaluate_for_all(run.evaluator, run.prepared.ranks)
+    try:
+        return evaluate_for_all(run.evaluator, run.prepared.ranks)
+    except torch.OutOfMemoryError:
+        if run.prepared.ranks.together:
+            raise
+    run.step.free_unused()  # only here is the error gone, and with it what it held
+    try:
+        return evaluate_for_all(run.evaluator, run.prepared.ranks)
+    except torch.OutOfMemoryError:
+        if run.checkpoints:
+            save(run)
+        raise
+
+
+def _validate(run: Run) -> tuple[EvalMetrics, bool]:
+    metrics = _measured(run)
     state = run.state
     state.last_validation = metrics.values
     improved = False

@@ -11,6 +11,7 @@ the finished weights.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Step(Protocol):
     """What the loop, the checkpoints and the export ask of a step."""
 
     forward: Forward
+    warn: Callable[[str], None]
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult: ...
 
@@ -77,6 +79,9 @@ class Step(Protocol):
 
     def skipped_steps(self) -> int:
         """Steps that changed nothing because fp16 gradients overflowed; waits for the device."""
+
+    def free_unused(self) -> None:
+        """Gives back all memory that is of no use between steps."""
 
     def finish(self) -> None:
         """Leaves the full-precision weights in the model. No step may follow."""
@@ -176,6 +181,9 @@ class TrainStep:
         self.updated = False
         self.rows = rows or AllRows()
         self.ranks, self.wire = ranks, wire
+        self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+        self.begun_again = 0
+        """Steps that found no memory at first."""
         self.most_bytes = 0
         """Of GPU memory that the largest batch needs at once, where that was tried (`fit.py`)."""
 
@@ -218,12 +226,21 @@ class TrainStep:
             if self.ranks.together:
                 raise
         # Only here is the error gone, and with it the frames that hold on to activations.
+        self.begun_again += 1
+        if self.begun_again == 1:
+            self.warn(
+                "GPU memory is short: a step was begun again after all that was free went back. Where that happens "
+                "often, a smaller dataloader.batch_size (with step_scheduler.grad_acc_steps) is faster."
+            )
         if self.device == "cuda":
             torch.cuda.synchronize()  # copies to and from the host may still be under way
         self.optimizer.zero_grad(set_to_none=True)
         forget_pass(self.model)
-        release_memory()
+        self.free_unused()
         return self._micro_steps(batch, count)
+
+    def free_unused(self) -> None:
+        release_memory()
 
     def _micro_steps(self, batch: StepBatch, count: float) -> list[Tensor]:
         losses = []

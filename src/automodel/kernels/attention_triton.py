@@ -314,9 +314,9 @@ def attention_backward_kernel(
     WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
-    but the document's end limits what a query sees, weights need no mask: keys past the end were loaded as zeros and their
-    own gradients are not stored; queries past the end have weight zero. With TABLE, queries
-    and keys were rotated by their positions, and their gradients are those of before."""
+    but the document's end limits what a query sees, weights need no mask: keys past the end were loaded as zeros and
+    their own gradients are not stored; queries past the end have weight zero. With TABLE, queries and keys were rotated
+    by their positions, and their gradients are those of before."""
     part = tl.program_id(0)
     head = tl.program_id(1)
     document = tl.program_id(2)

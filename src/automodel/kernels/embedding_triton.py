@@ -12,9 +12,9 @@ def add_up_run(DROWS, RUNS, i, length, cols, N: tl.constexpr, ROWS: tl.constexpr
     total = tl.zeros((ROWS, BLOCK), tl.float32)
     for first in range(0, length, ROWS):
         rows = first + tl.arange(0, ROWS)
-        places = tl.load(RUNS + i + rows, mask=rows < length, other=0)
+        places = tl.load(RUNS + i + rows, mask=rows < length, other=0).to(tl.int64)
         inside = (rows < length)[:, None] & (cols < N)[None, :]
-        total += tl.load(DROWS + places[:, None].to(tl.int64) * N + cols[None, :], mask=inside, other=0.0).to(
+        total += tl.load(DROWS + places[:, None] * N + cols[None, :], mask=inside, other=0.0).to(
             tl.float32
         )
     return tl.sum(total, 0)

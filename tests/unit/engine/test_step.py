@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tiny_runs as tiny
+from automodel.engine.evaluate import Evaluator
 from automodel.engine.fit import OutOfMemoryError
 from automodel.engine.loop import MOST_SKIPPED, DivergedError
 from automodel.engine.observe import Observer
@@ -154,3 +155,38 @@ def test_a_run_without_memory_ends_in_words_and_goes_on_later(run, tmp_path, mon
     assert error.value.exit_code == 1
     assert (tmp_path / "out" / "run" / "report.html").exists(), "what it learned so far can be looked at"
     assert finetune(run(*SETTINGS), resume=True).summary["steps"] == 4
+
+
+def short_evaluations(monkeypatch, calls):
+    """Evaluations that find no memory, counted from 1. Returns a list of all that are asked for."""
+    measured, seen = Evaluator.__call__, []
+
+    def counted(evaluator):
+        seen.append(evaluator)
+        if len(seen) in calls:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return measured(evaluator)
+
+    monkeypatch.setattr(Evaluator, "__call__", counted)
+    return seen
+
+
+VALIDATED = (*(s for s in SETTINGS if s != "validation_dataset=null"), "step_scheduler.val_every_steps=2")
+
+
+def test_an_evaluation_that_finds_no_memory_is_tried_again(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        usual = short_evaluations(patch, ())
+        truth = finetune(run(*VALIDATED)).summary
+    seen = short_evaluations(monkeypatch, {1})
+    found = finetune(run(*VALIDATED), overwrite=True).summary
+    assert len(seen) == len(usual) + 1
+    assert (found["train_loss"], found["validation"]) == (truth["train_loss"], truth["validation"])
+
+
+def test_what_was_learned_is_saved_where_an_evaluation_never_finds_memory(run, monkeypatch):
+    with monkeypatch.context() as patch:
+        short_evaluations(patch, range(1, 100))
+        with pytest.raises(OutOfMemoryError, match="after step 2. The checkpoint of step 2 is kept"):
+            finetune(run(*VALIDATED, "step_scheduler.ckpt_every_steps=4"))
+    assert finetune(run(*VALIDATED, "step_scheduler.ckpt_every_steps=4"), resume=True).summary["steps"] == 4
