@@ -82,7 +82,7 @@ def test_table_on_a_gpu_has_its_utilization(stock, ours):
     stock |= {"memory_kind": "gpu", "gpu_utilization_percent": 65.0}
     ours |= {"memory_kind": "gpu", "gpu_utilization_percent": 85.0}
     text = printed(comparison_table([stock], ours))
-    assert "GPU Memory (peak)" in text
+    assert "GPU Memory (peak, in use)" in text
     assert "31% better" in text
 
 
