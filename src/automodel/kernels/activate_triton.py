@@ -1,7 +1,7 @@
 """The Triton half of `activate`: one kernel for both directions."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.add_norm_triton import dropout_keep
 from automodel.kernels.bias_gelu_triton import cdf, gelu_slope

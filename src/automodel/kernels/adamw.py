@@ -299,7 +299,7 @@ def sum_run(gradient: torch.Tensor, section: torch.Tensor) -> None:
 
 
 def _gradient_kinds(flat: FlatParameters) -> dict[str, Any]:
-    import triton.language as tl  # ty: ignore[import-not-found]
+    import triton.language as tl
 
     dtypes = flat.gradient_dtypes
     narrow = [getattr(tl, _TRITON_NAMES[dtype]) for dtype in dtypes if dtype != torch.float32]

@@ -4,8 +4,8 @@ A program takes one block of the flat buffer, eight strips of 256, and updates i
 BLOCKS and GRADIENTS are those of `adamw_triton`; MINE lists the blocks of this sort, and moments stand in that order.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels import adamw, adamw8
 from automodel.kernels.adamw_triton import gradient_pointer, whole_vectors

@@ -5,8 +5,8 @@ parameter and one group. Gradients stay where autograd put them: GRADIENTS holds
 none. BLOCKS is (5, n_blocks): parameter, offset inside it, real elements, group, and whether its gradient is fp32.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels import adamw
 from automodel.kernels.triton_keys import settle_keys

@@ -6,8 +6,8 @@ of one Philox draw land in the four rows without moving between threads. An abse
 Triton treats as a compile-time constant.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.philox import ROUNDS, THRESHOLD_BITS
 from automodel.kernels.triton_keys import settle_keys

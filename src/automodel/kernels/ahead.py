@@ -114,7 +114,7 @@ def import_triton() -> Thread | None:
 
     def prepare() -> None:
         with suppress(ImportError):  # another version of Triton, which may keep it elsewhere
-            from triton.runtime.cache import triton_key  # ty: ignore[import-not-found]
+            from triton.runtime.cache import triton_key
 
             triton_key()
 

@@ -72,7 +72,7 @@ class StandInDriver:
     """What Triton asks of a driver when it compiles; it would otherwise open the GPU."""
 
     def __init__(self, capability: int):
-        from triton.backends.compiler import GPUTarget  # ty: ignore[import-not-found]
+        from triton.backends.compiler import GPUTarget
 
         self.target = GPUTarget("cuda", capability, WARP)
 
@@ -94,8 +94,8 @@ class Recorder:
         self.seen: set[tuple[str, str]] = set()
 
     def __enter__(self) -> None:
-        from triton import knobs  # ty: ignore[import-not-found]
-        from triton.runtime.driver import driver  # ty: ignore[import-not-found]
+        from triton import knobs
+        from triton.runtime.driver import driver
 
         from automodel.kernels import dispatch
 
@@ -104,7 +104,7 @@ class Recorder:
         knobs.runtime.jit_cache_hook = self._write_down
 
     def __exit__(self, *exception: Any) -> None:
-        from triton import knobs  # ty: ignore[import-not-found]
+        from triton import knobs
 
         from automodel.kernels import dispatch
 
@@ -137,8 +137,8 @@ def follow_recipes(facts: Facts, gpu: Gpu, found: Callable[[Specialisation], Any
 
 def compile_one(work: Specialisation) -> str:
     """Compiles into Triton's cache, and returns a file that is there now."""
-    from triton.backends.nvidia import driver as nvidia  # ty: ignore[import-not-found]
-    from triton.runtime.driver import driver  # ty: ignore[import-not-found]
+    from triton.backends.nvidia import driver as nvidia
+    from triton.runtime.driver import driver
 
     capability = json.loads(work.data)["options"]["arch"].removeprefix("sm")
     driver.set_active(StandInDriver(int(capability)))
@@ -150,7 +150,7 @@ def compile_one(work: Specialisation) -> str:
 
 def compile_driver() -> str:
     """The module through which Triton talks to the GPU's driver."""
-    from triton.backends.nvidia import driver as nvidia  # ty: ignore[import-not-found]
+    from triton.backends.nvidia import driver as nvidia
 
     nvidia.CudaUtils()
     return ""
@@ -179,7 +179,7 @@ def end_with_parent() -> None:
 
 def hash_triton() -> Thread:
     """Triton's key is a hash over its whole library, some 400 MB: begun early, beside the import of torch."""
-    from triton.runtime.cache import triton_key  # ty: ignore[import-not-found]
+    from triton.runtime.cache import triton_key
 
     thread = Thread(target=triton_key)
     thread.start()

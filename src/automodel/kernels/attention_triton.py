@@ -4,8 +4,8 @@ Scores are kept in units of log 2, so that the exponential is the hardware's exp
 document and one head; the many programs past the end of a short document leave at once.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels import attention
 from automodel.kernels.philox import ROUNDS, THRESHOLD_BITS

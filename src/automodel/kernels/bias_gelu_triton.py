@@ -4,8 +4,8 @@ Programs take a column block of a chunk of rows. Backward, a program walks down 
 its columns in registers and leaves one row of partial sums. Everything is computed in fp32 and rounded once.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.triton_keys import settle_keys
 

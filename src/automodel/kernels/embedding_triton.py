@@ -1,7 +1,7 @@
 """The Triton half of `embedding`."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.triton_keys import settle_keys
 
@@ -14,9 +14,7 @@ def add_up_run(DROWS, RUNS, i, length, cols, N: tl.constexpr, ROWS: tl.constexpr
         rows = first + tl.arange(0, ROWS)
         places = tl.load(RUNS + i + rows, mask=rows < length, other=0).to(tl.int64)
         inside = (rows < length)[:, None] & (cols < N)[None, :]
-        total += tl.load(DROWS + places[:, None] * N + cols[None, :], mask=inside, other=0.0).to(
-            tl.float32
-        )
+        total += tl.load(DROWS + places[:, None] * N + cols[None, :], mask=inside, other=0.0).to(tl.float32)
     return tl.sum(total, 0)
 
 

@@ -1,7 +1,7 @@
 """The Triton half of `few_classes`."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["n_rows"])

@@ -1,7 +1,7 @@
 """The Triton half of `fp8`: the largest magnitude of a tensor, and its numbers in 8 bits, both ways round."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """The Triton half of `lazy_rows`: one program for one row of the table."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.triton_keys import settle_keys
 

@@ -10,8 +10,8 @@ Everything is fp32, in powers of two (`exp2` is what the hardware has). Columns 
 numbers.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.triton_keys import settle_keys
 

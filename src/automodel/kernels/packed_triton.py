@@ -1,8 +1,8 @@
 """Expanding weights of 4 and 8 bits (`packed.py`). Books have 16 and 256 entries and stay in the cache. Where sizes are
 whole tiles (EVEN) there are no masks, and loads and stores are wide."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.triton_keys import settle_keys
 

@@ -1,7 +1,7 @@
 """The Triton half of `pooled_attention`: a program for one document and head."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.attention_triton import LOG2_E, kept, key_words, row_words
 

@@ -4,8 +4,8 @@ T rows of width D. A program takes a tile of ROWS rows with its warps spread alo
 same columns of all rows and the sums over rows (the weight gradient) stay inside it. An absent input is passed as None.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["n_rows"])

@@ -3,8 +3,8 @@
 Queries and keys are one range of slots, queries first. Everything is computed in fp32 and rounded once.
 """
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.triton_keys import settle_keys
 

@@ -1,7 +1,7 @@
 """The Triton half of `swiglu`. Programs take a column block of a chunk of rows; fp32 inside, rounded once."""
 
-import triton  # ty: ignore[import-not-found]
-import triton.language as tl  # ty: ignore[import-not-found]
+import triton
+import triton.language as tl
 
 from automodel.kernels.bias_gelu_triton import cdf, gelu_slope, tile_of
 from automodel.kernels.triton_keys import settle_keys
