@@ -78,9 +78,16 @@ def test_early_stopping_ends_a_run_that_no_longer_improves(folder):
     assert (folder / "out" / "model.safetensors").exists(), "a run that stopped early is a finished run"
 
 
-def test_min_delta_decides_what_counts_as_better(folder):
-    summary, _ = finetune(folder, "early_stopping.patience=1", "early_stopping.min_delta=10")
-    assert (summary["status"], summary["steps"], summary["best"]["step"]) == ("stopped early", 4, 2)
+def test_min_delta_decides_when_patience_ends_and_not_which_weights_are_the_best(folder):
+    """As with Trainer's callback: small gains end a run, and the last of them is what is exported."""
+    summary, said = finetune(folder, "early_stopping={patience: 6, min_delta: 10}", "optimizer.lr=1e-2")
+    validation = tiny.losses(folder / "out", "validation")
+    assert (summary["status"], summary["steps"]) == ("stopped early", 2 + 6 * 2)
+    assert "loss did not improve by more than 10 in 6 evaluations" in said
+    assert (summary["best"]["step"], summary["exported_step"]) == (14, 14)
+    assert validation[14] == min(validation.values()) < validation[2] - 0.3
+    rows = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+    assert held_out_loss(folder / "out", rows) == pytest.approx(validation[14], abs=1e-5)
 
 
 def test_the_best_weights_are_exported_not_the_last(folder):
@@ -198,6 +205,20 @@ def test_a_run_that_was_killed_before_its_export_is_finished_by_resume(folder, m
     assert (folder / "out" / "model.safetensors").exists()
     with pytest.raises(UserError, match="already finished its 24 steps"):
         finetune(folder, resume=True)
+
+
+def test_damaged_records_do_not_keep_a_run_from_going_on(folder):
+    """An empty plan.json was a traceback and an empty config.yaml a list of nonsense, beside whole checkpoints."""
+    finetune(folder, "step_scheduler.num_epochs=1", "lr_scheduler=constant")
+    run = folder / "out" / "run"
+    before = (run / "config.yaml").read_text()
+    for name in ("plan.json", "summary.json", "exported.json", "config.yaml"):
+        (run / name).write_text("")
+    summary, said = finetune(folder, "step_scheduler.num_epochs=2", "lr_scheduler=constant", resume=True)
+    assert "config.yaml is missing or damaged; what it said is known from a checkpoint." in said.replace("\n", " ")
+    assert "Resuming after step 6" in said
+    assert list(tiny.losses(folder / "out")) == list(range(1, summary["steps"] + 1)) == list(range(1, 13))
+    assert (run / "config.yaml").read_text() == before.replace("num_epochs: 1", "num_epochs: 2")
 
 
 def test_a_finished_run_is_trained_further(folder):

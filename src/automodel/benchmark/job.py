@@ -206,9 +206,9 @@ def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
         "optimizer": {
             "name": optimizer_name(cfg),
             "lr": optimizer.lr,
-            "weight_decay": optimizer.weight_decay,
-            "betas": list(optimizer.betas),
-            "eps": optimizer.eps,
+            "weight_decay": optimizer.decay,
+            "betas": list(optimizer.adam["betas"]),
+            "eps": optimizer.adam["eps"],
             "decay_norms_and_biases": optimizer.decay_norms_and_biases,
         },
         "lr_scheduler": dataclasses.asdict(cfg.lr_scheduler),

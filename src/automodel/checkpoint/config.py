@@ -41,6 +41,7 @@ class EarlyStoppingConfig(Section):
     patience: Count = 3
     """Evaluations without improvement before stopping."""
     min_delta: NonNegative = 0.0
-    """Smallest change that counts as an improvement."""
+    """How much better than the best one so far an evaluation must be for patience to begin anew. Which weights are the
+    best does not depend on it."""
     metric: str | None = None
     """Metric to watch; default `checkpoint.best_metric`."""

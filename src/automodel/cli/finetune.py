@@ -132,7 +132,11 @@ def _ranks_begun(cfg: RunConfig) -> int | None:
     path = Path(cfg.checkpoint.checkpoint_dir).expanduser() / "run" / "plan.json"
     try:
         return json.loads(path.read_text(encoding="utf-8")).get("ranks")
-    except (OSError, ValueError):  # there is no run yet, or none that can be resumed: that is said later
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ):  # there is no run yet, or none that can be resumed: that is said later
         return None
 
 

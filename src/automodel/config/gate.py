@@ -73,14 +73,15 @@ def resolve_target(target: str, slot: str, arguments: Iterable[str] = (), trust:
 def check_section(config: Section, given: set[str], trust: Sequence[str]) -> list[Problem]:
     """What is wrong with a section's `_target_` and the arguments meant for it.
 
-    `given` are the keys the user wrote. Defaults are not held against a target that does not take them, written
-    out or not.
+    `given` are the keys the user wrote. Defaults and usual values are not held against a target that does not take
+    them, written out or not.
     """
     assert config.SLOT is not None
     slot, target = SLOTS[config.SLOT], getattr(config, "target", None)
     extra = getattr(config, "extra", {})
     known = fields_of(type(config))
-    given = {key for key in given if key not in known or getattr(config, key) != known[key].default}
+    plain = {name: (f.default, config.USUAL.get(name, f.default)) for name, f in known.items()}
+    given = {key for key in given if key not in known or getattr(config, key) not in plain[key]}
     named = target is None and config.SLOT == "optimizer"
     if named:
         target = OPTIMIZER_NAMES[getattr(config, "name", "adamw")]

@@ -8,7 +8,7 @@ key by key, anything else replaces.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from automodel.config.complaints import Complaints
 from automodel.config.fields import Field, fields_of, takes_extra
@@ -173,7 +173,8 @@ def merge(under: Mapping, over: Mapping, section: type[Section] | None, complain
     for name, entry in over.entries.items():
         f = fields_of(section).get(name) if section else None
         current = under.entries.get(name)
-        items = _list_to_change(current, entry, f)
+        usual = section.USUAL.get(name, f.default) if section and f else None
+        items = _list_to_change(current, entry, usual)
         inner = path if name == "extra" else join(path, entry.key)
         if items is not None:
             _set_items(items, cast(Mapping, entry.node), complaints, inner)
@@ -195,17 +196,17 @@ def target_name(mapping: Mapping) -> str | None:
     return canonical(entry.node.text) if entry and isinstance(entry.node, Scalar) else None
 
 
-def _list_to_change(current: Entry | None, entry: Entry, f: Field | None) -> Listing | None:
-    """The list that `wandb.tags.0=x` changes: the one given before, or the field's default."""
+def _list_to_change(current: Entry | None, entry: Entry, usual: Any) -> Listing | None:
+    """The list that `wandb.tags.0=x` changes: the one given before, or what it is otherwise."""
     if not isinstance(entry.node, Mapping) or not entry.node.entries:
         return None
     if not all(key.isdigit() for key in entry.node.entries):
         return current.node if current and isinstance(current.node, Listing) else None
     if current is not None:
         return current.node if isinstance(current.node, Listing) else None
-    if f is not None and isinstance(f.default, tuple):
+    if isinstance(usual, tuple):
         place = entry.place
-        return Listing([Scalar(show(item), plain=True, place=place) for item in f.default], place)
+        return Listing([Scalar(show(item), plain=True, place=place) for item in usual], place)
     return None
 
 

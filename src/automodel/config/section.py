@@ -11,6 +11,8 @@ Conventions the loader follows:
 - `INLINE` names mappings whose keys are read as if they stood in the section itself (`lr_scheduler_kwargs`).
 - `HOMES`, on the class of the whole file, maps keys that people write at the top level to where they belong.
 - `SHORTHAND` names the field that a bare scalar sets (`model: bert-base-uncased`).
+- `USUAL` has the values of keys that are left open (None), where a target may have others: single items of a list are
+  set in these, and whoever writes them out is not told that the target has no such setting.
 - `SLOT` names the gate's slot, which says what a `_target_` may be here; see `config/gate.py`.
 - A field named `extra` collects unknown keys for the target's own signature; sections without it refuse them.
 - `EXAMPLE`, on the class of the whole file, is shown where a required section is missing.
@@ -47,5 +49,6 @@ class Section:
     INLINE: ClassVar[tuple[str, ...]] = ()
     HOMES: ClassVar[dict[str, str]] = {}
     SHORTHAND: ClassVar[str | None] = None
+    USUAL: ClassVar[dict[str, Any]] = {}
     SLOT: ClassVar[str | None] = None
     EXAMPLE: ClassVar[str] = ""

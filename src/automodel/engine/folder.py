@@ -23,6 +23,7 @@ from automodel.plan.config import RunConfig
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
 BASE = "base.json"  # what tells the weights below an adapter from others
 LAYOUT = "layout.json"  # how the model is asked
+WRITTEN_ANEW = ("plan.json", "summary.json", EXPORTED)  # by every start or end of a run
 MODEL_FILE = re.compile(
     r"adapter_(config\.json|model\.safetensors)"
     r"|(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?"
@@ -54,8 +55,20 @@ class RunFolder:
         replace_text(self.run / name, json.dumps(value, indent=2) + "\n")
 
     def read_json(self, name: str) -> Any:
+        """What was written under this name; None where it was not. A damaged file counts as none where the run writes
+        it anew; what a saved model needs is worth an error."""
         path = self.run / name
-        return json.loads(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            value = json.loads(path.read_text())
+        except ValueError:  # cut off, empty, or not even text
+            value = None
+        if isinstance(value, list if name == EXPORTED else dict):
+            return value
+        if name in WRITTEN_ANEW:
+            return None
+        raise UserError(f"{path} is damaged: it is no JSON object. Put back a copy of it, or remove it to do without.")
 
     def exported(self) -> list[str]:
         return self.read_json(EXPORTED) or []

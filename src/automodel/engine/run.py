@@ -118,7 +118,8 @@ def finetune(
 
 def _since_the_best(run: Run) -> str:
     best = run.state.best
-    return f"{best.metric} did not improve in {best.stale} evaluation{'s' if best.stale > 1 else ''}"
+    enough = f" by more than {best.min_delta:g}" if best.min_delta else ""
+    return f"{best.metric} did not improve{enough} in {best.stale} evaluation{'s' if best.stale > 1 else ''}"
 
 
 def _carry_out(

@@ -8,15 +8,19 @@ too, and then the search begins anew. The rest, how often something is logged, e
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
+from automodel.checkpoint.catalog import complete
 from automodel.config.dump import dump_config
 from automodel.config.errors import UserError
 from automodel.engine.folder import RunFolder
 from automodel.engine.state import Best
+from automodel.optim.build import left_open
+from automodel.optim.config import OptimizerConfig
 from automodel.plan.config import RunConfig
 
 MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
@@ -32,8 +36,6 @@ COURSE = (
 
 def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
     """A resumed run must train the same model on the same data. Raises `UserError` with the keys that differ."""
-    if not folder.config.exists():
-        raise UserError(f"--resume: {folder.config} is missing, so the run cannot be recognised. Use --overwrite.")
     changed = [difference for difference in _changed(cfg, folder, MUST_MATCH) if difference[0] not in MOVED]
     if changed:
         lines = "".join(f"  {key}: was {before}, now {after}\n" for key, before, after in changed)
@@ -69,6 +71,9 @@ def changes_of_course(cfg: RunConfig, folder: RunFolder) -> list[str]:
     """What may change, and bends the curves."""
     falls = not cfg.lr_scheduler.name.startswith("constant")
     notes = []
+    if _parsed(_text_of(folder)) is None:
+        known = "what it said is known from a checkpoint"
+        notes.append(f"{folder.config} is missing or damaged; {known}. It is written anew.")
     for key, before, after in _changed(cfg, folder, COURSE):
         longer = key.startswith("step_scheduler") and falls
         then = "; the learning rate goes on as in a run of that length" if longer else ""
@@ -105,14 +110,51 @@ def asks_for_more(cfg: RunConfig, folder: RunFolder) -> bool:
 
 def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Dotted keys whose values differ between the run's config and this one, with both values."""
-    before = _flat(yaml.safe_load(folder.config.read_text(encoding="utf-8")))
-    after = _flat(yaml.safe_load(dump_config(cfg)))
+    before = _flat(_as_used(_begun_with(folder)))
+    after = _flat(_as_used(yaml.safe_load(dump_config(cfg))))
     watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
     return [
         (key, _shown(before.get(key)), _shown(after.get(key)))
         for key in dict.fromkeys(watched)
         if before.get(key) != after.get(key)
     ]
+
+
+def _begun_with(folder: RunFolder) -> dict[str, Any]:
+    """The config of the run in the folder. Every checkpoint has a copy of it, for when it is damaged itself."""
+    found = _parsed(_text_of(folder))
+    for checkpoint in reversed(complete(folder.steps)) if found is None else ():
+        with suppress(OSError, ValueError, AttributeError):  # the checkpoint before a damaged one will do
+            found = found or _parsed(checkpoint.state().get("config"))
+    if found is None:
+        raise UserError(
+            f"--resume: {folder.config} is missing or damaged, and no checkpoint has a copy of it, so the run cannot "
+            "be recognised. Put the file back, or start anew with --overwrite."
+        )
+    return found
+
+
+def _text_of(folder: RunFolder) -> str | None:
+    with suppress(OSError, ValueError):
+        return folder.config.read_text(encoding="utf-8")
+    return None
+
+
+def _parsed(text: str | None) -> dict[str, Any] | None:
+    """A config as a tree; None where it is none any more."""
+    with suppress(yaml.YAMLError, ValueError):
+        tree = yaml.safe_load(text or "")
+        return tree if isinstance(tree, dict) and "model" in tree else None
+    return None
+
+
+def _as_used(tree: dict[str, Any]) -> dict[str, Any]:
+    """The config with the numbers that its optimizer takes where the section leaves them open: whether they are written
+    out, as older versions did, changes nothing."""
+    given = tree.get("optimizer") or {}
+    section = OptimizerConfig(target=given.get("_target_"), name=given.get("name", OptimizerConfig.name))
+    numbers = {key: list(n) if isinstance(n, tuple) else n for key, n in left_open(section).items()}
+    return tree | {"optimizer": numbers | given}
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -23,17 +23,19 @@ class Best:
     value: float | None = None
     step: int | None = None
     stale: int = 0
-    """Evaluations since the last improvement."""
+    """Evaluations since the last one that was better than the best before it by more than `min_delta`."""
 
     def update(self, step: int, value: float) -> bool:
+        """Whether this one is the best so far. Any gain makes it so; `min_delta` is for patience alone, as the
+        threshold of transformers' EarlyStoppingCallback is."""
         sign = 1.0 if self.mode == "max" else -1.0
         # A NaN (a correlation of constant predictions) is never the best, and anything beats having none.
-        improved = math.isfinite(value) and (self.value is None or sign * (value - self.value) > self.min_delta)
-        if improved:
-            self.value, self.step, self.stale = value, step, 0
-        else:
-            self.stale += 1
-        return improved
+        gain = math.inf if self.value is None else sign * (value - self.value)
+        gain = gain if math.isfinite(value) else -math.inf
+        self.stale = 0 if gain > self.min_delta else self.stale + 1
+        if gain > 0:
+            self.value, self.step = value, step
+        return gain > 0
 
 
 @dataclass

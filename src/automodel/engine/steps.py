@@ -136,8 +136,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     optimizer = FlatAdamW(
         parameter_groups(model, cfg.optimizer, loraplus_ratio(prepared)),
         lr=peak,
-        betas=cfg.optimizer.betas,
-        eps=cfg.optimizer.eps,
+        **cfg.optimizer.adam,
         max_norm=cfg.training_optimizations.gradient_clipping or float("inf"),
         copy_dtype=half_of(prepared),
         flat_gradients=accumulates,

@@ -39,12 +39,13 @@ from transformers.modeling_outputs import (
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from automodel.losses.unprojected import Unprojected
+from automodel.models.changed import as_made, what_changed
 from automodel.models.families import family_of, packing_support
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import will_fuse
 from automodel.models.half_weights import Unit, half_weights, units_of
 from automodel.models.head_form import head_form
-from automodel.models.lazy_logits import LazyCausalLMOutput, Promise
+from automodel.models.lazy_logits import HeadThen, LazyCausalLMOutput, Promise, promised
 from automodel.models.lm_head import is_plain
 from automodel.models.packed_call import (
     Blocks,
@@ -86,6 +87,8 @@ class Calls:
         self.no_blocks_at: tuple[Any, ...] | None = None
         self.units: tuple[tuple[int, ...], list[Unit]] | None = None
         """Identities of parameters, and how they are copied under autocast (held, so that no id is given anew)."""
+        self.as_made: tuple[tuple[type, ...], bool] | None = None
+        """Classes of the modules, and whether transformers would make them."""
         self.forwards: dict[Any, Callable[..., Any]] = {}
 
     def __deepcopy__(self, memo: Any) -> Calls:
@@ -149,7 +152,7 @@ def _empty(stock: type) -> Any:
 
 def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
     """Raises `Rectangular` for calls that only the stock forward answers."""
-    ids, config = given.get("input_ids"), model.config
+    ids = given.get("input_ids")
     for name, value in given.items():
         if name not in _UNDERSTOOD and value is not None:
             usual = _STOCK_VALUES.get(name)
@@ -174,10 +177,17 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
             raise Rectangular(f"{name} has another shape than input_ids")
         if value.device != ids.device:
             raise Rectangular(f"{name} lies on another device")
-    if given.get("token_type_ids") is not None and not family_of(config).token_types:
+    if given.get("token_type_ids") is not None and not family_of(model.config).token_types:
         raise Rectangular("token_type_ids were given to a family without them")
-    if family_of(config).positions_after_padding and model.get_input_embeddings().padding_idx != config.pad_token_id:
-        raise Rectangular("the config has another pad token than the one by which the model counts positions")
+    _check_model(model, given)
+    _check_cache(model, calls, given)
+    if ids.device.type == "cpu" and (given.get("attention_mask") is None or bool(given["attention_mask"].all())):
+        raise Rectangular("on the CPU, a batch without padding gains nothing")
+
+
+def _check_model(model: Any, given: dict[str, Any]) -> None:
+    """The same for models, which may change between two calls."""
+    config = model.config
     if model.__dict__.get("_is_replica") or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise Rectangular("the model is spread over devices")
     chosen_for_it = config.model_type == "gemma2" and config._attn_implementation == "eager"  # SDPA has no cap
@@ -187,13 +197,13 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
         raise Rectangular("the model has a loss function of its own")
     if config.output_hidden_states or config.output_attentions or not getattr(config, "return_dict", True):
         raise Rectangular("the config asks for other outputs")
-    if ids.is_cuda and getattr(config, "sliding_window", None) and compute_dtype(model) == torch.float32:
+    if given["input_ids"].is_cuda and getattr(config, "sliding_window", None) and compute_dtype(model) == torch.float32:
         raise Rectangular("no kernel has windows over documents of unequal lengths in fp32")
-    _check_cache(model, calls, given)
-    if ids.device.type == "cpu" and (given.get("attention_mask") is None or bool(given["attention_mask"].all())):
-        raise Rectangular("on the CPU, a batch without padding gains nothing")
     if has_hooks(model):
         raise Rectangular("there are hooks inside the model")
+    changed = what_changed(model)
+    if changed is not None:
+        raise Rectangular(changed)
 
 
 def _caches(model: Any, given: dict[str, Any]) -> bool:
@@ -249,7 +259,15 @@ def _weights(model: Any, calls: Calls, layers: list[Any]) -> AbstractContextMana
 
 
 def _can_fuse(model: Any, calls: Calls) -> bool:
-    return calls.kernels and kernels_run(model) and will_fuse(model) and untouched(model)
+    return calls.kernels and kernels_run(model) and will_fuse(model) and untouched(model) and _as_made(model, calls)
+
+
+def _as_made(model: Any, calls: Calls) -> bool:
+    """Asked again only when some module is of another class."""
+    classes = tuple(map(type, model.modules()))
+    if calls.as_made is None or calls.as_made[0] != classes:
+        calls.as_made = classes, as_made(model)
+    return calls.as_made[1]
 
 
 def _blocks(model: Any, calls: Calls, longest: int, layers: list[Any]) -> Blocks | None:
@@ -261,6 +279,8 @@ def _blocks(model: Any, calls: Calls, longest: int, layers: list[Any]) -> Blocks
     if not isinstance(next(model.parameters()), torch.nn.Parameter):
         calls.forwards.clear()
         return make_blocks(model, longest, laid=True)  # over copies, which are there for this call only
+    if not untouched(model) or not _as_made(model, calls):
+        return None
     trained = tuple(p.requires_grad for p in model.parameters())
     if calls.blocks is not None and all(trained) and calls.blocks.fit(model, longest):
         return calls.blocks
@@ -268,7 +288,7 @@ def _blocks(model: Any, calls: Calls, longest: int, layers: list[Any]) -> Blocks
     if calls.no_blocks_at == state:
         return None
     calls.forwards.clear()
-    calls.blocks = make_blocks(model, longest) if untouched(model) else None
+    calls.blocks = make_blocks(model, longest)
     calls.no_blocks_at = state if calls.blocks is None else None
     return calls.blocks
 
@@ -302,7 +322,7 @@ def _language(
             hidden_RN, outputs.weight_VN, labels_R, scale=count.reciprocal(), bias=outputs.bias_V, form=form
         )
     made = _output(loss=loss)
-    made["logits"] = Promise(lambda: _logits(batch, outputs))
+    made["logits"] = _logits_later(batch, outputs)
     if not model.training:
         made["logits"] = made.logits  # whoever evaluates looks at them, item by item
     return made
@@ -312,9 +332,17 @@ def _output(**values: Any) -> LazyCausalLMOutput:
     return LazyCausalLMOutput(**values)  # transformers' annotations say FloatTensor, which bf16 is not
 
 
-def _logits(batch: Unpadded, outputs: Unprojected) -> Tensor:
-    with torch.autocast(outputs.hidden_RN.device.type, enabled=False):
-        return batch.pad(outputs.logits())
+def _logits_later(batch: Unpadded, outputs: Unprojected) -> Promise:
+    hidden_RN, head = outputs.hidden_RN, HeadThen(outputs.weight_VN, outputs.bias_V)
+
+    def logits() -> Tensor:
+        weight_VN, bias_V = head.tensors()
+        with torch.autocast(hidden_RN.device.type, enabled=False):
+            return batch.pad(replace(outputs, weight_VN=weight_VN, bias_V=bias_V).logits())
+
+    learns = any(t is not None and t.requires_grad for t in (hidden_RN, outputs.weight_VN, outputs.bias_V))
+    shape = (*batch.shape, len(outputs.weight_VN))
+    return promised(logits, shape, hidden_RN.dtype, hidden_RN.device, torch.is_grad_enabled() and learns)
 
 
 def _classes(
@@ -323,6 +351,8 @@ def _classes(
     from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
     logits_BC = _forward(model, calls, fused)(batch.packed)
+    if logits_BC.dim() != 2:
+        raise Rectangular("the head does not answer once a row")
     logits_BC = logits_BC.to(compute_dtype(model))
     loss: Any = None
     if given.get("labels") is not None:

@@ -87,6 +87,8 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     model.set_attn_implementation(register_packed_attention())
     if model.config._attn_implementation != PACKED_ATTENTION:
         raise ValueError(f"{type(model).__name__} does not take its attention from transformers' attention interface")
+    for config in attention_configs(model):
+        config._attn_implementation_internal = PACKED_ATTENTION
     setattr(model, _STOCK_NAME, current)
 
 
@@ -94,6 +96,15 @@ def use_stock_attention(model: PreTrainedModel) -> None:
     """Gives the instance back the attention it had before `use_packed_attention`."""
     if model.config._attn_implementation == PACKED_ATTENTION:
         model.set_attn_implementation(getattr(model, _STOCK_NAME, "sdpa"))
+        for config in attention_configs(model):
+            config._attn_implementation_internal = model.config._attn_implementation
+
+
+def attention_configs(model: Any) -> list[Any]:
+    """The config objects from which attention modules read what they run. It is one, until somebody copies a layer: the
+    copy has a config of its own, which nothing that is done to the model's config reaches."""
+    found = (module.__dict__.get("config") for module in model.modules())
+    return list({id(c): c for c in found if hasattr(c, "_attn_implementation_internal")}.values())
 
 
 @contextmanager

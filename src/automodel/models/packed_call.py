@@ -2,7 +2,8 @@
 
 Engine runs switch a model once and train it. In somebody else's loop, anything may happen between two calls: saving,
 generating, a move to another device, a hook. So the switch lasts for one call. What it takes is small: the name of the
-attention in the config, and the `forward` of embeddings, blocks and final norm on their instances (`fuse.py`).
+attention in the config (in each of them, where layers were copied), and the `forward` of embeddings, blocks and final
+norm on their instances (`fuse.py`).
 
 Layers under gradient checkpointing run a second time in the backward pass, long after the call. Each brings its own
 switch along (`_AgainPacked`), so that what is recomputed is what was computed.
@@ -27,6 +28,7 @@ from automodel.data.batch import PackedBatch
 from automodel.kernels.dispatch import triton_installed
 from automodel.kernels.linear import joined_view
 from automodel.models.decoder_parts import DECODERS, decoder_parts
+from automodel.models.forward import attention_configs
 from automodel.models.fuse import SWAPS, fuse, will_fuse
 from automodel.models.fused_encoder import fusable_layers
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
@@ -109,13 +111,18 @@ def make_blocks(model: Any, longest: int, laid: bool = False) -> Blocks | None:
 
 
 def untouched(model: Any) -> bool:
-    """Whether every module is as transformers made it: plain parameters, no adapter around a linear layer, nobody's
-    `forward` on an instance. accelerate's autocast around the whole model is outside of what happens in here."""
+    """Whether every module is as transformers left it: plain parameters, no adapter around a linear layer, nobody's
+    `forward` on an instance. accelerate's autocast around the whole model is outside of what happens in here. Whether
+    the modules are those that transformers made, `changed.as_made` tells."""
     wrapped = "_original_forward" in model.__dict__
-    if any("forward" in module.__dict__ for module in model.modules() if not (wrapped and module is model)):
-        return False
-    plain = all(type(p) is nn.Parameter and p.numel() for p in model.parameters())
-    return plain and not any(isinstance(m, nn.Linear) and type(m) is not nn.Linear for m in model.modules())
+    for module in model.modules():
+        if "forward" in module.__dict__ and not (wrapped and module is model):
+            return False
+        if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+            return False
+        if not all(type(p) is nn.Parameter and p.numel() for p in module._parameters.values() if p is not None):
+            return False
+    return True
 
 
 def has_hooks(model: Any) -> bool:
@@ -161,6 +168,10 @@ class PackedCode:
     seed: Tensor | None = None
     layers: list[Any] = field(default_factory=list)
     """Those under gradient checkpointing."""
+    configs: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.configs = attention_configs(self.model)
 
     @contextmanager
     def call(self) -> Generator[None]:
@@ -178,12 +189,12 @@ class PackedCode:
     @contextmanager
     def switched(self) -> Generator[None]:
         """Packed attention and fused blocks inside, whatever was there before after it."""
-        config = self.model.config
-        attention = config._attn_implementation
         swaps = [] if self.blocks is None else self.blocks.swaps
         before = [module.__dict__.get("forward") for module, _ in swaps]
-        config._attn_implementation_internal = register_packed_attention()
-        assert config._attn_implementation == PACKED_ATTENTION
+        attentions = [config._attn_implementation for config in self.configs]
+        for config in self.configs:
+            config._attn_implementation_internal = register_packed_attention()
+        assert self.model.config._attn_implementation == PACKED_ATTENTION
         if self.blocks is not None:
             self.blocks.prepare(self.seed, self.batch)
         for module, swap in swaps:
@@ -191,7 +202,8 @@ class PackedCode:
         try:
             yield
         finally:
-            config._attn_implementation_internal = attention
+            for config, attention in zip(self.configs, attentions):
+                config._attn_implementation_internal = attention
             for (module, _), forward in zip(swaps, before):
                 if forward is None:
                     del module.__dict__["forward"]

@@ -12,6 +12,7 @@ also with 8-bit moments (`kernels/flat_adamw.py`).
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,9 +53,9 @@ def parameter_groups(model: nn.Module, cfg: OptimizerConfig, adapter_b_ratio: fl
     trainable = [(n, p) for n, p in trainable if id(p) not in elsewhere]
     with_decay = [p for n, p in trainable if cfg.decay_norms_and_biases or decays(n, p)]
     without = [p for n, p in trainable if not (cfg.decay_norms_and_biases or decays(n, p))]
-    groups = [{"params": with_decay, "weight_decay": cfg.weight_decay}, {"params": without, "weight_decay": 0.0}]
-    own = {"lr": cfg.lr * adapter_b_ratio, LR_FACTOR: adapter_b_ratio}
-    groups.append({"params": faster, "weight_decay": cfg.weight_decay, **own})
+    decay = {} if cfg.decay is None else {"weight_decay": cfg.decay}  # what a group does not have is the class's own
+    groups = [{"params": with_decay, **decay}, {"params": without, "weight_decay": 0.0}]
+    groups.append({"params": faster, **decay, "lr": cfg.lr * adapter_b_ratio, LR_FACTOR: adapter_b_ratio})
     return [g for g in groups if g["params"]]
 
 
@@ -79,12 +80,12 @@ def build_optimizer(
 
 
 def _by_name(kind: Kind, model: nn.Module, groups: list[dict[str, Any]], cfg: OptimizerConfig) -> torch.optim.Optimizer:
-    adam = {"betas": cfg.betas, "eps": cfg.eps}
+    adam = cfg.adam
     if not kind.plain:
-        moments = adam if kind.algorithm == "adamw" else {"betas": cfg.betas}
+        moments = adam if kind.algorithm == "adamw" else {"betas": adam["betas"]}
         return build_quantized(model, kind, groups, lr=cfg.lr, **moments, **cfg.extra)
     if kind.algorithm == "lion":
-        return Lion(groups, lr=cfg.lr, betas=cfg.betas, **cfg.extra)
+        return Lion(groups, lr=cfg.lr, betas=adam["betas"], **cfg.extra)
     if kind.algorithm == "muon":
         return muon_with_adamw(model, groups, lr=cfg.lr, muon_lr=cfg.muon_lr, **adam, **cfg.extra)
     if kind.algorithm == "adafactor":
@@ -98,14 +99,28 @@ def _by_name(kind: Kind, model: nn.Module, groups: list[dict[str, Any]], cfg: Op
 def _from_class(cls: type, groups: list[dict[str, Any]], cfg: OptimizerConfig) -> torch.optim.Optimizer:
     accepted = inspect.signature(cls).parameters
     # Others than Adam have defaults of their own for these; what the section leaves open is left to them.
-    chosen = {key: getattr(cfg, key) for key in ("betas", "eps") if getattr(cfg, key) != getattr(OptimizerConfig, key)}
-    arguments: dict[str, Any] = {k: v for k, v in chosen.items() if k in accepted} | {"lr": cfg.lr} | cfg.extra
+    given = {key: getattr(cfg, key) for key in cfg.USUAL if key in accepted and getattr(cfg, key) is not None}
+    arguments: dict[str, Any] = given | {"lr": cfg.lr} | cfg.extra
     if cls in (torch.optim.AdamW, torch.optim.Adam):
         # One fused launch; the CPU has it as well. It cannot be combined with foreach.
         arguments.setdefault("fused", not arguments.get("foreach"))
     if "weight_decay" not in accepted:
         groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
     return cls(groups, **arguments)
+
+
+def left_open(cfg: OptimizerConfig) -> dict[str, Any]:
+    """What stands for `betas`, `eps` and `weight_decay` where a section leaves them open. What a class of the user's
+    own has is not known here; the usual `betas` and `eps` stand for it."""
+    kind = KINDS.get(cfg.name)
+    cls = TORCH.get(kind.algorithm) if kind else None
+    if cfg.target is not None:
+        torchs = cfg.target.startswith("torch.optim.")
+        cls = getattr(torch.optim, cfg.target.rpartition(".")[2], None) if torchs else None
+    accepted = inspect.signature(cls).parameters if cls else {}
+    own = {key: accepted[key].default for key in cfg.USUAL if key in accepted}
+    decay = replace(cfg, weight_decay=None).decay
+    return cfg.USUAL | own | ({} if decay is None else {"weight_decay": decay})
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:

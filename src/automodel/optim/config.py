@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from automodel.config.gate import canonical
 from automodel.config.section import Count, CountOrZero, NonNegative, Positive, Section, Share, ShareBelowOne
 
 
@@ -15,6 +16,7 @@ class OptimizerConfig(Section):
     SLOT: ClassVar[str | None] = "optimizer"
     SHORTHAND: ClassVar[str | None] = "name"
     ALIASES: ClassVar[dict[str, str]] = {"learning_rate": "lr", "optim": "name"}
+    USUAL: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-8}  # Adam's
 
     target: str | None = None
     """An optimizer class, e.g. `torch.optim.AdamW`; other keys of the section go to its constructor."""
@@ -48,18 +50,35 @@ class OptimizerConfig(Section):
     of hidden layers, AdamW the rest. `adafactor` is HF Trainer's, without scaling by the size of weights."""
     lr: Positive = 5e-5
     """Peak learning rate."""
-    weight_decay: NonNegative = 0.0
-    """Decoupled weight decay; not applied to biases, norms and other vectors (`decay_norms_and_biases`)."""
-    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999)
-    """Moment decay rates of AdamW and Lion."""
-    eps: Positive = 1e-8
-    """Adam's epsilon."""
+    weight_decay: NonNegative | None = None
+    """Decoupled weight decay; not applied to biases, norms and other vectors (`decay_norms_and_biases`). Default 0;
+    with a `_target_`, what that class has (`torch.optim.AdamW`: 0.01)."""
+    betas: tuple[ShareBelowOne, ShareBelowOne] | None = None
+    """Moment decay rates. Default `[0.9, 0.999]` for AdamW and Lion; with a `_target_`, what that class has."""
+    eps: Positive | None = None
+    """What is added to denominators. Default what the optimizer has: 1e-8 for AdamW, 1e-10 for Adagrad."""
     decay_norms_and_biases: bool = False
     """Apply weight decay to every parameter, as a bare torch optimizer would."""
     muon_lr: Positive | None = None
     """`muon`: peak learning rate of the matrices; default `lr`: Muon's steps are scaled to the size of AdamW's."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer (`amsgrad: true`, `momentum: 0.9`)."""
+
+    @property
+    def adam(self) -> dict[str, Any]:
+        """`betas` and `eps` of Adam and its kin."""
+        given = {key: getattr(self, key) for key in self.USUAL}
+        return self.USUAL | {key: value for key, value in given.items() if value is not None}
+
+    @property
+    def decay(self) -> float | None:
+        """The weight decay; None where only a class of the user's own knows it. Of torch's classes AdamW alone has one
+        by itself, and who names it by `_target_`, as NeMo's recipes do, gets what its constructor would give."""
+        if self.weight_decay is not None or self.target is None:
+            return self.weight_decay or 0.0
+        if canonical(self.target) == "torch.optim.AdamW":
+            return 0.01
+        return 0.0 if self.target.startswith("torch.optim.") else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,12 @@ def hidden_matrices(model: nn.Module) -> set[Tensor]:
     return {p for name, p in named if any(part.isdigit() for part in name.split(".")) and p not in tables}
 
 
+def _times(factor: float, group: dict[str, Any], lr: float) -> dict[str, Any]:
+    """The group with so many times its rate, which may be a multiple of `lr` already (LoRA+)."""
+    own = group.get(LR_FACTOR, 1.0) * factor
+    return {**group, "lr": lr * own, LR_FACTOR: own}
+
+
 class MuonWithAdamW(torch.optim.Optimizer):
     """Two optimizers that step as one. They share this one's `state`, and its groups are theirs."""
 
@@ -47,7 +53,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         muon_options.setdefault("adjust_lr_fn", "match_rms_adamw")
         super().__init__([{**group} for group in (*muon_groups, *adamw_groups)], {"lr": lr})
         own_lr = lr if muon_lr is None else muon_lr
-        groups = [{**group, LR_FACTOR: own_lr / lr} for group in muon_groups]
+        groups = [_times(own_lr / lr, group, lr) for group in muon_groups]
         self.parts: list[torch.optim.Optimizer] = [torch.optim.Muon(groups, lr=own_lr, **muon_options)]
         if adamw_groups:
             self.parts.append(torch.optim.AdamW(adamw_groups, lr=lr, betas=betas, eps=eps, fused=True))

@@ -192,8 +192,8 @@ def _floor(cfg: RunConfig) -> Iterator[Problem]:
 
 
 def _validation(cfg: RunConfig) -> Iterator[Problem]:
-    watched, best = cfg.early_stopping and cfg.early_stopping.metric, cfg.checkpoint.best_metric
-    if watched and best and watched != best:
+    watched, best = cfg.early_stopping.metric if cfg.early_stopping else None, cfg.checkpoint.best_metric
+    if watched and best and not _one_metric(watched, best):
         yield Problem(
             "early_stopping.metric",
             f"is {watched}, but checkpoint.best_metric is {best}; one metric decides both. Keep one of the two.",
@@ -207,6 +207,13 @@ def _validation(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("checkpoint.best_metric", needs)
     if cfg.step_scheduler.val_every_steps is not None:
         yield Problem("step_scheduler.val_every_steps", needs)
+
+
+def _one_metric(name: str, other: str) -> bool:
+    """Whether two names mean one metric: Trainer's (`eval_f1`) and `evaluate`'s are known besides our own."""
+    from automodel.metrics.compute import metric_called  # numpy, for the few who give both
+
+    return metric_called(name) == metric_called(other)
 
 
 def _precision(cfg: RunConfig) -> Iterator[Problem]:
@@ -232,6 +239,10 @@ def _precision(cfg: RunConfig) -> Iterator[Problem]:
         yield from _dtype("quantization.bnb_4bit_compute_dtype", cfg.quantization.bnb_4bit_compute_dtype)
     held = DTYPES.get((cfg.model.torch_dtype or "auto").removeprefix("torch."), "auto")
     computed = asked or options.precision
+    switched_off = held in ("bf16", "fp16") and getattr(options, held) is False
+    if switched_off and computed == "auto":
+        off = f"`training_optimizations.{held}: false`"
+        yield Problem("model.torch_dtype", f"is {cfg.model.torch_dtype}, but {off} says otherwise. Keep one.")
     # float32 beside bf16 is no contradiction: bf16 computes over fp32 master weights anyway.
     if held in ("bf16", "fp16") and computed != "auto" and not computed.startswith(held):
         key = f"`training_optimizations.{asked or 'precision'}`"
@@ -295,6 +306,11 @@ def _loss(cfg: RunConfig) -> Iterator[Problem]:
     weights, labels = cfg.loss_fn.class_weights, cfg.model.num_labels
     if weights is not None and labels is not None and len(weights) != labels:
         yield Problem("loss_fn.class_weights", f"has {len(weights)} weights, but model.num_labels is {labels}.")
+    elif weights is not None and not any(weights):
+        yield Problem(
+            "loss_fn.class_weights",
+            "no weight is above 0, so nothing would be learned. Give a weight to the classes that count.",
+        )
 
 
 def _remote_code(cfg: RunConfig, trust: Sequence[str]) -> Iterator[Problem]:

@@ -24,10 +24,7 @@ def how_it_learns(cfg: RunConfig, total_steps: int, kind: Kind | None) -> Iterat
     user's."""
     optimizer, schedule = cfg.optimizer, Schedule(cfg.lr_scheduler, total_steps)
     shown = kind.in_words if kind else (optimizer.target or "").split(".")[-1]
-    decay = "no weight decay"
-    if optimizer.weight_decay:
-        everywhere = "everywhere" if optimizer.decay_norms_and_biases else "not on norms and biases"
-        decay = f"weight decay {optimizer.weight_decay:g}, {everywhere}"
+    decay = _decay(cfg, shown)
     norm = cfg.training_optimizations.gradient_clipping
     clipping = f"gradients clipped at norm {norm:g}" if norm else "gradients not clipped"
     if kind and kind.algorithm == "muon":
@@ -49,17 +46,44 @@ def how_it_learns(cfg: RunConfig, total_steps: int, kind: Kind | None) -> Iterat
         yield Decision("loss", " and ".join(parts), "loss_fn asks for it")
 
 
+def _decay(cfg: RunConfig, shown: str) -> str:
+    """How much weights decay, where, and who says so. `shown`: the optimizer's name."""
+    optimizer, decay = cfg.optimizer, cfg.optimizer.decay
+    if decay == 0:
+        return "no weight decay"
+    where = "everywhere" if optimizer.decay_norms_and_biases else "not on norms and biases"
+    if decay is None:
+        return f"weight decay as {shown} has it, {where}"
+    whose = "" if optimizer.weight_decay else f" ({shown}'s own default)"
+    return f"weight decay {decay:g}{whose}, {where}"
+
+
 def _then(schedule: Schedule, peak: float) -> str:
     """What the rate does after the warm-up."""
     name, floor = schedule.cfg.name, format_lr(schedule.floor(peak))
+    last = format_lr(schedule.lr_at(max(0, schedule.total_steps - 1), peak))
     if name.startswith("constant"):
         return ""
     if name == "inverse_sqrt":
-        last = schedule.lr_at(max(0, schedule.total_steps - 1), peak)
-        return f", then by the square root of the steps, {format_lr(last)} at the end"
+        return f", then by the square root of the steps, {last} at the end"
     if name in ("wsd", "warmup_stable_decay"):
-        return f", then steady, and down to {floor} in the last {schedule.last_phase}"
+        return _steady_and_down(schedule, peak, floor)
+    if waves := schedule.cfg.num_cycles:  # which may end anywhere
+        kind = "falls" if name == "cosine_with_restarts" else "waves"
+        return f", then a cosine of {waves:g} {kind}, {last} at the end"
     return f", then down to {floor}"
+
+
+def _steady_and_down(schedule: Schedule, peak: float, floor: str) -> str:
+    """What is left for `wsd` after the warm-up."""
+    total, warmup, falling = schedule.total_steps, schedule.warmup_steps, schedule.last_phase
+    if warmup + falling < total:
+        return f", then steady, and down to {floor} in the last {falling}"
+    if warmup + falling == total:
+        return f", then down to {floor} in the last {falling}"
+    start = format_lr(schedule.lr_at(warmup, peak))
+    too_many = f"warm-up and decay ({warmup} + {falling}) are more than the {total} steps"
+    return f", then from {start} down to {floor}: {too_many}"
 
 
 def adapter(cfg: RunConfig, trained: int, parameters: int, words: str) -> Iterator[Decision]:

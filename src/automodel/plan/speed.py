@@ -275,7 +275,7 @@ def decide_word_rows(
     if not possible or not adamw or not 0 < data.word_rows <= MOST_WORDS * model.word_rows:
         return 0
     stay = "stay as they are"
-    owed = "have no gradient and take their weight decay when they are read" if cfg.optimizer.weight_decay else stay
+    owed = "have no gradient and take their weight decay when they are read" if cfg.optimizer.decay else stay
     reason = f"exact: the others never occur in the training data, so they {owed}"
     lines.append(Decision("word table", f"{data.word_rows:,} of {model.word_rows:,} rows", reason))
     return data.word_rows

@@ -15,7 +15,8 @@ import transformers
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.models.auto import modeling_auto as auto
 
-from automodel.models.families import family_of, packing_support
+from automodel.models.changed import as_made, what_changed
+from automodel.models.families import packing_support
 from automodel.models.packed_call import has_hooks, untouched
 
 INSIDE_A_STEP = (
@@ -76,14 +77,14 @@ def _model_obstacle(trainer: Any) -> str | None:
     support = packing_support(model.config, task)
     if not support.packed:
         return support.reason
-    words = model.get_input_embeddings()
-    if family_of(model.config).positions_after_padding and words.padding_idx != model.config.pad_token_id:
-        return "the config has another pad token than the one by which the model counts positions"
     if not all(p.requires_grad for p in model.parameters()):
         return "some parameters are frozen"
     if len({p.dtype for p in model.parameters()}) > 1:
         return "parameters have several dtypes"
-    if not untouched(model) or has_hooks(model):
+    changed = what_changed(model)
+    if changed is not None:
+        return changed
+    if not untouched(model) or has_hooks(model) or not as_made(model):
         return "modules of the model were replaced, or have hooks"
     if hasattr(model, "_loss_function"):
         return "the model has a loss function of its own"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from automodel.config.errors import UserError
-from automodel.engine.folder import EXPORTED, RunFolder, open_folder, refuse_what_it_reads, start_fresh
+from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, open_folder, refuse_what_it_reads, start_fresh
 from automodel.plan.check import load_run_config
 
 
@@ -137,3 +137,18 @@ def test_a_run_that_was_killed_before_it_wrote_anything_is_in_nobodys_way(tmp_pa
     folder = open_folder(str(tmp_path), resume=False, overwrite=False)
     start_fresh(folder)
     assert folder.run.is_dir()
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"ranks', b"[1]", b"5", b"null", b"\xff"])
+def test_a_damaged_record_counts_as_none_and_what_the_model_needs_is_named(tmp_path, damage):
+    folder = RunFolder(finished_run(tmp_path))
+    for name in ("plan.json", "summary.json"):
+        (folder.run / name).write_bytes(damage)
+        assert folder.read_json(name) is None
+    assert not folder.is_complete(10)
+    (folder.run / EXPORTED).write_bytes(damage.replace(b"[1]", b"{}"))
+    assert folder.exported() == []
+    (folder.run / LAYOUT).write_bytes(damage)
+    with pytest.raises(UserError, match=r"layout.json is damaged.*Put back a copy of it"):
+        folder.read_json(LAYOUT)
+    assert folder.read_json("nothing.json") is None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+import yaml
 
 from automodel.config.dump import dump_config
 from automodel.config.errors import UserError
@@ -94,3 +97,59 @@ def test_a_finished_run_is_done_only_for_its_own_config(resumed, capsys):
     assert not done("model=/data/other")
     with pytest.raises(UserError, match="the config differs"):
         done("optimizer.lr=1e-3")
+
+
+def test_numbers_that_older_versions_wrote_out_are_those_that_are_left_open_now(resumed):
+    """`betas`, `eps` and `weight_decay` stood in every run/config.yaml, given or not."""
+
+    def recorded(**section) -> None:
+        before = yaml.safe_load(dump_config(resumed()[0]))
+        before["optimizer"] = {"lr": 5e-5, "decay_norms_and_biases": False, **section}
+        resumed()[1].config.write_text(yaml.safe_dump(before))
+
+    adam = {"weight_decay": 0.0, "betas": [0.9, 0.999], "eps": 1e-8}
+    recorded(name="adamw", **adam)
+    check_same_run(*resumed())
+    check_same_run(*resumed("optimizer.eps=1e-8", "optimizer.betas=[0.9, 0.999]", "optimizer.weight_decay=0"))
+    with pytest.raises(UserError, match=r"optimizer.eps: was 1e-08, now 1e-06"):
+        check_same_run(*resumed("optimizer.eps=1e-6"))
+    recorded(_target_="torch.optim.NAdam", **adam)
+    check_same_run(*resumed("optimizer._target_=torch.optim.NAdam"))
+    recorded(_target_="torch.optim.AdamW", **adam)
+    with pytest.raises(UserError, match=r"optimizer.weight_decay: was 0.0, now 0.01\n"):
+        check_same_run(*resumed("optimizer._target_=torch.optim.AdamW"))
+    check_same_run(*resumed("optimizer._target_=torch.optim.AdamW", "optimizer.weight_decay=0"))
+    recorded(name="adagrad", weight_decay=0.0, eps=1e-8)
+    check_same_run(*resumed("optimizer=adagrad", "optimizer.eps=1e-8"))
+    with pytest.raises(UserError, match=r"optimizer.eps: was 1e-08, now 1e-10"):
+        check_same_run(*resumed("optimizer=adagrad"))
+
+
+def a_checkpoint(folder: RunFolder, step: int, state: str) -> None:
+    place = folder.steps / f"step-{step:08d}"
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_text("{}")
+    (place / "state.json").write_text(state)
+
+
+@pytest.mark.parametrize("damage", [b"", b"model: {a: [1", b"nonsense\n", b"- 1\n", b"\xff\xfe", None])
+def test_a_damaged_config_is_taken_from_the_last_checkpoint(resumed, damage):
+    """The run was refused with a list of nonsense or a traceback, though its checkpoints were whole."""
+    cfg, folder = resumed()
+    text = folder.config.read_text()
+    if damage is None:
+        folder.config.unlink()
+    else:
+        folder.config.write_bytes(damage)
+    (folder.run / "metrics.jsonl").touch()
+    a_checkpoint(folder, 2, json.dumps({}))  # of a first version, that kept none
+    with pytest.raises(UserError, match=r"config.yaml is missing or damaged, and no checkpoint has a copy"):
+        check_same_run(cfg, folder)
+    a_checkpoint(folder, 4, json.dumps({"config": text}))
+    a_checkpoint(folder, 6, "")
+    check_same_run(cfg, folder)
+    with pytest.raises(UserError, match=r"--resume: the config differs .*\n  seed: was 42, now 7\n"):
+        check_same_run(*resumed("seed=7"))
+    (note,) = changes_of_course(cfg, folder)
+    known = "what it said is known from a checkpoint. It is written anew."
+    assert note == f"{folder.config} is missing or damaged; {known}"

@@ -6,6 +6,7 @@ from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from automodel.config.errors import UserError
+from automodel.metrics.progress import format_lr
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
 from automodel.plan.check import NO_FUNCTION_OF_THE_STEP, load_run_config
@@ -128,14 +129,8 @@ def test_wrong_ones_are_told(tmp_path, text, message):
         written(tmp_path, text)
 
 
-@pytest.mark.parametrize(("name", "settings", "words"), [
-    ("linear", {"warmup_steps": 1}, "1 warm-up step, then down to 0"),
-    ("constant", {}, "no warm-up"),
-    ("inverse_sqrt", {"warmup_steps": 10}, "10 warm-up steps, then by the square root of the steps, 3.2e-5 at the end"),
-    ("wsd", {"warmup_ratio": 0.1}, "10 warm-up steps, then steady, and down to 0 in the last 20"),
-    ("wsd", {"decay_ratio": 0.25, "min_lr_ratio": 0.1}, "no warm-up, then steady, and down to 1.0e-5 in the last 25"),
-])  # fmt: skip
-def test_the_plan_says_what_the_rate_does(name, settings, words):
+def line_of(name, settings):
+    """What the plan says of a schedule over 100 steps with a peak of 1e-4."""
     from automodel.data.config import DatasetConfig
     from automodel.models.config import ModelConfig
     from automodel.optim.config import OptimizerConfig
@@ -147,4 +142,36 @@ def test_the_plan_says_what_the_rate_does(name, settings, words):
         optimizer=OptimizerConfig(lr=1e-4), lr_scheduler=LRSchedulerConfig(name=name, **settings),
     )  # fmt: skip
     (line,) = (d for d in how_it_learns(cfg, 100, None) if d.name == "schedule")
-    assert line.reason == words
+    return line.reason
+
+
+@pytest.mark.parametrize(("name", "settings", "words"), [
+    ("linear", {"warmup_steps": 1}, "1 warm-up step, then down to 0"),
+    ("constant", {}, "no warm-up"),
+    ("inverse_sqrt", {"warmup_steps": 10}, "10 warm-up steps, then by the square root of the steps, 3.2e-5 at the end"),
+    ("wsd", {"warmup_ratio": 0.1}, "10 warm-up steps, then steady, and down to 0 in the last 20"),
+    ("wsd", {"decay_ratio": 0.25, "min_lr_ratio": 0.1}, "no warm-up, then steady, and down to 1.0e-5 in the last 25"),
+    ("wsd", {"warmup_ratio": 0.8}, "80 warm-up steps, then down to 0 in the last 20"),
+    ("wsd", {"warmup_ratio": 0.9},
+     "90 warm-up steps, then from 5.0e-5 down to 0: warm-up and decay (90 + 20) are more than the 100 steps"),
+    ("warmup_stable_decay", {"decay_steps": 200},
+     "no warm-up, then from 5.0e-5 down to 0: warm-up and decay (0 + 200) are more than the 100 steps"),
+    ("cosine", {}, "no warm-up, then down to 0"),
+    ("cosine", {"num_cycles": 2}, "no warm-up, then a cosine of 2 waves, 1.0e-4 at the end"),
+    ("cosine", {"num_cycles": 0.25}, "no warm-up, then a cosine of 0.25 waves, 5.1e-5 at the end"),
+    ("cosine_with_restarts", {"num_cycles": 4}, "no warm-up, then a cosine of 4 falls, 3.9e-7 at the end"),
+])  # fmt: skip
+def test_the_plan_says_what_the_rate_does(name, settings, words):
+    assert line_of(name, settings) == words
+
+
+@pytest.mark.parametrize(("name", "kwargs"), [
+    ("cosine", {"num_cycles": 2}), ("cosine", {"num_cycles": 0.25}), ("cosine_with_restarts", {"num_cycles": 4}),
+])  # fmt: skip
+def test_the_last_rate_that_the_plan_names_is_transformers_own(name, kwargs):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
+    scheduler = get_scheduler(name, optimizer, 0, 100, scheduler_specific_kwargs=kwargs)
+    for _ in range(99):
+        optimizer.step()
+        scheduler.step()
+    assert line_of(name, kwargs).endswith(f" {format_lr(optimizer.param_groups[0]['lr'])} at the end")

@@ -52,6 +52,8 @@ def plan_for(cfg: RunConfig, hardware: Hardware):
         ("bfloat16", {"precision": "bf16-pure"}, H200, "bf16-pure"),
         ("float16", {}, H200, "fp16"),
         ("auto", {}, H200, "bf16"),
+        ("bfloat16", {"fp16": False, "tf32": False}, H200, "bf16"),
+        ("float32", {"bf16": False}, H200, "fp32"),
     ],
 )
 def test_what_the_keys_mean(dtype, options, hardware, expected):
@@ -69,6 +71,12 @@ def test_the_plan_names_the_key():
     assert "model.torch_dtype" in line(config("float16"))
 
 
+@pytest.mark.parametrize("options", [{}, {"bf16": True}])
+def test_tf32_without_a_gpu_is_answered(options):
+    told = [(d.value, d.reason) for d in plan_for(config(tf32=True, **options), CPU).decisions if d.name == "tf32"]
+    assert told == [("off", "Test CPU has no TF32")]
+
+
 @pytest.mark.parametrize(
     ("dtype", "options", "path"),
     [
@@ -79,6 +87,9 @@ def test_the_plan_names_the_key():
         (None, {"bf16": True, "fp16": True}, "training_optimizations.fp16"),
         ("bfloat16", {"fp16": True}, "model.torch_dtype"),
         ("float16", {"precision": "tf32"}, "model.torch_dtype"),
+        ("bf16", {"bf16": False}, "model.torch_dtype"),
+        ("torch.float16", {"fp16": False}, "model.torch_dtype"),
+        ("bf16", {"precision": "bf16", "bf16": False}, "training_optimizations.precision"),
     ],
 )
 def test_contradictions_are_named(dtype, options, path):
