@@ -136,7 +136,7 @@ def _ranks_begun(cfg: RunConfig) -> int | None:
         OSError,
         ValueError,
         AttributeError,
-    ):  # there is no run yet, or none that can be resumed: that is said later
+    ):  # no run, or none that can be resumed: that is said later
         return None
 
 
