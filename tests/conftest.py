@@ -11,6 +11,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import interpreted_triton  # noqa: F401  before torch imports it
 from hf_cache import HfCache
 
 

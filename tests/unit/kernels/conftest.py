@@ -1,28 +1,9 @@
-"""Triton's interpreter as a fixture: the same kernels on CPU tensors, where Triton is installed and no GPU is.
-
-Triton decides when it is first imported whether its own functions are interpreted, and torch imports it on all kinds of
-occasions, so it is imported here, before any test.
-"""
-
-import importlib.util
-import sys
+"""Triton's interpreter as a fixture: the same kernels on CPU tensors, where Triton is installed and no GPU is."""
 
 import pytest
 import torch
 
-INSTALLED = importlib.util.find_spec("triton") is not None
-
-
-def _import_interpreted() -> bool:
-    if not INSTALLED or torch.cuda.is_available() or "triton" in sys.modules:
-        return False
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        importlib.import_module("triton.language")
-    return True
-
-
-INTERPRETED = _import_interpreted()
+from interpreted_triton import INSTALLED, INTERPRETED
 
 
 @pytest.fixture
