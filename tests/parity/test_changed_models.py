@@ -191,6 +191,23 @@ def test_a_patched_class_runs_as_in_stock_transformers(tmp_path, name, monkeypat
     assert all(seen)
 
 
+class QuietModel(transformers.LlamaForCausalLM):
+    """Without a `forward` of its own."""
+
+
+class OwnModel(transformers.LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("own", [QuietModel, OwnModel])
+def test_a_subclass_of_a_model_runs_as_in_stock_transformers(tmp_path, own):
+    stock, _ = pair(tmp_path, "llama")
+    ours = drop_in.speed_up(own.from_pretrained(tmp_path / "llama"), "causal-lm").train()
+    assert_same(stock, ours, batch(), "stock")
+    assert path_taken(ours)[1].startswith(f"the model is a {own.__name__}, which neither transformers nor")
+
+
 def test_another_function_under_the_name_of_the_attention_is_called(tmp_path, monkeypatch):
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

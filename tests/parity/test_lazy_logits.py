@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from automodel.models import lazy_logits
-from automodel.models.drop_in import path_taken
+from automodel.models.drop_in import path_taken, speed_up
 from automodel.models.lazy_logits import Promise
 from drop_in_pairs import CLOSE, batch, both
 from tiny_models import tiny
@@ -167,6 +167,51 @@ def test_a_gradient_that_would_be_lost_is_refused(models):
     output = models[1](**batch())
     with pytest.raises(RuntimeError, match="give it output.logits instead"):
         Doubled.apply(dict(output.items())["logits"]).sum().backward()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_inference_mode(models, training, autocast):
+    """Its tensors do not count changes, and under autocast a head is such a tensor."""
+    outputs = []
+    for model in models:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = model.train(training)(**batch())
+            outputs.append((output.loss, output.logits))
+    assert path_taken(models[1])[0] == "packed"
+    (loss, expected), (found_loss, found) = outputs
+    exact = {"rtol": 0.05, "atol": 0.05} if autocast else CLOSE
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found[KEPT], expected[KEPT], **exact)
+    torch.testing.assert_close(found_loss, loss, **(exact | {"check_dtype": not autocast}))
+
+
+def test_a_model_that_was_made_in_inference_mode():
+    with torch.inference_mode():
+        stock, ours = (tiny("llama", "causal-lm")[1].train() for _ in range(2))
+        ours = speed_up(ours, "causal-lm")
+        assert ours.lm_head.weight.is_inference()
+        expected, output = stock(**batch()).logits, ours(**batch())
+        assert path_taken(ours)[0] == "packed"
+        torch.testing.assert_close(output.logits[KEPT], expected[KEPT], **CLOSE)
+        output = ours(**batch())
+        ours.lm_head.weight.mul_(2)
+        with pytest.raises(RuntimeError, match=r"output.logits.*before lm_head changes"):
+            assert output.logits is None
+
+
+@pytest.mark.parametrize("look", [torch.no_grad, torch.inference_mode])
+def test_a_first_look_without_gradients_does_not_take_them_from_others(models, look):
+    gradients = []
+    for model in models:
+        output = model(**batch())
+        with look():
+            output.logits.argmax(-1)
+        assert output.logits.requires_grad
+        (output.loss + output.logits[KEPT].logsumexp(-1).mean()).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for expected, found in zip(*gradients):
+        torch.testing.assert_close(found, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("precision", ["no", "bf16"])

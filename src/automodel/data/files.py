@@ -17,8 +17,9 @@ import errno
 import json
 import logging
 import os
+import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from automodel.config.errors import UserError
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
 from automodel.data.store import unwritable
-from automodel.data.unreadable import unreadable
+from automodel.data.unreadable import different_columns, unreadable
 
 FORMATS = {
     ".csv": "csv",
@@ -133,13 +134,19 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
     if format == "text":
         return _read_texts(files, root)
     import datasets
+    import pyarrow
 
     paths = files
     if format == "json" and (nested := _nested_json(files, section)) is not None:
-        paths = [_as_lines(nested, cache)]
+        try:
+            return from_records(nested)
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # values of different kinds, which `datasets` can read
+            paths = [_as_lines(nested, cache)]
+    if len(paths) > 1 and format in ("csv", "tsv") and (difference := different_columns(paths, format)):
+        raise UserError(f"{section}.path: {difference}")
     options = _csv_options(files, format, section) if format in ("csv", "tsv") else [{}] * len(paths)
     alike = all(option == options[0] for option in options)
-    # Files that differ in their quotes or columns are read one by one; columns must be the same in the end.
+    # Files that differ in their quotes are read one by one.
     groups = [(paths, options[0])] if alike else [([path], option) for path, option in zip(paths, options)]
     try:
         with quiet(datasets):
@@ -187,10 +194,19 @@ def _all_text(file: Path, options: dict[str, Any]) -> Any:
     return None
 
 
+def from_records(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Records as a `datasets.Dataset`, with every column that any of them has."""
+    import datasets
+
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+
+
 def _as_lines(rows: list[dict], cache: Path) -> Path:
-    """Rows as JSON lines in the cache, for `datasets` to read: columns that only some rows have, and values of
-    different kinds, are its business."""
+    """Rows as JSON lines in the cache, for `datasets` to read."""
     path, half = cache / "rows.jsonl", cache / f"rows.{uuid.uuid4().hex[:8]}"
+    if path.exists():  # the folder is named by the content
+        return path
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with open(half, "w", encoding="utf-8") as file:
@@ -324,10 +340,15 @@ def _has_stray_quotes(path: Path) -> bool:
             ragged += bool(line.strip()) and line.count("\t") != header
     if not odd or not ragged:
         return odd
-    with open_text(path) as file, suppress(csv.Error):  # a quote inside a cell, or one that is never closed
-        quoted = sum(1 for row in csv.reader(file, delimiter="\t", strict=True) if row and len(row) != header + 1)
-        return ragged <= quoted
-    return True
+    usual = csv.field_size_limit(sys.maxsize)
+    try:
+        with open_text(path) as file:
+            rows = csv.reader(file, delimiter="\t", strict=True)
+            return ragged <= sum(1 for row in rows if row and len(row) != header + 1)
+    except csv.Error:  # a quote inside a cell, or one that is never closed
+        return True
+    finally:
+        csv.field_size_limit(usual)
 
 
 def missing_path(path: str, section: str) -> UserError:

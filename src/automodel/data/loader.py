@@ -284,6 +284,9 @@ class StepLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the last consumed step. Refuses a state of other data or another batch geometry."""
         saved, current = state["describes"], self.describe()
+        store = getattr(self.collate, "store", None)
+        if store is not None and store.is_that_of(str(saved.get("data"))):
+            saved = {**saved, "data": current["data"]}
         changed = [
             f"{_SAID[key]}: {saved.get(key)} → {current[key]}" for key in current if saved.get(key) != current[key]
         ]
@@ -312,10 +315,10 @@ _SAID = {
 
 
 def _identity(collate: Callable, lengths: np.ndarray) -> str:
-    """The store's key, which is a hash of content, tokenizer and settings; lengths alone where there is no store."""
+    """A hash of the samples; of their lengths alone where there is no store."""
     store = getattr(collate, "store", None)
-    if store is not None and store.key:
-        return store.key
+    if store is not None and store.content:
+        return store.content
     return hashlib.blake2b(np.ascontiguousarray(lengths, dtype=np.int64).data, digest_size=8).hexdigest()
 
 

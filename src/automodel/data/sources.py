@@ -288,8 +288,7 @@ def as_rows(made: Any, split: str | None, role: str, section: str, name: str) ->
         rows = [made[i] for i in range(len(made))] if counted else list(made)
         if not all(isinstance(row, Mapping) for row in rows):
             raise TypeError("its items are not records of columns")
-        columns = dict.fromkeys(name for row in rows for name in row)  # not those of the first row alone
-        return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+        return local.from_records(rows)
     except Exception as error:
         raise UserError(
             f"{section}._target_: {name} returned {type(made).__name__}, which cannot be used as rows: {error}. "

@@ -35,6 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from automodel.config.errors import UserError
+from automodel.data.fingerprint import digest
 from automodel.data.samples import Samples
 
 FORMAT = 1  # raise it when the layout changes; older folders are then rebuilt
@@ -86,8 +87,25 @@ class TokenStore:
 
     @property
     def key(self) -> str:
-        """Identity of the content, for resuming: equal keys hold equal samples."""
+        """The store's name: a hash of all that decides what is in it, the version of the encoders included."""
         return str(self.meta.get("key", ""))
+
+    @property
+    def content(self) -> str:
+        """A hash of the samples themselves, for resuming: it outlives changes of encoders that change none of them."""
+        files = self.meta.get("files")
+        if not files:
+            return self.key
+        return digest(sorted((name, f["shape"], f["dtype"], f["crc32"]) for name, f in files.items()))
+
+    def is_that_of(self, noted: str) -> bool:
+        """Whether these are the samples that a checkpoint noted: by their content, or, as earlier versions did, by the
+        name of their store, which mostly still lies beside this one."""
+        if noted in (self.content, self.key) or self.folder is None:
+            return noted in (self.content, self.key)
+        with contextlib.suppress(OSError, DamagedStore):
+            return TokenStore.open(self.folder.parent / noted, verify=False).content == self.content
+        return False
 
     @property
     def target_lengths(self) -> np.ndarray | None:

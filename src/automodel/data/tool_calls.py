@@ -56,7 +56,8 @@ def with_either_arguments(render: Callable[[list[dict]], Any], messages: list[di
                 return render([_with_text_arguments(message) for message in messages])
         raise BadChat(f"the chat template refuses the messages: {error}") from error
     written = made if isinstance(made, str) else "".join(made[0])
-    if any(given and str(dict(given)) in written for given in _arguments(messages)):
+    said = "".join(str(message.get("content")) for message in messages)  # which may be about Python
+    if any(given and written.count(str(dict(given))) > said.count(str(dict(given))) for given in _arguments(messages)):
         return render([_with_text_arguments(message) for message in messages])
     return made
 

@@ -23,13 +23,13 @@ def unreadable(files: list[Path], paths: list[Path], format: str, error: Excepti
             place = _bad_json_line(path)
             if place:
                 return f"{section}.path: '{path}' is not valid JSON lines: {place}"
-    if len(paths) > 1 and (difference := _different_columns(paths, format)):
+    if len(paths) > 1 and (difference := different_columns(paths, format)):
         return f"{section}.path: {difference}"
     header = _columns_of(files[0], format) if format in ("csv", "tsv") else None
     return f"{section}.path: {named} cannot be read as {format.upper()}: {in_words(_first_line(cause), header)}."
 
 
-def _different_columns(files: list[Path], format: str) -> str | None:
+def different_columns(files: list[Path], format: str) -> str | None:
     """The first file whose columns are not those of the first one, in words."""
     if format not in ("csv", "tsv", "json"):
         return None
@@ -52,8 +52,11 @@ def _columns_of(path: Path, format: str) -> list[str]:
     with open_text(path) as file:
         if format != "json":
             return next(csv.reader(file, delimiter="\t" if format == "tsv" else ","), [])
-        rows = [json.loads(line) for line in islice(file, LOOKED_AT) if line.strip().startswith("{")]
-    return list(dict.fromkeys(name for row in rows for name in row))
+        lines = [line for line in islice(file, LOOKED_AT) if line.startswith("{")]
+    try:
+        return list(dict.fromkeys(name for line in lines for name in json.loads(line)))
+    except ValueError:  # an array, or one that is broken
+        return []
 
 
 def _first_line(error: BaseException) -> str:

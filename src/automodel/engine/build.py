@@ -220,14 +220,15 @@ def _restore(
     notes += [*_changes_since(state, _kind_of(step), prepared), *changes_of_course(prepared.cfg, folder)]
     prepared.ranks.barrier()  # nothing is written before everyone has read
     found, held_out = TrainState.from_json(state["train"]), state.get("held_out")
-    same = None if held_out is None else held_out == _held_out(prepared)
+    measured_on = prepared.validation
+    same = None if held_out is None else measured_on is not None and measured_on.store.is_that_of(held_out)
     found.best, more = best_so_far(found.best, best, prepared.cfg, folder, same)
     return found, [*notes, *more]
 
 
 def _held_out(prepared: Prepared) -> str | None:
     """What tells the data that is measured on from others."""
-    return None if prepared.validation is None else prepared.validation.store.key
+    return None if prepared.validation is None else prepared.validation.store.content
 
 
 def _kind_of(step: TrainStep | CapturedStep) -> str:

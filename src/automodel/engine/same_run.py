@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from automodel.checkpoint.catalog import complete
-from automodel.config.dump import dump_config
+from automodel.config.dump import dump_config, to_plain
 from automodel.config.errors import UserError
 from automodel.engine.folder import RunFolder
 from automodel.engine.state import Best
@@ -41,8 +41,19 @@ def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
         lines = "".join(f"  {key}: was {before}, now {after}\n" for key, before, after in changed)
         raise UserError(
             f"--resume: the config differs from the one this run was started with.\n{lines}"
-            f"Use {folder.config}, or start a new run in another folder."
+            f"{_other_default(cfg, changed)}Use {folder.config}, or start a new run in another folder."
         )
+
+
+def _other_default(cfg: RunConfig, changed: list[tuple[str, str, str]]) -> str:
+    """What to do where nobody changed the weight decay, but the default of a `_target_` did."""
+    was = {key: before for key, before, _ in changed}.get("optimizer.weight_decay")
+    if was != "0.0" or cfg.optimizer.target is None or cfg.optimizer.weight_decay is not None:
+        return ""
+    return (
+        "Earlier versions had no weight decay where none was given; now a `_target_` has that of its class. To go on "
+        "as before, add optimizer.weight_decay=0.\n"
+    )
 
 
 def check_same_base(before: str | None, now: str | None, cfg: RunConfig, folder: RunFolder) -> None:
@@ -78,6 +89,13 @@ def changes_of_course(cfg: RunConfig, folder: RunFolder) -> list[str]:
         longer = key.startswith("step_scheduler") and falls
         then = "; the learning rate goes on as in a run of that length" if longer else ""
         notes.append(f"{key} was {before} so far, now {after}{then}.")
+    begun, now = _begun_with(folder), to_plain(cfg)["optimizer"]
+    for key, own in _perhaps_unused(begun).items():
+        if now.get(key) == begun["optimizer"][key]:
+            notes.append(
+                f"optimizer.{key} is {now[key]}. Earlier versions wrote that into {folder.config} without using it; a "
+                f"run of theirs had {_shown(own)} so far, and goes on with it by optimizer.{key}=null."
+            )
     return notes
 
 
@@ -110,8 +128,10 @@ def asks_for_more(cfg: RunConfig, folder: RunFolder) -> bool:
 
 def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Dotted keys whose values differ between the run's config and this one, with both values."""
-    before = _flat(_as_used(_begun_with(folder)))
-    after = _flat(_as_used(yaml.safe_load(dump_config(cfg))))
+    begun, now = _begun_with(folder), _as_used(yaml.safe_load(dump_config(cfg)))
+    used = _as_used(begun)
+    used["optimizer"] |= {k: own for k, own in _perhaps_unused(begun).items() if now["optimizer"].get(k) == own}
+    before, after = _flat(used), _flat(now)
     watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
     return [
         (key, _shown(before.get(key)), _shown(after.get(key)))
@@ -152,9 +172,28 @@ def _as_used(tree: dict[str, Any]) -> dict[str, Any]:
     """The config with the numbers that its optimizer takes where the section leaves them open: whether they are written
     out, as older versions did, changes nothing."""
     given = tree.get("optimizer") or {}
+    return tree | {"optimizer": _left_open(given) | given}
+
+
+def _perhaps_unused(begun: dict[str, Any]) -> dict[str, Any]:
+    """Numbers of the optimizer that may not be those that the run used, with those it used then. Earlier versions wrote
+    Adam's `betas` and `eps` beside every optimizer, given or not, and used what the class has. They always wrote
+    `weight_decay` too; where all are written nobody can tell whether they were given, so both are the same run."""
+    given = begun.get("optimizer") or {}
+    if "weight_decay" not in given:
+        return {}
+    own, usual = _left_open(given), _listed(OptimizerConfig.USUAL)
+    return {key: own[key] for key in usual if given.get(key) == usual[key] != own[key]}
+
+
+def _left_open(given: dict[str, Any]) -> dict[str, Any]:
     section = OptimizerConfig(target=given.get("_target_"), name=given.get("name", OptimizerConfig.name))
-    numbers = {key: list(n) if isinstance(n, tuple) else n for key, n in left_open(section).items()}
-    return tree | {"optimizer": numbers | given}
+    return _listed(left_open(section))
+
+
+def _listed(numbers: dict[str, Any]) -> dict[str, Any]:
+    """As a file has them."""
+    return {key: list(n) if isinstance(n, tuple) else n for key, n in numbers.items()}
 
 
 def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:

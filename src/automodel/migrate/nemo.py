@@ -2,8 +2,8 @@
 
 What a recipe leaves out is NeMo's default and not ours, and is written down: no `lr_scheduler` is a constant rate, one
 without a shape is a cosine after a tenth of warm-up. What is set up by itself here (processes, collation, formats) is
-left out. Datasets that are made by code of theirs, other recipes than fine-tuning, and keys that nobody here knows
-stand in the way, with their lines.
+left out. Datasets that are made by code of theirs, other recipes than fine-tuning, sections that are none, and keys
+that nobody here knows stand in the way, with their lines.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ DATASETS: dict[str, dict[str, Any]] = {
     "seq_cls.YelpReviewFull": {"path": "Yelp/yelp_review_full"},
     "seq_cls.IMDB": {"path": "stanfordnlp/imdb"},
 }
+SECTIONS = ("tokenizer", "rng", "clip_grad_norm", "distributed_config", *dict(sections_of(RunConfig)))
 SHAPES = {"inverse-square-root": "inverse_sqrt", "WSD": "wsd"}
 ABSENT = (None, "None", "none", "null", "")
 
@@ -71,7 +72,12 @@ ABSENT = (None, "None", "none", "null", "")
 def is_nemo(found: dict[str, Any]) -> bool:
     model = found.get("model")
     target = model.get("_target_") if isinstance(model, dict) else None
-    return str(target).startswith("nemo_automodel.") or str(found.get("recipe")) in RECIPES
+    return str(target).startswith("nemo_automodel.") or _task_of(found.get("recipe")) is not None
+
+
+def _task_of(recipe: Any) -> str | None:
+    """By the name of the recipe's class, with or without its module."""
+    return RECIPES.get(str(recipe).rpartition(".")[2])
 
 
 class Recipe:
@@ -79,7 +85,9 @@ class Recipe:
 
     def __init__(self, found: dict[str, Any], path: Path):
         self.rest: dict[str, Any] = {
-            key: dict(value) if isinstance(value, dict) else value for key, value in found.items() if value is not None
+            key: dict(value) if isinstance(value, dict) else value
+            for key, value in found.items()
+            if value not in ABSENT
         }
         self.document, self.lines = Document(path.name), _lines(path)
 
@@ -113,27 +121,42 @@ def migrate_nemo(found: dict[str, Any], path: Path) -> Document:
     for key, why in SET_UP_HERE.items():
         if recipe.take(key) is not None:
             recipe.drop(key, why)
+    _sections(recipe)
     _task(recipe)
     for section in ("dataset", "validation_dataset"):
         _data(recipe, section)
     _ranks(recipe)
     _steps_and_rate(recipe)
     _packing(recipe)
-    if recipe.take("peft.match_all_linear"):
-        recipe.document.set("peft.target_modules", "all-linear", "match_all_linear")
+    _adapted(recipe)
     ours = dict(sections_of(RunConfig))
-    for section, value in list(recipe.rest.items()):
-        if section in ours and isinstance(value, dict):
+    for section in list(recipe.rest):
+        if section in ours:
             recipe.carry(section, spellings(ours[section]))
         else:
             recipe.block(section, "this is not known here")
     return recipe.document
 
 
+def _sections(recipe: Recipe) -> None:
+    """Whatever is known by its keys is a mapping after this. A name alone is enough for some of them."""
+    for section in SECTIONS:
+        value = recipe.rest.get(section)
+        if value is None or isinstance(value, dict):
+            continue
+        del recipe.rest[section]
+        if section == "tokenizer" and isinstance(value, str):
+            recipe.rest[section] = {"pretrained_model_name_or_path": value}
+        elif section == "distributed" and value in ("ddp", "fsdp2"):
+            recipe.rest[section] = {"strategy": value}
+        else:
+            recipe.block(section, f"{value!r}: only a section with keys of its own is carried over")
+
+
 def _task(recipe: Recipe) -> None:
     name = str(recipe.take("recipe") or "")
     target = str(recipe.take("model._target_") or "")
-    task = RECIPES.get(name.rpartition(".")[2])
+    task = _task_of(name)
     if name and task is None:
         recipe.block("recipe", f"{name} is not fine-tuning of a language model or a classifier")
     elif not target.endswith(".from_pretrained"):
@@ -221,7 +244,8 @@ def _steps_and_rate(recipe: Recipe) -> None:
     if not given:
         recipe.document.set("lr_scheduler.name", "constant", "NeMo's, without lr_scheduler")
         return
-    shape, warmup = given.pop("lr_decay_style", "cosine"), given.pop("lr_warmup_steps", None)
+    given = {key: value for key, value in given.items() if value not in ABSENT}
+    shape, warmup = str(given.pop("lr_decay_style", "cosine")), given.pop("lr_warmup_steps", None)
     if shape == "constant" and warmup != 0:
         shape = "constant_with_warmup"
     recipe.document.set("lr_scheduler.name", SHAPES.get(shape, shape), "lr_decay_style")
@@ -250,6 +274,15 @@ def _packing(recipe: Recipe) -> None:
         recipe.document.set("packed_sequence.packed_sequence_size", size)
     if not recipe.rest.get("packed_sequence"):
         recipe.take("packed_sequence")
+
+
+def _adapted(recipe: Recipe) -> None:
+    if not recipe.take("peft.match_all_linear"):
+        return
+    recipe.document.set("peft.target_modules", "all-linear", "match_all_linear")
+    for key in ("target_modules", "exclude_modules"):
+        if recipe.take(f"peft.{key}") not in (*ABSENT, []):
+            recipe.drop(f"peft.{key}", "match_all_linear comes before it in NeMo, and takes every linear layer")
 
 
 def _lines(path: Path) -> dict[str, int]:

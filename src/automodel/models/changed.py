@@ -13,7 +13,7 @@ the model's class makes from its config (`as_made`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -30,44 +30,46 @@ LIBRARIES = {
 """Packages whose modules do to a token what they do, whatever stands beside it."""
 
 
-def what_changed(model: Any) -> str | None:
-    """Why this model is no longer one that can be packed, in words; None where it is."""
+def what_changed(model: Any, modules: Sequence[nn.Module] = ()) -> str | None:
+    """Why this model is no longer one that can be packed, in words; None where it is. `modules`: the model's, from
+    callers that have them at hand."""
+    modules = modules or list(model.modules())
     config, family = model.config, family_of(model.config)
     if family.positions_after_padding and getattr(model, family.backbone).embeddings.padding_idx != config.pad_token_id:
         return "the config has another pad token than the one by which the model counts positions"
-    others = {own._attn_implementation for own in attention_configs(model)} - {config._attn_implementation}
+    others = {own._attn_implementation for own in attention_configs(model, modules)} - {config._attn_implementation}
     if others:
         return f"attention is {config._attn_implementation} in some layers and {min(others)} in others"
     if _moved_windows(model):
         return "some layer has another window than the config has for its place"
-    return _foreign_code(model)
+    return _foreign_code(model, modules)
 
 
-def _foreign_code(model: Any) -> str | None:
+def _foreign_code(model: Any, modules: Sequence[nn.Module]) -> str | None:
     """The first module whose code is somebody's own, in words; None where there is none. A `forward` on the instance of
     the model itself is around all that happens in here (accelerate's autocast), and whoever put it there called us."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for kind in type(model).__mro__[:2]:  # a fast class, and the stock one below it
         if hasattr(kind, "forward") and not _library_class(kind, kind.forward):
-            return f"the forward of {kind.__name__} is somebody's own"
-    for module in model.modules():
+            return _in_words(kind, kind.__name__, "the model")
+    for module in modules:
         if module is model or isinstance(module, nn.Linear):
             continue
         own = module.__dict__.get("forward")
         if not _library_class(type(module), type(module).forward) or (own is not None and not _from_library(own)):
-            return _in_words(model, module)
+            name = next(name for name, other in model.named_modules() if other is module)
+            return _in_words(type(module), name, name)
     attention = ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
     if attention is not None and not _from_library(attention):
         return f"the attention named {model.config._attn_implementation} is somebody's own"
     return None
 
 
-def _in_words(model: Any, module: nn.Module) -> str:
-    name = next(name for name, other in model.named_modules() if other is module)
-    if _home(type(module)) in LIBRARIES:
+def _in_words(kind: type, name: str, place: str) -> str:
+    if _home(kind) in LIBRARIES:
         return f"the forward of {name} is somebody's own"
-    return f"{name} is a {type(module).__name__}, which neither transformers nor a library of adapters has"
+    return f"{place} is a {kind.__name__}, which neither transformers nor a library of adapters has"
 
 
 @lru_cache(maxsize=1024)

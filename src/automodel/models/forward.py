@@ -15,7 +15,7 @@ way back, for as long as a `with` block lasts: generating text, saving, an ordin
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -100,11 +100,12 @@ def use_stock_attention(model: PreTrainedModel) -> None:
             config._attn_implementation_internal = model.config._attn_implementation
 
 
-def attention_configs(model: Any) -> list[Any]:
+def attention_configs(model: Any, modules: Sequence[Any] = ()) -> list[Any]:
     """The config objects from which attention modules read what they run. It is one, until somebody copies a layer: the
-    copy has a config of its own, which nothing that is done to the model's config reaches."""
-    found = (module.__dict__.get("config") for module in model.modules())
-    return list({id(c): c for c in found if hasattr(c, "_attn_implementation_internal")}.values())
+    copy has a config of its own, which nothing that is done to the model's config reaches. `modules`: the model's, from
+    callers that have them at hand."""
+    found = {id(c): c for m in modules or model.modules() if (c := m.__dict__.get("config")) is not None}
+    return [c for c in found.values() if hasattr(c, "_attn_implementation_internal")]
 
 
 @contextmanager

@@ -39,14 +39,14 @@ class HeadThen:
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         self._tensors = [weight] if bias is None else [weight, bias]
-        self._were = [(t._version, _sample(t)) for t in self._tensors]
+        self._were = [(_version(t), _sample(t)) for t in self._tensors]
         _watch_optimizers()
         _WAITING.add(self)
 
     def tensors(self) -> tuple[Tensor, Tensor | None]:
         for tensor, (version, sample) in zip(self._tensors, self._were):
             # 8-bit optimizers and writes to `.data` leave the version as it is.
-            if tensor._version != version or not torch.equal(_sample(tensor), sample):
+            if _version(tensor) != version or not torch.equal(_sample(tensor), sample):
                 raise RuntimeError(
                     "output.logits are made when they are first read, from a head that was changed in the meantime. "
                     "Read them before lm_head changes: `logits = output.logits`, right after the call."
@@ -57,11 +57,11 @@ class HeadThen:
     def take_copies(self, copies: dict[int, Tensor]) -> None:
         """Of what is about to change. `copies` are shared by all that wait."""
         for place, tensor in enumerate(self._tensors):
-            if id(tensor) in copies and tensor._version == self._were[place][0]:
+            if id(tensor) in copies and _version(tensor) == self._were[place][0]:
                 if copies[id(tensor)] is tensor:
                     copies[id(tensor)] = _copy(tensor)
                 self._tensors[place] = copies[id(tensor)]
-                self._were[place] = self._tensors[place]._version, self._were[place][1]
+                self._were[place] = _version(self._tensors[place]), self._were[place][1]
 
 
 _WAITING: WeakSet[HeadThen] = WeakSet()
@@ -77,6 +77,11 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         stepping = {id(p): p for group in optimizer.param_groups for p in group["params"]}
         for head in list(_WAITING):
             head.take_copies(stepping)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed, as autograd counts; tensors of `torch.inference_mode()` are not counted."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -98,7 +103,7 @@ class Later:
 
     def keep(self) -> Tensor:
         if self.make is not None:
-            with torch.set_grad_enabled(self.grad):
+            with torch.inference_mode(False), torch.set_grad_enabled(self.grad):
                 self.made, self.make = self.make(), None
         assert self.made is not None
         return self.made

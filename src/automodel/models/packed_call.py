@@ -15,9 +15,9 @@ an optimizer over them goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -110,12 +110,13 @@ def make_blocks(model: Any, longest: int, laid: bool = False) -> Blocks | None:
     return Blocks(swaps, _addresses(model), longest) if fused else None
 
 
-def untouched(model: Any) -> bool:
+def untouched(model: Any, modules: Sequence[nn.Module] = ()) -> bool:
     """Whether every module is as transformers left it: plain parameters, no adapter around a linear layer, nobody's
     `forward` on an instance. accelerate's autocast around the whole model is outside of what happens in here. Whether
-    the modules are those that transformers made, `changed.as_made` tells."""
+    the modules are those that transformers made, `changed.as_made` tells. `modules`: the model's, from callers that
+    have them at hand (here and below)."""
     wrapped = "_original_forward" in model.__dict__
-    for module in model.modules():
+    for module in modules or model.modules():
         if "forward" in module.__dict__ and not (wrapped and module is model):
             return False
         if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
@@ -125,28 +126,29 @@ def untouched(model: Any) -> bool:
     return True
 
 
-def has_hooks(model: Any) -> bool:
+def has_hooks(model: Any, modules: Sequence[nn.Module] = ()) -> bool:
     """Whether somebody looks at what goes through the model's inner modules. The hook of `enable_input_require_grads`
     only marks the embeddings, whatever their shape; those that transformers leaves behind once hidden states or
     attentions were asked for do nothing in a call that does not ask."""
     marks = hasattr(model, "_require_grads_hook") or hasattr(model, "_require_grads_hooks")
     marked = model.get_input_embeddings() if marks else None
     return any(
-        m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks or _looks(m._forward_hooks)
-        for m in model.modules()
+        m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks or (m._forward_hooks and _looks(m))
+        for m in modules or model.modules()
         if m is not model and m is not marked
     )
 
 
-def _looks(hooks: Mapping[int, Callable[..., Any]]) -> bool:
-    return any(getattr(hook, "__module__", "") != _LEFT_BEHIND for hook in hooks.values())
+def _looks(module: nn.Module) -> bool:
+    return any(getattr(hook, "__module__", "") != _LEFT_BEHIND for hook in module._forward_hooks.values())
 
 
-def recomputed_layers(model: Any) -> list[Any]:
+def recomputed_layers(model: Any, modules: Sequence[nn.Module] = ()) -> list[Any]:
     """Layers under gradient checkpointing."""
-    if not model.training or not model.is_gradient_checkpointing:
+    if not model.training:
         return []
-    return [m for m in model.modules() if getattr(m, "gradient_checkpointing", False) and _func(m) is not None]
+    able = (m for m in modules or model.modules() if _func(m) is not None)
+    return [m for m in able if getattr(m, "gradient_checkpointing", False)]
 
 
 def recomputes_by_saved_tensors(layers: Sequence[Any]) -> bool:
@@ -168,10 +170,11 @@ class PackedCode:
     seed: Tensor | None = None
     layers: list[Any] = field(default_factory=list)
     """Those under gradient checkpointing."""
+    modules: InitVar[Sequence[nn.Module]] = ()
     configs: list[Any] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.configs = attention_configs(self.model)
+    def __post_init__(self, modules: Sequence[nn.Module]) -> None:
+        self.configs = attention_configs(self.model, modules)
 
     @contextmanager
     def call(self) -> Generator[None]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from automodel.config.errors import UserError
-from automodel.optim.config import OptimizerConfig
+from automodel.optim.config import OptimizerConfig, torchs_own
 from automodel.optim.kinds import KINDS, Kind
 from automodel.optim.lion import Lion
 from automodel.optim.muon import LR_FACTOR, muon_with_adamw
@@ -113,12 +113,9 @@ def left_open(cfg: OptimizerConfig) -> dict[str, Any]:
     """What stands for `betas`, `eps` and `weight_decay` where a section leaves them open. What a class of the user's
     own has is not known here; the usual `betas` and `eps` stand for it."""
     kind = KINDS.get(cfg.name)
-    cls = TORCH.get(kind.algorithm) if kind else None
-    if cfg.target is not None:
-        torchs = cfg.target.startswith("torch.optim.")
-        cls = getattr(torch.optim, cfg.target.rpartition(".")[2], None) if torchs else None
-    accepted = inspect.signature(cls).parameters if cls else {}
-    own = {key: accepted[key].default for key in cfg.USUAL if key in accepted}
+    named = TORCH.get(kind.algorithm) if kind else None
+    target = cfg.target or (f"torch.optim.{named.__name__}" if named else "")
+    own = {key: number for key, number in (torchs_own(target) or {}).items() if key in cfg.USUAL}
     decay = replace(cfg, weight_decay=None).decay
     return cfg.USUAL | own | ({} if decay is None else {"weight_decay": decay})
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from automodel.config.gate import canonical
 from automodel.config.section import Count, CountOrZero, NonNegative, Positive, Section, Share, ShareBelowOne
 
 
@@ -72,13 +72,24 @@ class OptimizerConfig(Section):
 
     @property
     def decay(self) -> float | None:
-        """The weight decay; None where only a class of the user's own knows it. Of torch's classes AdamW alone has one
-        by itself, and who names it by `_target_`, as NeMo's recipes do, gets what its constructor would give."""
+        """The weight decay; None where only a class of the user's own knows it. Who names one of torch's by `_target_`,
+        as NeMo's recipes do, gets what its constructor would give: 0.01 for AdamW."""
         if self.weight_decay is not None or self.target is None:
             return self.weight_decay or 0.0
-        if canonical(self.target) == "torch.optim.AdamW":
-            return 0.01
-        return 0.0 if self.target.startswith("torch.optim.") else None
+        own = torchs_own(self.target)
+        return None if own is None else float(own.get("weight_decay", 0.0))
+
+
+def torchs_own(target: str) -> dict[str, Any] | None:
+    """The defaults in the signature of a class of torch's; None for other classes. It imports torch, which reading a
+    config does not need."""
+    if not target.startswith("torch.optim."):
+        return None
+    import torch
+
+    cls = getattr(torch.optim, target.rpartition(".")[2], None)
+    accepted = inspect.signature(cls).parameters if cls else {}
+    return {name: parameter.default for name, parameter in accepted.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,7 @@ def test_whole_numbers_of_a_json_column_with_decimals_are_whole(learned, tmp_pat
         (["True", "false", ""], [True, False, None]),
         (["01", "02"], ["01", "02"]),  # names
         (["1", "two"], ["1", "two"]),
-        (["12345678901234567890123", "1"], [12345678901234567890123.0, 1.0]),
+        (["12345678901234567890123", "1"], ["12345678901234567890123", "1"]),  # more digits than a number keeps
         (["NA", "none"], ["NA", "none"]),
         ([" 1", "2 "], [1, 2]),
     ],
@@ -147,3 +147,49 @@ def test_semicolons_are_noticed_behind_a_text_with_a_comma(rows_of, tmp_path):
     (tmp_path / "a.csv").write_text("text;label\nfine;1\nlong, and good;1\n")
     with pytest.raises(UserError, match="cells seem to be separated by ';'"):
         rows_of(tmp_path / "a.csv")
+
+
+def test_csv_files_with_different_columns_are_refused(rows_of, tmp_path):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "a.csv").write_text("text,label\nx,0\n")
+    (folder / "b.csv").write_text("label,sentence\n1,y\n")
+    with pytest.raises(UserError, match=r"b\.csv' has a column 'sentence' that '.*a\.csv' does not have"):
+        rows_of(folder)
+    (folder / "b.csv").write_text("label,text\n1,y\n")
+    assert rows_of(folder).to_list() == [{"text": "x", "label": "0"}, {"text": "y", "label": "1"}]
+
+
+def test_arrays_over_several_lines_with_different_kinds_are_refused_in_words(rows_of, tmp_path):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "a.json").write_text(json.dumps([{"text": "x", "label": 1}], indent=1))
+    (folder / "b.json").write_text(json.dumps([{"text": "x", "label": {"a": [1]}}], indent=1))
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        rows_of(folder)
+
+
+def test_dates_in_nested_json_stay_text_and_nothing_is_written(rows_of, tmp_path):
+    rows = [{"prompt": "when?", "completion": f"2024-01-0{i}"} for i in range(1, 4)]
+    (tmp_path / "a.json").write_text(json.dumps({"data": rows}))
+    assert rows_of(tmp_path / "a.json").to_list() == rows
+    assert not list((tmp_path / "cache").rglob("rows.jsonl"))
+
+
+def test_quoted_cells_of_any_size_keep_their_line_breaks(rows_of, tmp_path):
+    long = "word " * 40_000
+    (tmp_path / "a.tsv").write_text(f'text\tlabel\n"two\nlines"\t1\n"{long}\nmore"\t0\n')
+    assert rows_of(tmp_path / "a.tsv")["text"][:] == ["two\nlines", f"{long}\nmore"]
+
+
+def test_a_file_of_one_column_of_numbers_is_no_crash(prepare_rows, bert_like, tmp_path):
+    (tmp_path / "a.csv").write_text("label\n0\n1\n")
+    with pytest.raises(UserError, match="text_column"):
+        prepare_rows(None, bert_like, path=str(tmp_path / "a.csv"))
+
+
+def test_a_column_that_begins_with_gaps_is_read_to_its_end(rows_of, tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "x,NA\n" * 300 + "x,1\n")
+    assert with_numbers(rows_of(tmp_path / "a.csv"))["label"][-2:] == [None, 1]
+    (tmp_path / "b.csv").write_text("text,label\n" + "x,1\n" * 300 + "x,one\n")
+    assert with_numbers(rows_of(tmp_path / "b.csv"))["label"][-2:] == ["1", "one"]

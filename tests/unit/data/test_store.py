@@ -196,3 +196,22 @@ def test_merges_of_a_tokenizer_written_in_python_are_part_of_the_key(tmp_path):
     plain, same, other = made("a", "#v\na b</w>\n"), made("b", "#v\na b</w>\n"), made("c", "#v\na c</w>\n")
     assert plain.tokenize("ab") != other.tokenize("ab")
     assert tokenizer_digest(plain) == tokenizer_digest(same) != tokenizer_digest(other)
+
+
+def test_samples_are_known_by_their_content_whatever_their_store_is_called(prepare_rows, gpt_like, monkeypatch):
+    """A checkpoint of an earlier version noted the name of its store, which changes with the encoders' version."""
+    from automodel.data import fingerprint, prepare
+
+    rows = [{"text": "good film"}, {"text": "bad film"}]
+    monkeypatch.setattr(prepare, "ENCODERS", fingerprint.ENCODERS - 1)
+    before = prepare_rows(rows, gpt_like, "causal-lm").store
+    monkeypatch.undo()
+    store = prepare_rows(rows, gpt_like, "causal-lm").store
+    other = prepare_rows([*rows[:1], {"text": "bad films"}], gpt_like, "causal-lm", name="b.jsonl").store
+    assert store.key != before.key
+    assert store.content == before.content != other.content
+    assert store.is_that_of(before.key)  # which lies beside it
+    assert store.is_that_of(before.content)
+    assert not store.is_that_of(other.key)
+    assert not store.is_that_of(other.content)
+    assert not store.is_that_of("0" * 32)  # gone

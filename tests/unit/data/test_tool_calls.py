@@ -181,3 +181,11 @@ def test_arguments_that_a_template_prints_are_json(prepare_rows, template, given
     if isinstance(given, str):
         said_by_stock = [{**message, "content": message["content"] or ""} for message in row["messages"]]
         assert f"[weather {said}]" in tokenizer.apply_chat_template(said_by_stock, tokenize=False)
+
+
+def test_words_about_python_in_a_message_change_no_call(prepare_rows, template):
+    tokenizer = template(RECORDS)
+    messages = conversation("weather", '{"city": "Rome"}', None)["messages"]
+    messages[1]["content"] = "call weather({'city': 'Rome'})"
+    data = prepare_rows([{"messages": messages}], tokenizer, "causal-lm")
+    assert learned(data, tokenizer, 0).startswith('[weather {"city": "Rome"}]')

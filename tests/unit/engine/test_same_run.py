@@ -116,13 +116,52 @@ def test_numbers_that_older_versions_wrote_out_are_those_that_are_left_open_now(
     recorded(_target_="torch.optim.NAdam", **adam)
     check_same_run(*resumed("optimizer._target_=torch.optim.NAdam"))
     recorded(_target_="torch.optim.AdamW", **adam)
-    with pytest.raises(UserError, match=r"optimizer.weight_decay: was 0.0, now 0.01\n"):
+    with pytest.raises(UserError) as caught:
         check_same_run(*resumed("optimizer._target_=torch.optim.AdamW"))
+    assert "\n  optimizer.weight_decay: was 0.0, now 0.01\nEarlier versions had no weight decay" in str(caught.value)
+    assert "To go on as before, add optimizer.weight_decay=0.\nUse " in str(caught.value)
     check_same_run(*resumed("optimizer._target_=torch.optim.AdamW", "optimizer.weight_decay=0"))
-    recorded(name="adagrad", weight_decay=0.0, eps=1e-8)
-    check_same_run(*resumed("optimizer=adagrad", "optimizer.eps=1e-8"))
-    with pytest.raises(UserError, match=r"optimizer.eps: was 1e-08, now 1e-10"):
-        check_same_run(*resumed("optimizer=adagrad"))
+    with pytest.raises(UserError) as caught:  # somebody asks for it; no default did that
+        check_same_run(*resumed("optimizer._target_=torch.optim.AdamW", "optimizer.weight_decay=0.1"))
+    assert "Earlier versions" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "own"),
+    [
+        ({"name": "adagrad"}, "1e-10"),
+        ({"_target_": "torch.optim.Adagrad"}, "1e-10"),
+        ({"_target_": "torch.optim.Adadelta"}, "1e-06"),
+        ({"_target_": "torch.optim.Adafactor"}, "[None, 0.001]"),
+    ],
+)
+def test_numbers_of_adam_that_older_versions_wrote_beside_another_class_were_not_used(resumed, section, own):
+    """They were refused ("eps: was 1e-08, now 1e-10"), and the advice, to use the run's own config, changed the run."""
+    (_, folder), ((key, name),) = resumed(), section.items()
+    before = yaml.safe_load(dump_config(resumed()[0]))
+
+    def recorded(**numbers) -> None:
+        before["optimizer"] = {**section, "lr": 5e-5, "decay_norms_and_biases": False, **numbers}
+        folder.config.write_text(yaml.safe_dump(before))
+
+    recorded(weight_decay=0.0, betas=[0.9, 0.999], eps=1e-8)
+    as_begun = resumed(f"optimizer.{key}={name}")
+    check_same_run(*as_begun)
+    assert changes_of_course(*as_begun) == []
+    # It may be of this version, too, with every number given: then it is used, and what it may change is said.
+    written_out = resumed(f"optimizer.{key}={name}", "optimizer.weight_decay=0", "optimizer.eps=1e-8")
+    check_same_run(*written_out)
+    (note,) = changes_of_course(*written_out)
+    assert f"a run of theirs had {own} so far, and goes on with it by optimizer.eps=null." in note
+    check_same_run(*resumed(f"optimizer.{key}={name}", "optimizer.weight_decay=0", "optimizer.eps=null"))
+    with pytest.raises(UserError, match=r"optimizer.eps: was 1e-08, now 0.0001\n"):
+        check_same_run(*resumed(f"optimizer.{key}={name}", "optimizer.eps=1e-4"))
+    # Without a weight decay it is of this version: older ones always wrote one. What stands there was given and used.
+    recorded(eps=1e-8)
+    check_same_run(*resumed(f"optimizer.{key}={name}", "optimizer.eps=1e-8"))
+    assert changes_of_course(*resumed(f"optimizer.{key}={name}", "optimizer.eps=1e-8")) == []
+    with pytest.raises(UserError, match=r"optimizer.eps: was 1e-08, now "):
+        check_same_run(*as_begun)
 
 
 def a_checkpoint(folder: RunFolder, step: int, state: str) -> None:

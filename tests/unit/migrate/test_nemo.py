@@ -132,6 +132,38 @@ def test_rates(migrated, given, expected):
     assert (rate.name, rate.warmup_steps, rate.min_lr) == expected
 
 
+def test_a_name_alone_is_enough_for_some_sections(migrated):
+    """They were a traceback."""
+    assert migrated(LANGUAGE, tokenizer="other/words")[0].model.tokenizer == "other/words"
+    for strategy in ("ddp", "fsdp2"):
+        assert migrated(LANGUAGE, distributed=strategy)[0].distributed.strategy == strategy
+    # What is null, in every spelling of it, is not there.
+    cfg, _ = migrated(LANGUAGE, peft=None, tokenizer="None", packed_sequence="none", validation_dataset="null")
+    assert (cfg.peft, cfg.model.tokenizer, cfg.validation_dataset) == (None, None, None)
+
+
+def test_a_shape_that_is_null_is_the_default(migrated):
+    rate = migrated(CLASSIFIER, lr_scheduler={"lr_decay_style": None, "lr_warmup_steps": 5})[0].lr_scheduler
+    assert (rate.name, rate.warmup_steps, rate.min_lr_ratio) == ("cosine", 5, 0.01)
+
+
+@pytest.mark.parametrize("beside", [{"target_modules": "*.q_proj"}, {"exclude_modules": ["*.q_proj"]}])
+def test_all_linear_layers_come_before_names_of_some(migrated, beside):
+    """As in NeMo's ModuleMatcher: "matching by layer type takes absolute precedence"."""
+    cfg, document = migrated(LANGUAGE, peft={"match_all_linear": True, "dim": 8, **beside})
+    assert (cfg.peft.target_modules, cfg.peft.exclude_modules) == ("all-linear", ())
+    (key,) = beside
+    assert any(f"peft.{key}: match_all_linear comes before it" in str(note) for note in document.left_out)
+    cfg, _ = migrated(LANGUAGE, peft={"match_all_linear": False, "dim": 8, "target_modules": "*.q_proj"})
+    assert cfg.peft.target_modules == "*.q_proj"
+
+
+def test_a_recipe_is_known_by_its_full_name_too(migrated):
+    name = "nemo_automodel.recipes.llm.train_ft.TrainFinetuneRecipeForNextTokenPrediction"
+    target = "transformers.AutoModelForCausalLM.from_pretrained"
+    assert migrated(LANGUAGE, recipe=name, model___target_=target)[0].task == "causal-lm"
+
+
 def test_several_files_of_one_folder(migrated):
     files = ["rows/a.jsonl", "rows/b.jsonl"]
     cfg, _ = migrated(LANGUAGE, dataset__path_or_dataset_id=files)
@@ -151,12 +183,23 @@ def test_several_files_of_one_folder(migrated):
         ({"step_scheduler": {"global_batch_size": 8}}, "step_scheduler: max_steps or num_epochs is needed"),
         ({"model__backend": {"attn": "te"}}, "model.backend: {'attn': 'te'}: this key is not known here"),
         ({"moe_metrics": {"enabled": True}}, "moe_metrics: this is not known here"),
+        ({"moe_metrics": 5}, "moe_metrics: this is not known here"),
+        ({"validation_dataset": "foo"}, "validation_dataset: 'foo': only a section with keys of its own"),
+        ({"rng": 5}, "rng: 5: only a section with keys of its own"),
+        ({"tokenizer": ["a"]}, "tokenizer: ['a']: only a section with keys of its own"),
+        ({"distributed": "megatron_fsdp"}, "distributed: 'megatron_fsdp': only a section with keys of its own"),
+        ({"distributed_config": "ddp"}, "distributed_config: 'ddp': only a section with keys of its own"),
+        ({"step_scheduler": 100}, "step_scheduler: 100: only a section with keys of its own"),
+        ({"lr_scheduler": "cosine"}, "lr_scheduler: 'cosine': only a section with keys of its own"),
+        ({"packed_sequence": 832}, "packed_sequence: 832: only a section with keys of its own"),
+        ({"model": "some/model"}, "model: 'some/model': only a section with keys of its own"),
     ],
 )
 def test_what_cannot_be_carried_over_is_said_with_its_line(migrated, tmp_path, change, message):
     with pytest.raises(UserError) as error:
         migrated(LANGUAGE, **change)
-    assert message in str(error.value)
+    line = next(line for line in str(error.value).split("\n") if message in line)
+    assert line.startswith("  line ")
     assert "cannot be turned into a config; nothing was written" in str(error.value)
     assert not (tmp_path / "run.yaml").exists()
 

@@ -98,6 +98,16 @@ def test_what_is_left_open_is_the_classs_own(cls):
     assert {key: known[key] for key in keys} == {key: bare.defaults[key] for key in keys}
 
 
+def test_weight_decay_is_read_from_the_class_by_every_spelling_of_it():
+    for spelling in ("torch.optim.AdamW", "torch.optim.adamw.AdamW"):
+        assert OptimizerConfig(target=spelling).decay == torch.optim.AdamW([torch.ones(1)]).defaults["weight_decay"]
+    assert (
+        OptimizerConfig(target="torch.optim.Muon").decay
+        == torch.optim.Muon([torch.ones(1, 1)]).defaults["weight_decay"]
+    )
+    assert OptimizerConfig(target="torch.optim.Rprop").decay == 0.0  # it has none
+
+
 @pytest.mark.parametrize("name", ["adamw", "lion", "muon", "sgd", "rmsprop", "adagrad", "adafactor"])
 def test_by_name_nothing_decays_and_adams_kin_have_its_numbers(name):
     class Hidden(nn.Module):
