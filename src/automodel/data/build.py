@@ -43,7 +43,7 @@ class Part:
 
     def load(self) -> Any:
         rows = self.source.load() if self.rows is None else self.rows
-        if self.request.task != "text-classification" or not getattr(self.source, "cells", False):
+        if self.request.task != "text-classification" or not self.source.only_text:
             return rows
         return with_numbers(rows, besides=(self.request.cfg.text_column, self.request.cfg.text_pair_column))
 

@@ -34,9 +34,8 @@ def check_encoding(path: Path, section: str) -> None:
         raise UserError(f"{section}.path: '{path}' cannot be read: {reason}.") from error
 
 
-def open_text(path: Path) -> Any:
-    opener = gzip.open if path.suffix.lower() == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", errors="replace")
+def open_text(path: Path) -> io.TextIOWrapper:
+    return io.TextIOWrapper(_opened(path), encoding="utf-8-sig", errors="replace")
 
 
 def _opened(path: Path) -> Any:

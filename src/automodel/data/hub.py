@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
@@ -34,6 +34,7 @@ class HubSource:
     cfg: DatasetConfig
     role: str
     section: str
+    only_text: ClassVar[bool] = False
 
     def content_key(self) -> None:
         return None

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from automodel.config.errors import UserError
 from automodel.data import files as local
@@ -30,6 +30,11 @@ BUILDERS = {"csv", "json", "parquet", "arrow", "text"}  # names under which `dat
 
 class Source(Protocol):
     """Something that rows come from."""
+
+    @property
+    def only_text(self) -> bool:
+        """Whether everything in the rows is text, because the files cannot say what is a number."""
+        ...
 
     def content_key(self) -> str | None:
         """A hash of the content that can be had without loading it; None where it cannot."""
@@ -161,8 +166,7 @@ class FileSource:
     """A single file: it is the data, whatever its split is called."""
 
     @property
-    def cells(self) -> bool:
-        """Whether everything in the rows is text because the file cannot say what is a number."""
+    def only_text(self) -> bool:
         return self.format in ("csv", "tsv")
 
     def _spec(self) -> str:
@@ -195,6 +199,7 @@ class SavedSource:
     section: str
     memory: Path
     path: Path
+    only_text: ClassVar[bool] = False
 
     def _splits(self) -> dict[str, Path]:
         import json
@@ -247,6 +252,7 @@ class CallableSource:
     section: str
     target: Callable[..., Any]
     tokenizer: Any = None
+    only_text: ClassVar[bool] = False
 
     def content_key(self) -> None:
         return None

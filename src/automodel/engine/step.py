@@ -182,8 +182,8 @@ class TrainStep:
         self.rows = rows or AllRows()
         self.ranks, self.wire = ranks, wire
         self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
-        self.begun_again = 0
-        """Steps that found no memory at first."""
+        self.short_of_memory = False
+        """Whether some step found no memory at first, which is said once."""
         self.most_bytes = 0
         """Of GPU memory that the largest batch needs at once, where that was tried (`fit.py`)."""
 
@@ -226,8 +226,8 @@ class TrainStep:
             if self.ranks.together:
                 raise
         # Only here is the error gone, and with it the frames that hold on to activations.
-        self.begun_again += 1
-        if self.begun_again == 1:
+        if not self.short_of_memory:
+            self.short_of_memory = True
             self.warn(
                 "GPU memory is short: a step was begun again after all that was free went back. Where that happens "
                 "often, a smaller dataloader.batch_size (with step_scheduler.grad_acc_steps) is faster."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
@@ -30,6 +31,18 @@ class Note:
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.text}" if self.line else self.text
+
+
+def lines_of(path: Path) -> dict[str, int]:
+    """Where each key of a YAML file stands, those of its sections as `section.key`."""
+    import yaml
+
+    node, found = yaml.compose(path.read_text(encoding="utf-8")), {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
+        found[key.value] = key.start_mark.line + 1
+        for inner, _ in value.value if isinstance(value, yaml.MappingNode) else []:
+            found[f"{key.value}.{inner.value}"] = inner.start_mark.line + 1
+    return found
 
 
 @dataclass

@@ -8,12 +8,13 @@ that nobody here knows stand in the way, with their lines.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from automodel.config.fields import sections_of
-from automodel.config.names import spellings
-from automodel.migrate.document import Document
+from automodel.config.names import near, spellings
+from automodel.migrate.document import Document, lines_of
 from automodel.plan.config import RunConfig
 
 RECIPES = {
@@ -34,7 +35,7 @@ SET_UP_HERE = {
     "peft.use_triton": "kernels are used wherever they are faster",
     "compile.backend": "the compiler is inductor",
     "rng.ranked": "every rank draws what one process would draw",
-    "step_scheduler.gc_every_steps": "nothing is left for Python's collector to find",
+    "step_scheduler.gc_every_steps": "when Python collects garbage is decided here",
     "step_scheduler.log_remote_every_steps": "trackers get every logged step",
     "wandb.save_dir": "files of wandb lie in its own folder",
 }
@@ -89,7 +90,7 @@ class Recipe:
             for key, value in found.items()
             if value not in ABSENT
         }
-        self.document, self.lines = Document(path.name), _lines(path)
+        self.document, self.lines = Document(path.name), lines_of(path)
 
     def take(self, path: str) -> Any:
         """A value, which is then dealt with; None where the recipe does not have it."""
@@ -105,13 +106,17 @@ class Recipe:
     def drop(self, path: str, why: str) -> None:
         self.document.drop(self.lines.get(path, 0), f"{path}: {why}")
 
+    def unknown(self, path: str, value: Any, known: Iterable[str]) -> None:
+        meant = near(path.rpartition(".")[2], list(known), cutoff=0.85)
+        self.block(path, f"{value!r}: this key is not known here{f'; did you mean {meant}?' if meant else ''}")
+
     def carry(self, section: str, known: list[str]) -> None:
         """A section whose keys are ours too."""
         for key, value in (self.take(section) or {}).items():
             if value in ABSENT:
                 continue
             if key not in known:
-                self.block(f"{section}.{key}", f"{value!r}: this key is not known here")
+                self.unknown(f"{section}.{key}", value, known)
             else:
                 self.document.set(f"{section}.{key}", value)
 
@@ -163,8 +168,11 @@ def _task(recipe: Recipe) -> None:
         recipe.block("model", f"{target or 'no _target_'}: only pretrained models are carried over")
     recipe.document.set("task", task or ("text-classification" if "SequenceClass" in target else "causal-lm"), "recipe")
     tokenizer = recipe.take("tokenizer") or {}
-    if name := tokenizer.get("pretrained_model_name_or_path"):
+    if name := tokenizer.pop("pretrained_model_name_or_path", None):
         recipe.document.set("model.tokenizer", name, "tokenizer")
+    for key in tokenizer:
+        if key != "_target_":
+            recipe.drop(f"tokenizer.{key}", "the tokenizer's own settings are used")
     seed = recipe.take("rng.seed")
     recipe.take("rng")
     if seed is not None:
@@ -196,7 +204,7 @@ def _data(recipe: Recipe, section: str) -> None:
         elif key == "chat_template":
             recipe.block(f"{section}.{key}", f"write the template to a file and name that in {section}.chat_template")
         elif key not in OF_DATA:
-            recipe.block(f"{section}.{key}", f"{value!r}: this key is not known here")
+            recipe.unknown(f"{section}.{key}", value, OF_DATA)
         elif OF_DATA[key] == "path" and isinstance(value, list):
             _files(recipe, section, value)
         else:
@@ -283,15 +291,3 @@ def _adapted(recipe: Recipe) -> None:
     for key in ("target_modules", "exclude_modules"):
         if recipe.take(f"peft.{key}") not in (*ABSENT, []):
             recipe.drop(f"peft.{key}", "match_all_linear comes before it in NeMo, and takes every linear layer")
-
-
-def _lines(path: Path) -> dict[str, int]:
-    """Where each key stands, those of sections with their names before them."""
-    import yaml
-
-    node, found = yaml.compose(path.read_text(encoding="utf-8")), {}
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
-        found[key.value] = key.start_mark.line + 1
-        for inner, _ in value.value if isinstance(value, yaml.MappingNode) else []:
-            found[f"{key.value}.{inner.value}"] = inner.start_mark.line + 1
-    return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.migrate.document import Document
+from automodel.migrate.document import Document, lines_of
 from automodel.migrate.nemo import is_nemo, migrate_nemo
 from automodel.migrate.training_arguments import KNOWN, carry_over
 
@@ -81,18 +81,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         found = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {error}.") from error
+    if found is None:
+        raise UserError(f"{path} is empty.")
     if not isinstance(found, dict):
-        raise UserError(f"{path} is not a list of settings.")
+        raise UserError(f"{path} holds no settings: `key: value`, one a line.")
     return found
-
-
-def lines_of(path: Path) -> dict[str, int]:
-    """Where each key of the file stands."""
-    import yaml
-
-    node = yaml.compose(path.read_text(encoding="utf-8"))
-    pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    return {key.value: key.start_mark.line + 1 for key, _ in pairs}
 
 
 def _carry(rest: dict[str, Any], ignored: tuple[str, ...], document: Document, lines: dict[str, int]) -> None:

@@ -36,6 +36,13 @@ def rows_of(tmp_path):
     return read
 
 
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "d"
+    path.mkdir()
+    return path
+
+
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_answers_of_a_csv_are_learned_letter_by_letter(learned, tmp_path, suffix):
     path, gap = tmp_path / f"a.{suffix}", "," if suffix == "csv" else "\t"
@@ -100,9 +107,7 @@ def test_labels_of_a_late_block_may_be_decimals(prepare_rows, bert_like, tmp_pat
     assert data.store.labels[-1].tolist() in (3.5, [3.5])
 
 
-def test_each_tsv_file_is_read_with_the_quotes_it_has(rows_of, tmp_path):
-    folder = tmp_path / "d"
-    folder.mkdir()
+def test_each_tsv_file_is_read_with_the_quotes_it_has(rows_of, folder):
     (folder / "a.tsv").write_text("text\tlabel\ngood\t1\nbad\t0\n")
     (folder / "b.tsv").write_text('text\tlabel\n"hello there\t0\nmiddle row\t1\nanother\t0\nthe "end\t1\n')
     (folder / "c.tsv").write_text('text\tlabel\n"two\nlines"\t1\n')
@@ -134,9 +139,7 @@ def test_nested_rows_of_different_kinds_are_what_they_are_in_an_array(rows_of, t
     assert (nested.to_list(), nested.features) == (array.to_list(), array.features)
 
 
-def test_files_with_different_columns_are_named_with_the_column(rows_of, tmp_path):
-    folder = tmp_path / "d"
-    folder.mkdir()
+def test_files_with_different_columns_are_named_with_the_column(rows_of, folder):
     (folder / "a.jsonl").write_text('{"text": "x", "label": 0}\n')
     (folder / "b.jsonl").write_text('{"text": "x", "label": 0, "source": "web"}\n')
     with pytest.raises(UserError, match=r"b\.jsonl' has a column 'source' that '.*a\.jsonl' does not have"):
@@ -149,9 +152,7 @@ def test_semicolons_are_noticed_behind_a_text_with_a_comma(rows_of, tmp_path):
         rows_of(tmp_path / "a.csv")
 
 
-def test_csv_files_with_different_columns_are_refused(rows_of, tmp_path):
-    folder = tmp_path / "d"
-    folder.mkdir()
+def test_csv_files_with_different_columns_are_refused(rows_of, folder):
     (folder / "a.csv").write_text("text,label\nx,0\n")
     (folder / "b.csv").write_text("label,sentence\n1,y\n")
     with pytest.raises(UserError, match=r"b\.csv' has a column 'sentence' that '.*a\.csv' does not have"):
@@ -160,9 +161,7 @@ def test_csv_files_with_different_columns_are_refused(rows_of, tmp_path):
     assert rows_of(folder).to_list() == [{"text": "x", "label": "0"}, {"text": "y", "label": "1"}]
 
 
-def test_arrays_over_several_lines_with_different_kinds_are_refused_in_words(rows_of, tmp_path):
-    folder = tmp_path / "d"
-    folder.mkdir()
+def test_arrays_over_several_lines_with_different_kinds_are_refused_in_words(rows_of, folder):
     (folder / "a.json").write_text(json.dumps([{"text": "x", "label": 1}], indent=1))
     (folder / "b.json").write_text(json.dumps([{"text": "x", "label": {"a": [1]}}], indent=1))
     with pytest.raises(UserError, match="cannot be read as JSON"):

@@ -218,3 +218,24 @@ def test_numbers_without_a_point_are_numbers_in_every_tools_file(tmp_path):
     )
     write_config(read_source(source), tmp_path / "run.yaml")
     assert load_run_config([tmp_path / "run.yaml"]).optimizer.lr == 2e-5
+
+
+def test_a_typo_is_told_from_a_key_that_nobody_knows(migrated):
+    with pytest.raises(
+        UserError, match=r"step_scheduler\.max_step: 4: .* not known here; did you mean max_steps\?"
+    ):
+        migrated(LANGUAGE, step_scheduler__max_step=4)
+    with pytest.raises(UserError, match=r"dataset\.column_maping: .* did you mean column_mapping\?"):
+        migrated(LANGUAGE, dataset__column_maping={"question": "q"})
+
+
+def test_settings_of_a_tokenizer_section_are_listed_as_left_out(migrated):
+    _, document = migrated(LANGUAGE, tokenizer={"pretrained_model_name_or_path": "a/b", "trust_remote_code": True})
+    assert any("tokenizer.trust_remote_code: the tokenizer's own settings" in str(note) for note in document.left_out)
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "is empty"), ("- a\n", "holds no settings")])
+def test_a_file_without_settings(tmp_path, text, message):
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_source(tmp_path / "recipe.yaml")
