@@ -221,9 +221,7 @@ def test_numbers_without_a_point_are_numbers_in_every_tools_file(tmp_path):
 
 
 def test_a_typo_is_told_from_a_key_that_nobody_knows(migrated):
-    with pytest.raises(
-        UserError, match=r"step_scheduler\.max_step: 4: .* not known here; did you mean max_steps\?"
-    ):
+    with pytest.raises(UserError, match=r"step_scheduler\.max_step: 4: .* not known here; did you mean max_steps\?"):
         migrated(LANGUAGE, step_scheduler__max_step=4)
     with pytest.raises(UserError, match=r"dataset\.column_maping: .* did you mean column_mapping\?"):
         migrated(LANGUAGE, dataset__column_maping={"question": "q"})
