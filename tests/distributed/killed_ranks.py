@@ -129,7 +129,9 @@ def main(folder: Path, kills: int, seed: int) -> None:
         if done["kills"] < kills:
             in_a_save = False
             if done["kills"] % 2:
-                for _ in range(chance.randint(1, 3)):  # not always the first
+                # Not always the first; after a second one there is something to resume, which is not left to chance.
+                fewest = 1 if done["resumed"] > done["kills"] // 4 else 2
+                for _ in range(chance.randint(fewest, 3)):
                     in_a_save = wait_for_a_save(out, ranks)
                     time.sleep(chance.uniform(0, 0.02))
             else:
