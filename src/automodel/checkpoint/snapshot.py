@@ -132,9 +132,16 @@ def has_room(device: torch.device, size: int, peak: int) -> bool:
     """Whether the GPU can hold so much besides what it holds and will need again. `peak`: bytes that steps have needed
     at once. Between two steps most of that lies in the allocator's cache; whoever took it would leave the next step,
     which runs before the copy is on the disk, without memory."""
-    free, total = torch.cuda.mem_get_info(device)
+    _, total = torch.cuda.mem_get_info(device)
     needed = max(peak, torch.cuda.memory_allocated(device))
-    return size + max(LEAST_SPARE, total // 20) <= free + torch.cuda.memory_reserved(device) - needed
+    return size + max(LEAST_SPARE, total // 20) <= free_bytes(device) + torch.cuda.memory_reserved(device) - needed
+
+
+def free_bytes(device: torch.device | None = None) -> int:
+    """What this process can still take of a GPU's memory: what nobody has, up to the share that it may have at all."""
+    free, total = torch.cuda.mem_get_info(device)
+    share = int(total * torch.cuda.get_per_process_memory_fraction(device))
+    return max(0, min(free, share - torch.cuda.memory_reserved(device)))
 
 
 @torch.no_grad()

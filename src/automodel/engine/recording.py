@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from automodel.checkpoint.snapshot import free_bytes
+
 Pool = Any  # a pair of numbers, which torch gives a type of its own
 _BROKEN: list[torch.cuda.CUDAGraph] = []
 """Recordings that did not end: the allocator of page-locked memory still asks them whether they go on."""
@@ -34,9 +36,7 @@ MARGIN = 2  # times the memory that a step has needed so far: the next shape may
 def make_room() -> None:
     """For a recording: what the device has free must do for a step, whose memory nobody can hand back while it is
     recorded."""
-    free, whole = torch.cuda.mem_get_info()
-    allowed = whole * torch.cuda.get_per_process_memory_fraction() - torch.cuda.memory_reserved()
-    if min(free, allowed) < MARGIN * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()):
+    if free_bytes() < MARGIN * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()):
         hand_back_unused()
 
 

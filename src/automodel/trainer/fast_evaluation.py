@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
+from automodel.checkpoint.snapshot import free_bytes
 from automodel.data.collate import PackedCollator
 from automodel.engine.step import labels_of
 from automodel.losses.unprojected import Unprojected
@@ -88,7 +89,7 @@ def batches_at_once(fast: FastPath, rows: StoredRows, size: int) -> int:
     and the mean over documents is the same. Losses of tokens are means of batches, so there batches stay apart."""
     if fast.task != "text-classification" or fast.plan.device != "cuda":
         return 1
-    room = torch.cuda.mem_get_info()[0] * SHARE_OF_FREE_MEMORY / (BYTES_A_TOKEN * fast.model.config.hidden_size)
+    room = free_bytes() * SHARE_OF_FREE_MEMORY / (BYTES_A_TOKEN * fast.model.config.hidden_size)
     largest = np.add.reduceat(rows.store.lengths, np.arange(0, len(rows), size)).max()
     return max(1, int(min(MOST_TOKENS_AT_ONCE, room) // largest))
 

@@ -11,6 +11,8 @@ from automodel.checkpoint.parts import Part
 from automodel.checkpoint.snapshot import Camera
 from automodel.checkpoint.store import CheckpointStore, SaveFailedError
 
+GIB = 1 << 30
+
 
 @pytest.fixture
 def slow(monkeypatch):
@@ -150,15 +152,38 @@ def test_ranks_of_one_machine_share_the_room_for_copies(monkeypatch):
     assert Camera().take(groups, beside=4) is None
 
 
+def pretend_gpu(monkeypatch, free, total, reserved, share):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free * GIB, total * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: reserved * GIB)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: share)
+
+
 @pytest.mark.parametrize(("peak", "fits"), [(45, True), (60, True), (61, False), (75, False)])
 def test_a_copy_on_the_gpu_leaves_the_next_step_its_memory(monkeypatch, peak, fits):
     """80 GiB, of which weights and states take 15, and activations the rest up to the peak: between two steps those are
     the allocator's to give, and the next step's to have."""
-    gib = 1 << 30
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * gib, 80 * gib))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 75 * gib)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 15 * gib)
-    assert snapshot_module.has_room(torch.device("cuda"), 15 * gib, peak * gib) == fits
+    pretend_gpu(monkeypatch, free=4, total=80, reserved=75, share=1.0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 15 * GIB)
+    assert snapshot_module.has_room(torch.device("cuda"), 15 * GIB, peak * GIB) == fits
+
+
+@pytest.mark.parametrize(
+    ("free", "share", "expected"),
+    [(60, 1.0, 60), (60, 0.5, 20), (10, 0.5, 10), (60, 0.125, 0)],
+    ids=["the whole GPU", "half of it", "others have the rest", "more taken than allowed"],
+)
+def test_a_process_has_no_more_than_its_share_of_a_gpu(monkeypatch, free, share, expected):
+    """`torch.cuda.set_per_process_memory_fraction`, or `per_process_memory_fraction` of PYTORCH_ALLOC_CONF: the driver
+    still says how much the GPU has."""
+    pretend_gpu(monkeypatch, free=free, total=80, reserved=20, share=share)
+    assert snapshot_module.free_bytes() == expected * GIB
+
+
+def test_a_copy_on_the_gpu_keeps_to_the_share_of_its_process(monkeypatch):
+    pretend_gpu(monkeypatch, free=75, total=80, reserved=3, share=0.1)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 * GIB)
+    assert not snapshot_module.has_room(torch.device("cuda"), 2 * GIB, 3 * GIB)
+    assert snapshot_module.has_room(torch.device("cuda"), GIB // 2, 3 * GIB)
 
 
 def test_a_large_batch_to_come_keeps_its_memory(tmp_path, monkeypatch):

@@ -78,8 +78,8 @@ def cuda(monkeypatch) -> SimpleNamespace:
 
     generator = SimpleNamespace(clone_state=lambda: "a fresh copy", graphsafe_set_state=seen.states.append)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: 1.0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1 << 30, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: 1.0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(torch.cuda, "stream", On)
@@ -284,9 +284,9 @@ def test_nothing_of_a_rehearsal_that_does_not_fit_is_kept(cuda, monkeypatch):
 def test_unused_memory_is_handed_back_before_it_runs_short(cuda, monkeypatch, free, share, makes):
     """Of 1000 bytes this process holds 100, and a step has needed 200; somebody may have set it a limit."""
     done = []
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 1000))
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: share)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (free, 1000))
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device=None: share)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: 100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 300)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append(1))
