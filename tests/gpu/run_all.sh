@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every GPU test on a machine that is lent for minutes: `bash tests/gpu/run_all.sh [FOLDER FOR LOGS]`, 9 minutes on an
+# Every GPU test on a machine that is lent for minutes: `bash tests/gpu/run_all.sh [FOLDER FOR LOGS]`, 6 minutes on an
 # H200 with 16 cores. Five files at a time share the GPU; those that measure time or fill the memory follow alone.
 # Where packages cannot be installed, put a folder of them on PYTHONPATH first (shared/gpu/bundle.sh makes one).
 cd "$(dirname "$0")/../.." || exit 1

@@ -20,7 +20,7 @@ class Hardware:
     """The GPU's or the processor's name."""
     gpus: int
     memory_gib: float
-    """GPU memory, or host memory on the CPU."""
+    """GPU memory that this process may have, or host memory on the CPU."""
     bf16: bool
     """Whether bf16 arithmetic is native and pays (Ampere and newer; CPUs with AMX)."""
     tf32: bool
@@ -39,7 +39,7 @@ def read_hardware() -> Hardware:
             device="cuda",
             name=properties.name,
             gpus=torch.cuda.device_count(),
-            memory_gib=properties.total_memory / 2**30,
+            memory_gib=properties.total_memory * torch.cuda.get_per_process_memory_fraction(0) / 2**30,
             bf16=modern,
             tf32=modern,
             cores=cores,

@@ -1,8 +1,10 @@
 """Each decision of the plan, and the reason a person reads."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from automodel.config.errors import UserError
 from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
@@ -200,6 +202,16 @@ def test_plan_is_json():
 
     value = json.loads(json.dumps(plan_for().to_json()))
     assert value["decisions"][0]["name"] == "task"
+
+
+def test_a_process_plans_with_its_share_of_a_gpu(monkeypatch):
+    """As with `PYTORCH_ALLOC_CONF=per_process_memory_fraction:0.25`."""
+    card = SimpleNamespace(major=9, minor=0, name="NVIDIA H200", total_memory=140 << 30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.25)
+    assert read_hardware().memory_gib == 35
 
 
 def test_hardware_is_read():
