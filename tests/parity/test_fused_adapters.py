@@ -115,6 +115,15 @@ def test_layers_that_are_computed_again_learn_the_same(offload):
     assert_same(plain, ours, forward, "causal-lm")
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "phi3"])
+def test_norms_that_are_made_again_change_no_gradient(kind, monkeypatch):
+    from automodel.models import fused_decoder
+
+    monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", 1)
+    plain = adapted(kind, "causal-lm")
+    assert_same(plain, *fused_of(plain, "causal-lm"), "causal-lm")
+
+
 def test_modules_trained_in_full_inside_the_layers_keep_stock_blocks():
     model = adapted("llama", "causal-lm", modules_to_save=("layers.0.input_layernorm",))
     assert not will_fuse(model)

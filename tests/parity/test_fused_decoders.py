@@ -12,12 +12,15 @@ import torch.nn.functional as F
 
 from automodel.kernels.flat_parameters import FlatParameters
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving, read_saving
+from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward, stock_attention
 from automodel.models.fuse import fuse, pools_inside, unfuse, will_fuse
+from automodel.models.recompute import use_own_checkpoints
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from live_bytes import LiveBytes
 from parity.test_packed_families import CLASSES, assert_same_logits_and_gradients, documents, packed
 from tiny_models import tiny
 
@@ -136,6 +139,48 @@ def test_under_gradient_checkpointing_gradients_are_the_same(kind):
     ours.train()
     ours.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert_same_logits_and_gradients(ours, stock, forward, "causal-lm", documents(0))
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_norms_that_are_made_again_change_no_gradient_and_are_not_kept(kind, monkeypatch):
+    """As with many tokens: not a bit differs, and each of two layers keeps two rows less of every token."""
+    from automodel.models import fused_decoder
+
+    gradients, kept = [], []
+    for many in (10**9, 1):
+        monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", many)
+        ours, _, forward = fused(kind, "token-classification" if kind not in NO_TAGGER else "causal-lm")
+        batch = packed(documents(0), "token-classification" if kind not in NO_TAGGER else "causal-lm", None)
+        with LiveBytes() as live:
+            loss = F.cross_entropy(forward(batch), batch.labels_R)
+            kept.append(live.total)
+        loss.backward()
+        gradients.append({name: p.grad for name, p in ours.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradients[1][name], gradient), name
+    tokens, read, row = len(batch.input_ids_T), len(batch.read_positions_R), 4 * SIZE["hidden_size"]
+    assert kept[0] - kept[1] == (0 if kind == "olmo2" else (3 * tokens + read) * row)
+
+
+@pytest.mark.parametrize("ours_too", [False, True], ids=["torch's checkpoints", "ours"])
+def test_checkpointed_layers_have_nothing_to_make_again(ours_too, monkeypatch):
+    from automodel.models import fused_decoder
+
+    kept = []
+    for many in (10**9, 1):
+        monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", many)
+        ours, stock, forward = fused("llama", "causal-lm")
+        ours.train()
+        use_gradient_checkpointing(ours, "full")
+        if ours_too:
+            use_own_checkpoints(ours, offload=False)
+        with LiveBytes() as live:
+            logits = forward(packed(documents(0), "causal-lm", None))
+            kept.append(live.total)
+        assert logits.requires_grad
+        assert_same_logits_and_gradients(ours, stock, forward, "causal-lm", documents(0))
+    assert kept[0] == kept[1]
 
 
 def test_evaluation_data_may_be_longer_than_the_tables_were_made_for():

@@ -22,6 +22,7 @@ Legend: T tokens, R rows that are read, N width, H query heads, K key/value head
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,7 @@ from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
 from automodel.kernels.frozen import Frozen
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import apart_linear, joined_linear, joined_view
+from automodel.kernels.made_again import NORMS_AGAIN_FROM, made_again
 from automodel.kernels.recompute import computing_again
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
@@ -164,6 +166,15 @@ class FusedDecoderBlock:
         total = x if h is None else h + x
         return total, total
 
+    def _normed(self, y: Tensor, h: Tensor, norm: Norm | None) -> AbstractContextManager[None]:
+        """Around what reads y: of many tokens the stream is kept for it, which is kept anyway, and normed again. A
+        layer that is computed again has nothing to keep; in torch's own checkpoints this would keep the stream."""
+        again = computing_again() or getattr(self.layer, "gradient_checkpointing", False)
+        if norm is None or again or y.shape[0] < NORMS_AGAIN_FROM or not torch.is_grad_enabled():
+            return nullcontext()
+        kept, of = h.detach(), norm
+        return made_again(y, lambda: of(kept, None, None)[0])
+
     def _branch(self, x: Tensor, norm: Norm | None) -> Tensor:
         return x if norm is None else norm(x, None, self.side)[0]
 
@@ -196,9 +207,11 @@ class FusedDecoderBlock:
             inner, around = self._product(y, p.gate_up)
             x = p.down(swiglu(inner, p.activation))
         elif is_frozen(p.down):
-            x, around = adapted_mlp(y, p.gate_up, p.down, self._forms(), p.activation, self.side, read)
+            with self._normed(y, h, p.norms.before_mlp):
+                x, around = adapted_mlp(y, p.gate_up, p.down, self._forms(), p.activation, self.side, read)
         else:
-            inner, around = self._product(y, p.gate_up)
+            with self._normed(y, h, p.norms.before_mlp):
+                inner, around = self._product(y, p.gate_up)
             make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
             x = make(inner, p.down.weight, p.down.bias, p.activation, self.side, read)
         if p.norms.before_mlp is None:
@@ -222,7 +235,8 @@ class FusedDecoderBlock:
     def _attend(self, y: Tensor, h: Tensor, documents: Documents) -> tuple[Tensor, Tensor]:
         """(attention output, the stream)."""
         p, how = self.parts, self._how()
-        qkv, around = self._product(y, p.qkv)
+        with self._normed(y, h, p.norms.before_attention):
+            qkv, around = self._product(y, p.qkv)
         if p.norms.before_attention is None:
             h = around
         if stays_joined(qkv, documents, how):

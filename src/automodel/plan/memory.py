@@ -12,7 +12,8 @@ query and key heads, I of the MLP (gated: 2 products in, else 1), in the form th
                        4I      gated: both products, the activation, what is multiplied out of them
     norm, torch's      2N      what it read and what it gave
     RMSNorm, stock     3N      what it read (in fp32), what was normalised, what it gave
-    fused blocks       norms 2N, gated MLP 2I (ModernBERT 3I): the rest is computed again in the backward pass
+    fused blocks       norms 2N, gated MLP 2I (ModernBERT 3I): the rest is computed again in the backward pass;
+                       of decoders' norms in front of products N, where tokens are many (`kernels/made_again.py`)
 
 Under autocast the stream between layers is fp32 and every product keeps a 16-bit copy of what it reads. A checkpointed
 layer keeps what it read, or three layers do where the rest is moved to the host; one such layer at a time is computed
@@ -30,6 +31,7 @@ from typing import Any, Literal
 import numpy as np
 
 from automodel.adapters.config import Packing
+from automodel.kernels.made_again import NORMS_AGAIN_FROM
 from automodel.optim.kinds import Kind
 
 GIB = 2**30
@@ -46,6 +48,7 @@ LARGEST_BUFFER = 2**30  # of logits, where they are made chunk by chunk
 INPUTS_HERE = 3  # layers whose inputs are on the GPU where the others' wait on the host (`models/recompute.py`)
 
 FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text", "glm4")
+NORMS_AFTER = ("olmo2",)
 HEAD_NORMS = ("qwen3", "qwen3_moe", "gemma3", "gemma3_text", "olmo2")
 JOINED_QKV = ("modernbert", "phi3", "gpt2", "gpt_neox", "falcon")
 JOINED_UP = ("modernbert", "phi3", "glm4")
@@ -74,6 +77,8 @@ class ModelShape:
     gated: bool = False
     norms: int = 2
     """Of a layer."""
+    norms_before: int = 2
+    """Those among them in front of products."""
     head_norms: bool = False
     joined_qkv: bool = False
     joined_up: bool = False
@@ -121,6 +126,7 @@ def shape_of(config: Any) -> ModelShape | None:
         rms=rms,
         gated=getattr(config, "is_gated_act", hasattr(config, "rms_norm_eps") or kind == "modernbert"),
         norms=4 if kind in FOUR_NORMS else 2,
+        norms_before=0 if kind in NORMS_AFTER else 2,
         head_norms=kind in HEAD_NORMS,
         joined_qkv=kind in JOINED_QKV,
         joined_up=kind in JOINED_UP,
@@ -264,14 +270,16 @@ def _state_bytes(setting: Setting, held: int, shape: ModelShape | None, paramete
 # Activations.
 
 
-def layer_bytes(shape: ModelShape, setting: Setting) -> float:
-    """What one layer keeps of one token."""
+def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> float:
+    """What one layer keeps of one token. `again`: while it is computed for the second time."""
     s = shape
     attention = 2 * s.queries + 2 * s.keys
     if setting.fused:
         size = _compute_size(setting)
         inner = 2 * s.inner if not s.gated or s.rms else 3 * s.inner
         norms = 4 * s.width + (s.norms - 2) * s.width
+        if s.rms and setting.tokens >= NORMS_AGAIN_FROM and not again:
+            norms -= s.norms_before * s.width
         heads = s.queries + 2 * s.keys if s.head_norms else 0
         return size * (attention + inner + norms + heads) + 4 * (s.heads + s.norms)
     size = _compute_size(setting)
@@ -327,7 +335,7 @@ def activation_bytes(shape: ModelShape, setting: Setting) -> float:
 def passing_bytes(shape: ModelShape, setting: Setting) -> float:
     """What there is of one layer at a time, in the backward pass: computed again, and, where an adapter is trained,
     what is written and forgotten. (Whole models have gradients that outweigh the latter.)"""
-    again = layer_bytes(shape, setting) if setting.checkpointing != "none" else 0.0
+    again = layer_bytes(shape, setting, again=True) if setting.checkpointing != "none" else 0.0
     forgotten = (shape.inner + 3 * shape.width) * _compute_size(setting) if setting.trained else 0.0
     return setting.tokens * (again + forgotten)
 
