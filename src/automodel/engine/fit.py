@@ -4,11 +4,11 @@ Batches differ in size, and the largest one of a run may come late. So its forwa
 the start. Where the GPU runs out of memory, micro-batches are halved and accumulated twice as often: the same examples
 a step, the same losses, less memory at a time. The plan says so.
 
-A captured step has its optimizer's states when it is tried, and where memory is short it is also recorded: a graph's
-memory has holes that a plain step's has not. torch's optimizers make theirs in the first step, and gradients of the
-micro-batches before are there when the next one runs, so as much memory is held free while an eager step is tried. Its
-batches of many sizes leave holes between them, too, which those of a captured step, all in one pool, do not: an eighth
-of what the trial took has to be left over. On the CPU nothing is tried: the system has no error to catch.
+A captured step has its optimizer's states when it is tried. torch's optimizers make theirs in the first step, and
+gradients of the micro-batches before are there when the next one runs, so as much memory is held free while an eager
+step is tried. Its batches of many sizes leave holes between them, too, which those of a captured step, all in one pool,
+do not: an eighth of what the trial took has to be left over. On the CPU nothing is tried: the system has no error to
+catch.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
     try:
         if isinstance(step, CapturedStep):
-            # What could not be halved may still run eagerly, one step after the other.
-            step.probe(batch, recorded=plan.micro_batch_size > 1 and not plan.packed_sequence_size)
+            step.probe(batch)
         else:
             _try_eager(step, batch, bytes_to_come(prepared, step), plan.device)
     except torch.cuda.OutOfMemoryError:

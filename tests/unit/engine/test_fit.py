@@ -93,23 +93,6 @@ class SmallStep:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
 
-@pytest.mark.parametrize(
-    ("micro", "bin_size", "recorded"), [(8, 0, True), (1, 0, False), (8, 4096, False)], ids=["batch", "one", "bin"]
-)
-def test_a_captured_step_is_tried_as_a_graph_where_it_can_be_halved(monkeypatch, micro, bin_size, recorded):
-    asked = []
-
-    class Captured:
-        def probe(self, batch, recorded):
-            asked.append(recorded)
-
-    monkeypatch.setattr(fit, "CapturedStep", Captured)
-    whole = eager(micro, path="packed")
-    run = dataclasses.replace(whole, plan=dataclasses.replace(whole.plan, packed_sequence_size=bin_size))
-    assert fits(run, Captured(), loader_of(run))
-    assert asked == [recorded]
-
-
 def loader_of(prepared):
     order = order_of([8] * 64, micro_batch_size=prepared.plan.micro_batch_size, grad_acc_steps=1)
     return SimpleNamespace(order=order, collate=list, own=list, ranks=1)
