@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from automodel.kernels.flat_parameters import FlatParameters
+from automodel.models import fused_decoder
 from automodel.models.block_support import can_fuse, can_pool, fused_in_words, pooled_saving, read_saving
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.decoder_parts import DECODERS
@@ -95,12 +96,12 @@ VARIANTS = [
 ]
 
 
-def fused(kind, task, **overrides):
+def fused(kind, task, norms_again=False, **overrides):
     """(fused model, stock copy, forward)."""
     _, stock = tiny(kind, task, **{**SIZE, **overrides})
     ours = deepcopy(stock)
     FlatParameters(parameter_groups(ours, OptimizerConfig()))
-    assert fuse(ours, torch.zeros(1, dtype=torch.int64), None, 24) == ours.config.num_hidden_layers
+    assert fuse(ours, torch.zeros(1, dtype=torch.int64), None, 24, norms_again) == ours.config.num_hidden_layers
     return ours, stock, make_forward(ours, task, "packed", swapped=True)
 
 
@@ -144,13 +145,12 @@ def test_under_gradient_checkpointing_gradients_are_the_same(kind):
 @pytest.mark.parametrize("kind", DECODERS)
 def test_norms_that_are_made_again_change_no_gradient_and_are_not_kept(kind, monkeypatch):
     """As with many tokens: not a bit differs, and each of two layers keeps two rows less of every token."""
-    from automodel.models import fused_decoder
-
+    monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", 1)
+    task = "causal-lm" if kind in NO_TAGGER else "token-classification"
     gradients, kept = [], []
-    for many in (10**9, 1):
-        monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", many)
-        ours, _, forward = fused(kind, "token-classification" if kind not in NO_TAGGER else "causal-lm")
-        batch = packed(documents(0), "token-classification" if kind not in NO_TAGGER else "causal-lm", None)
+    for again in (False, True):
+        ours, _, forward = fused(kind, task, again)
+        batch = packed(documents(0), task, None)
         with LiveBytes() as live:
             loss = F.cross_entropy(forward(batch), batch.labels_R)
             kept.append(live.total)
@@ -165,12 +165,10 @@ def test_norms_that_are_made_again_change_no_gradient_and_are_not_kept(kind, mon
 
 @pytest.mark.parametrize("ours_too", [False, True], ids=["torch's checkpoints", "ours"])
 def test_checkpointed_layers_have_nothing_to_make_again(ours_too, monkeypatch):
-    from automodel.models import fused_decoder
-
+    monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", 1)
     kept = []
-    for many in (10**9, 1):
-        monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", many)
-        ours, stock, forward = fused("llama", "causal-lm")
+    for again in (False, True):
+        ours, stock, forward = fused("llama", "causal-lm", again)
         ours.train()
         use_gradient_checkpointing(ours, "full")
         if ours_too:
@@ -195,8 +193,6 @@ def test_evaluation_data_may_be_longer_than_the_tables_were_made_for():
 
 def test_only_rows_that_are_read_go_through_the_last_mlp(monkeypatch):
     seen = []
-    from automodel.models import fused_decoder
-
     real = fused_decoder.swiglu_linear
     monkeypatch.setattr(fused_decoder, "swiglu_linear", lambda x, *rest: seen.append(x.shape[0]) or real(x, *rest))
     for task in TASKS:

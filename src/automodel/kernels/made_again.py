@@ -3,7 +3,7 @@
 The product behind a norm keeps, for the gradient of its weight, what the norm gave; the norm keeps what it read. One
 follows from the other in a single pass over the rows. Of 29,696 numbers that a layer of Llama-3.2-1B keeps of a token,
 4,096 are results of norms: 1 GiB of 7.3 at 8,192 tokens, and 32 launches of 16 µs in a step of 129 ms. Few tokens take
-little memory and feel every launch, so there nothing changes.
+little memory and feel every launch, so there nothing changes; where memory is plenty the plan leaves it at that, too.
 
 No torch here before it is needed: the plan counts with `NORMS_AGAIN_FROM`.
 """

@@ -131,6 +131,8 @@ class FusedDecoderBlock:
     apart: bool = False
     """Whether weights of one product may lie anywhere, as those of a sharded model do; frozen ones are then left to
     their own layers."""
+    norms_again: bool = False
+    """Whether products of many tokens keep the stream instead of what a norm made of it."""
 
     def __call__(
         self,
@@ -169,8 +171,9 @@ class FusedDecoderBlock:
     def _normed(self, y: Tensor, h: Tensor, norm: Norm | None) -> AbstractContextManager[None]:
         """Around what reads y: of many tokens the stream is kept for it, which is kept anyway, and normed again. A
         layer that is computed again has nothing to keep; in torch's own checkpoints this would keep the stream."""
-        again = computing_again() or getattr(self.layer, "gradient_checkpointing", False)
-        if norm is None or again or y.shape[0] < NORMS_AGAIN_FROM or not torch.is_grad_enabled():
+        if norm is None or not self.norms_again or y.shape[0] < NORMS_AGAIN_FROM or not torch.is_grad_enabled():
+            return nullcontext()
+        if computing_again() or getattr(self.layer, "gradient_checkpointing", False):
             return nullcontext()
         kept, of = h.detach(), norm
         return made_again(y, lambda: of(kept, None, None)[0])
@@ -326,7 +329,14 @@ class FusedFinalNorm:
         return self.norm(hidden_states.branch_TN, hidden_states.residual_TN, self.side)[0].unsqueeze(0)
 
 
-def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int, apart: bool = False) -> int:
+def fuse_decoder(
+    model: Any,
+    seed: Tensor,
+    side: SideStream | None,
+    longest: int,
+    apart: bool = False,
+    norms_again: bool = False,
+) -> int:
     """Swaps embedding, blocks and final norm; returns the number of blocks. Weights of one product must be neighbours
     in memory by now, unless they may be `apart`. `longest` bounds the documents."""
     backbone = model.model
@@ -355,7 +365,8 @@ def fuse_decoder(model: Any, seed: Tensor, side: SideStream | None, longest: int
     for index, (layer, p) in enumerate(zip(backbone.layers, parts)):
         turning = angles[p.layer_type] if p.turns else None
         layer.forward = FusedDecoderBlock(
-            layer, p, turning, seed, index, pools=index == last, side=side, held=held, apart=apart
-        )
+            layer, p, turning, seed, index, pools=index == last, side=side, held=held, apart=apart,
+            norms_again=norms_again,
+        )  # fmt: skip
     backbone.norm.forward = FusedFinalNorm(DECODERS[model.config.model_type].norm(backbone.norm), side)
     return len(parts)

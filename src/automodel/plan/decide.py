@@ -92,6 +92,7 @@ def make_plan(
         optimizer=fitting.kind,
         checkpointing=fitting.checkpointing,
         packing=fitting.packing,
+        norms_again=fitting.norms_saved > 0,
         memory_gib=round(fitting.estimate.total / GIB, 3),
         ranks=layout.size,
         **batches._asdict(),

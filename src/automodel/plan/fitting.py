@@ -7,7 +7,7 @@ one computes; where its state fits, there is nothing to page, and the plain one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from automodel.optim.kinds import CAPTURED, INSTALL, KINDS, Kind, has_bitsandbyt
 from automodel.plan.asked import asked_checkpointing
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
+from automodel.plan.fp8 import asked_fp8
 from automodel.plan.memory import (
     FITS,
     GIB,
@@ -24,6 +25,7 @@ from automodel.plan.memory import (
     Estimate,
     Mode,
     Setting,
+    can_norm_again,
     estimate,
     in_words,
     largest_batch_tokens,
@@ -36,6 +38,10 @@ from automodel.plan.speed import decide_capture, decide_fused
 if TYPE_CHECKING:
     from automodel.adapters.config import Packing
     from automodel.plan.hardware import Hardware  # which imports torch
+
+
+NORMS_AGAIN_SHARE = 1 / 6
+"""Of the GPU's memory. A run that needs less has nothing to gain from half a percent of its time."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Fitting:
     """Whether inputs of recomputed layers wait in host memory."""
     packing: Packing | None = None
     """Of frozen weights in few bits."""
+    norms_saved: float = 0.0
+    """Bytes that are not kept because norms are made again; 0: they are not."""
 
 
 def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
@@ -120,11 +128,22 @@ def decide_fitting(
                 continue  # unasked, only where it is known to work
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)
-            found = estimate(model.shape, model.parameters, setting)
-            tried.append(Fitting(kind, mode, found, setting.offload, packing))
+            # FP8 products keep what they read in FP8.
+            plain = not layout.fsdp and (bool(model.trained) or asked_fp8(cfg) is None)
+            tried.append(_fitting(hardware, model, setting, plain))
             if tried[-1].estimate.fits(hardware.memory_gib):
                 return _told(cfg, hardware, load, tried, precision, lines)
     return _told(cfg, hardware, load, tried, precision, lines)
+
+
+def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, plain: bool) -> Fitting:
+    """One candidate, as it would run. `plain`: products keep what they read as it is."""
+    found, saved = estimate(model.shape, model.parameters, setting), 0.0
+    much = found.total > NORMS_AGAIN_SHARE * hardware.memory_gib * GIB
+    if plain and much and can_norm_again(model.shape, setting):
+        less = estimate(model.shape, model.parameters, replace(setting, norms_again=True))
+        found, saved = less, found.total - less.total
+    return Fitting(setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved)
 
 
 def _modes(cfg: RunConfig, hardware: Hardware, smallest: bool) -> list[tuple[Mode, bool]]:
@@ -180,6 +199,10 @@ def _told(
     elif chosen.checkpointing != "none" and asked != "auto":
         which = "every layer" if asked == "full" else "every other layer"
         lines.append(Decision("checkpointing", asked, f"{which} is computed again in the backward pass; asked for"))
+    if chosen.norms_saved:
+        saved = in_words(chosen.norms_saved)
+        reason = f"what they give is made again for the gradients of the products behind them, not kept: {saved} less"
+        lines.append(Decision("norms", "made again", reason))
     whole = not cfg.distributed.shards and cfg.distributed.tp_size * cfg.distributed.cp_size == 1
     lines.append(_memory_line(hardware, load, chosen, whole))
     return chosen

@@ -166,6 +166,8 @@ class Setting:
     """Of frozen weights in few bits."""
     shards: int = 1
     """Ranks that share weights, gradients and states of one copy of the model."""
+    norms_again: bool = False
+    """Whether decoders' norms are made once more in the backward pass, where tokens are many."""
     accumulates: bool = False
     """Whether a step has several micro-batches; gradients of shards are whole until the last."""
 
@@ -270,6 +272,12 @@ def _state_bytes(setting: Setting, held: int, shape: ModelShape | None, paramete
 # Activations.
 
 
+def can_norm_again(shape: ModelShape | None, setting: Setting) -> bool:
+    """Whether fused blocks can make what norms give once more, and there is enough of it."""
+    fused = shape is not None and shape.rms and shape.norms_before > 0 and setting.fused
+    return fused and setting.checkpointing != "full" and setting.tokens >= NORMS_AGAIN_FROM
+
+
 def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> float:
     """What one layer keeps of one token. `again`: while it is computed for the second time."""
     s = shape
@@ -278,7 +286,7 @@ def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> flo
         size = _compute_size(setting)
         inner = 2 * s.inner if not s.gated or s.rms else 3 * s.inner
         norms = 4 * s.width + (s.norms - 2) * s.width
-        if s.rms and setting.tokens >= NORMS_AGAIN_FROM and not again:
+        if setting.norms_again and not again:
             norms -= s.norms_before * s.width
         heads = s.queries + 2 * s.keys if s.head_norms else 0
         return size * (attention + inner + norms + heads) + 4 * (s.heads + s.norms)
