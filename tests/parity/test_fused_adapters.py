@@ -13,7 +13,6 @@ from automodel.adapters.config import PeftConfig
 from automodel.data.batch import IGNORE
 from automodel.kernels import fp8_linear
 from automodel.kernels.flat_parameters import FlatParameters
-from automodel.models import fused_decoder
 from automodel.models.block_support import can_fuse_adapters
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.decoder_parts import DECODERS
@@ -42,12 +41,12 @@ def adapted(kind, task, size=None, **section):
     return model
 
 
-def fused_of(plain, task, norms_again=False):
+def fused_of(plain, task):
     ours = deepcopy(plain)
     FlatParameters(parameter_groups(ours, OptimizerConfig()))
     assert will_fuse(ours)
     assert can_fuse_adapters(ours.config, ours._automodel_adapter)
-    assert fuse(ours, torch.zeros(1, dtype=torch.int64), None, 24, norms_again) == ours.config.num_hidden_layers
+    assert fuse(ours, torch.zeros(1, dtype=torch.int64), None, 24) == ours.config.num_hidden_layers
     return ours, make_forward(ours, task, "packed", swapped=True)
 
 
@@ -114,13 +113,6 @@ def test_layers_that_are_computed_again_learn_the_same(offload):
     use_gradient_checkpointing(ours, "full")
     use_own_checkpoints(ours, offload)
     assert_same(plain, ours, forward, "causal-lm")
-
-
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "phi3"])
-def test_norms_that_are_made_again_change_no_gradient(kind, monkeypatch):
-    monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", 1)
-    plain = adapted(kind, "causal-lm")
-    assert_same(plain, *fused_of(plain, "causal-lm", norms_again=True), "causal-lm")
 
 
 def test_modules_trained_in_full_inside_the_layers_keep_stock_blocks():

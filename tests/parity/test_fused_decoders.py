@@ -143,9 +143,8 @@ def test_under_gradient_checkpointing_gradients_are_the_same(kind):
 
 
 @pytest.mark.parametrize("kind", DECODERS)
-def test_norms_that_are_made_again_change_no_gradient_and_are_not_kept(kind, monkeypatch):
-    """As with many tokens: not a bit differs, and each of two layers keeps two rows less of every token."""
-    monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", 1)
+def test_norms_that_are_made_again_change_no_gradient_and_are_not_kept(kind):
+    """Not a bit differs, and each of two layers keeps two rows less of every token."""
     task = "causal-lm" if kind in NO_TAGGER else "token-classification"
     gradients, kept = [], []
     for again in (False, True):
@@ -164,8 +163,7 @@ def test_norms_that_are_made_again_change_no_gradient_and_are_not_kept(kind, mon
 
 
 @pytest.mark.parametrize("ours_too", [False, True], ids=["torch's checkpoints", "ours"])
-def test_checkpointed_layers_have_nothing_to_make_again(ours_too, monkeypatch):
-    monkeypatch.setattr(fused_decoder, "NORMS_AGAIN_FROM", 1)
+def test_checkpointed_layers_have_nothing_to_make_again(ours_too):
     kept = []
     for again in (False, True):
         ours, stock, forward = fused("llama", "causal-lm", again)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from automodel.checkpoint.parts import Part, neighbours
 from automodel.checkpoint.tensor_file import bus_of
+from automodel.distributed.gpu_memory import free_bytes
 
 Groups = dict[str, dict[str, Part]]
 """What a rank writes, by group and name."""
@@ -135,13 +136,6 @@ def has_room(device: torch.device, size: int, peak: int) -> bool:
     _, total = torch.cuda.mem_get_info(device)
     needed = max(peak, torch.cuda.memory_allocated(device))
     return size + max(LEAST_SPARE, total // 20) <= free_bytes(device) + torch.cuda.memory_reserved(device) - needed
-
-
-def free_bytes(device: torch.device | None = None) -> int:
-    """What this process can still take of a GPU's memory: what nobody has, up to the share that it may have at all."""
-    free, total = torch.cuda.mem_get_info(device)
-    share = int(total * torch.cuda.get_per_process_memory_fraction(device))
-    return max(0, min(free, share - torch.cuda.memory_reserved(device)))
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from automodel.engine.prepare import Prepared
 from automodel.engine.step import TrainStep
 from automodel.optim.kinds import ADAMW
 from automodel.plan.memory import Setting, estimate
-from automodel.plan.plan import Decision
+from automodel.plan.plan import Decision, Plan
 
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
 MOST_DEALT = 10_000  # where documents have to be dealt to ranks first
@@ -58,7 +58,7 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
     try:
         if isinstance(step, CapturedStep):
-            step.probe(batch, recorded=step.side is not None)
+            step.probe(batch, recorded=on_two_streams(plan, step))
         else:
             _try_eager(step, batch, bytes_to_come(prepared, step), plan.device)
     except torch.cuda.OutOfMemoryError:
@@ -90,9 +90,14 @@ def bytes_to_come(prepared: Prepared, step: TrainStep) -> int:
     return round(estimate(None, trained, setting).states) + summed
 
 
-def smaller(prepared: Prepared, second_stream: bool) -> Prepared:
-    """The same run with less memory at a time. `second_stream`: whether there was one."""
-    return _on_one_stream(prepared) if second_stream else halved(prepared)
+def on_two_streams(plan: Plan, step: TrainStep | CapturedStep) -> bool:
+    """Whether gradients of weights are computed beside the backward pass, which only fused blocks do."""
+    return isinstance(step, CapturedStep) and step.side is not None and plan.fused_kernels
+
+
+def smaller(prepared: Prepared, two_streams: bool) -> Prepared:
+    """The same run with less memory at a time. `two_streams`: whether it had as many."""
+    return _on_one_stream(prepared) if two_streams else halved(prepared)
 
 
 def _on_one_stream(prepared: Prepared) -> Prepared:
@@ -133,7 +138,7 @@ def halved(prepared: Prepared) -> Prepared:
         f"the largest batch of {plan.micro_batch_size} ran out of GPU memory; same examples a step, less at a time",
     )
     # Updates are put off only where a step is one batch.
-    kept = (d for d in plan.decisions if d.name not in ("embeddings", "memory", "update"))
+    kept = (d for d in plan.decisions if d.name not in ("embeddings", "memory", "norms", "update"))
     smaller = dataclasses.replace(
         plan,
         micro_batch_size=micro,

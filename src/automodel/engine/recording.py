@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from automodel.checkpoint.snapshot import free_bytes
+from automodel.distributed.gpu_memory import free_bytes
 
 Pool = Any  # a pair of numbers, which torch gives a type of its own
 _BROKEN: list[torch.cuda.CUDAGraph] = []

@@ -14,7 +14,7 @@ from automodel.data.loader import StepLoader
 from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
 from automodel.engine.compiled import compile_model, try_compiled
-from automodel.engine.fit import fits, smaller
+from automodel.engine.fit import fits, on_two_streams, smaller
 from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.observe import NOBODY, Observer
@@ -71,10 +71,12 @@ def make_fitting_step(
         if not prepared.ranks.highest(int(not fits(prepared, step, loader))):
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
-        second_stream = isinstance(step, CapturedStep) and step.side is not None
+        two_streams = on_two_streams(prepared.plan, step)
         del model, step
         release_memory()
-        prepared = smaller(prepared, second_stream)
+        if prepared.plan.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # of a batch that is not the run's
+        prepared = smaller(prepared, two_streams)
 
 
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:

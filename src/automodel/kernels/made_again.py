@@ -3,22 +3,17 @@
 The product behind a norm keeps, for the gradient of its weight, what the norm gave; the norm keeps what it read. One
 follows from the other in a single pass over the rows. Of 29,696 numbers that a layer of Llama-3.2-1B keeps of a token,
 4,096 are results of norms: 1 GiB of 7.3 at 8,192 tokens, and 32 launches of 16 µs in a step of 129 ms. Few tokens take
-little memory and feel every launch, so there nothing changes; where memory is plenty the plan leaves it at that, too.
-
-No torch here before it is needed: the plan counts with `NORMS_AGAIN_FROM`.
+little memory and feel every launch; the plan decides (`plan/fitting.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-NORMS_AGAIN_FROM = 4096
-"""Tokens of a batch."""
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 
 class _Recipe(NamedTuple):
@@ -33,8 +28,6 @@ def _place_of(tensor: Tensor) -> tuple:
 def made_again(tensor: Tensor, make: Callable[[], Tensor]) -> Generator[None]:
     """What is computed inside keeps `make` for its backward pass where it would keep the tensor. `make` has to give
     the same numbers then, and whatever it holds on to is kept."""
-    from torch.autograd.graph import saved_tensors_hooks
-
     recipe, its = _Recipe(make), _place_of(tensor)  # the hooks are kept, and must not keep the tensor
 
     def pack(kept: Tensor) -> Tensor | _Recipe:

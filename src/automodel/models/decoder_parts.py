@@ -39,8 +39,17 @@ class Norm(NamedTuple):
         return self.module.weight
 
     def __call__(self, x: Tensor, residual: Tensor | None, side: SideStream | None) -> tuple[Tensor, Tensor]:
-        style = {"eps": self.eps, "offset": self.offset, "round_first": self.round_first}
-        return rms_norm(x, residual, self.weight, **style, side=side)
+        return self._of(x, residual, self.weight, side)
+
+    def again(self, h: Tensor) -> Callable[[], Tensor]:
+        """Makes what the norm gives of the stream, with the weight of now: later it may be another tensor."""
+        kept, weight = h.detach(), self.weight.detach()
+        return lambda: self._of(kept, None, weight, None)[0]
+
+    def _of(self, x: Tensor, residual: Tensor | None, weight: Tensor, side: SideStream | None) -> tuple[Tensor, Tensor]:
+        return rms_norm(
+            x, residual, weight, eps=self.eps, offset=self.offset, round_first=self.round_first, side=side
+        )  # fmt: skip
 
 
 class Norms(NamedTuple):

@@ -61,7 +61,7 @@ def fuse(
     """Swaps embeddings and layers and returns how many layers. Weights that one product reads (query, key and value;
     gate and up) must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass. `seed`:
     the device tensor every dropout of the step reads. `longest` bounds the documents. `norms_again`: decoders keep
-    less of many tokens (`kernels/made_again.py`)."""
+    less, where all of their weights are trained (`kernels/made_again.py`)."""
     if model.config.model_type in DECODERS:
         return fuse_decoder(model, seed, side, longest, norms_again=norms_again)
     return fuse_encoder(model, seed, side, longest)

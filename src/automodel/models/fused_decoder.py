@@ -37,7 +37,7 @@ from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
 from automodel.kernels.frozen import Frozen
 from automodel.kernels.lazy_rows import lazy_rows_of
 from automodel.kernels.linear import apart_linear, joined_linear, joined_view
-from automodel.kernels.made_again import NORMS_AGAIN_FROM, made_again
+from automodel.kernels.made_again import made_again
 from automodel.kernels.recompute import computing_again
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
@@ -132,7 +132,7 @@ class FusedDecoderBlock:
     """Whether weights of one product may lie anywhere, as those of a sharded model do; frozen ones are then left to
     their own layers."""
     norms_again: bool = False
-    """Whether products of many tokens keep the stream instead of what a norm made of it."""
+    """Whether products keep the stream instead of what a norm made of it."""
 
     def __call__(
         self,
@@ -169,14 +169,13 @@ class FusedDecoderBlock:
         return total, total
 
     def _normed(self, y: Tensor, h: Tensor, norm: Norm | None) -> AbstractContextManager[None]:
-        """Around what reads y: of many tokens the stream is kept for it, which is kept anyway, and normed again. A
-        layer that is computed again has nothing to keep; in torch's own checkpoints this would keep the stream."""
-        if norm is None or not self.norms_again or y.shape[0] < NORMS_AGAIN_FROM or not torch.is_grad_enabled():
+        """Around the product that reads y: the stream is kept for it, which is kept anyway, and normed again. A layer
+        that is computed again has nothing to keep; in torch's own checkpoints this would keep the stream."""
+        if norm is None or not self.norms_again or not torch.is_grad_enabled():
             return nullcontext()
         if computing_again() or getattr(self.layer, "gradient_checkpointing", False):
             return nullcontext()
-        kept, of = h.detach(), norm
-        return made_again(y, lambda: of(kept, None, None)[0])
+        return made_again(y, norm.again(h))
 
     def _branch(self, x: Tensor, norm: Norm | None) -> Tensor:
         return x if norm is None else norm(x, None, self.side)[0]
@@ -210,8 +209,7 @@ class FusedDecoderBlock:
             inner, around = self._product(y, p.gate_up)
             x = p.down(swiglu(inner, p.activation))
         elif is_frozen(p.down):
-            with self._normed(y, h, p.norms.before_mlp):
-                x, around = adapted_mlp(y, p.gate_up, p.down, self._forms(), p.activation, self.side, read)
+            x, around = adapted_mlp(y, p.gate_up, p.down, self._forms(), p.activation, self.side, read)
         else:
             with self._normed(y, h, p.norms.before_mlp):
                 inner, around = self._product(y, p.gate_up)

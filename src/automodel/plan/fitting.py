@@ -128,19 +128,17 @@ def decide_fitting(
                 continue  # unasked, only where it is known to work
             if kind is not None and kind.bits == 8 and not captured and not has_bitsandbytes():
                 raise _no_library(cfg.optimizer.name, kind)
-            # FP8 products keep what they read in FP8.
-            plain = not layout.fsdp and (bool(model.trained) or asked_fp8(cfg) is None)
-            tried.append(_fitting(hardware, model, setting, plain))
+            tried.append(_fitting(hardware, model, setting, fp8=asked_fp8(cfg) is not None))
             if tried[-1].estimate.fits(hardware.memory_gib):
                 return _told(cfg, hardware, load, tried, precision, lines)
     return _told(cfg, hardware, load, tried, precision, lines)
 
 
-def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, plain: bool) -> Fitting:
-    """One candidate, as it would run. `plain`: products keep what they read as it is."""
+def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, fp8: bool) -> Fitting:
+    """One candidate, as it would run. `fp8`: products keep what they read in FP8, not what norms gave."""
     found, saved = estimate(model.shape, model.parameters, setting), 0.0
     much = found.total > NORMS_AGAIN_SHARE * hardware.memory_gib * GIB
-    if plain and much and can_norm_again(model.shape, setting):
+    if not fp8 and much and can_norm_again(model.shape, setting):
         less = estimate(model.shape, model.parameters, replace(setting, norms_again=True))
         found, saved = less, found.total - less.total
     return Fitting(setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved)

@@ -9,6 +9,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from automodel.distributed.gpu_memory import share_of
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -39,7 +41,7 @@ def read_hardware() -> Hardware:
             device="cuda",
             name=properties.name,
             gpus=torch.cuda.device_count(),
-            memory_gib=properties.total_memory * torch.cuda.get_per_process_memory_fraction(0) / 2**30,
+            memory_gib=properties.total_memory * share_of(0) / 2**30,
             bf16=modern,
             tf32=modern,
             cores=cores,

@@ -13,7 +13,7 @@ query and key heads, I of the MLP (gated: 2 products in, else 1), in the form th
     norm, torch's      2N      what it read and what it gave
     RMSNorm, stock     3N      what it read (in fp32), what was normalised, what it gave
     fused blocks       norms 2N, gated MLP 2I (ModernBERT 3I): the rest is computed again in the backward pass;
-                       of decoders' norms in front of products N, where tokens are many (`kernels/made_again.py`)
+                       of decoders' norms in front of products N, where they are made again (`kernels/made_again.py`)
 
 Under autocast the stream between layers is fp32 and every product keeps a 16-bit copy of what it reads. A checkpointed
 layer keeps what it read, or three layers do where the rest is moved to the host; one such layer at a time is computed
@@ -31,7 +31,6 @@ from typing import Any, Literal
 import numpy as np
 
 from automodel.adapters.config import Packing
-from automodel.kernels.made_again import NORMS_AGAIN_FROM
 from automodel.optim.kinds import Kind
 
 GIB = 2**30
@@ -42,6 +41,8 @@ Mode = Literal["none", "selective", "full"]
 MODES: tuple[Mode, ...] = ("none", "selective", "full")
 """Of gradient checkpointing, from the fastest to the smallest."""
 
+NORMS_AGAIN_FROM = 4096
+"""Tokens of the largest micro-batch: few take little memory, and feel every launch."""
 LOGIT_EXTRA = 12  # bytes beside the logit itself, at the worst moment: its log-probability and two gradients, in fp32
 LARGEST_BUFFER = 2**30  # of logits, where they are made chunk by chunk
 
@@ -167,7 +168,7 @@ class Setting:
     shards: int = 1
     """Ranks that share weights, gradients and states of one copy of the model."""
     norms_again: bool = False
-    """Whether decoders' norms are made once more in the backward pass, where tokens are many."""
+    """Whether decoders' norms are made once more in the backward pass."""
     accumulates: bool = False
     """Whether a step has several micro-batches; gradients of shards are whole until the last."""
 
@@ -273,9 +274,11 @@ def _state_bytes(setting: Setting, held: int, shape: ModelShape | None, paramete
 
 
 def can_norm_again(shape: ModelShape | None, setting: Setting) -> bool:
-    """Whether fused blocks can make what norms give once more, and there is enough of it."""
+    """Whether fused blocks can make what norms give once more, and there is enough of it. Under adapters and in shards
+    products keep copies of their own."""
     fused = shape is not None and shape.rms and shape.norms_before > 0 and setting.fused
-    return fused and setting.checkpointing != "full" and setting.tokens >= NORMS_AGAIN_FROM
+    whole = not setting.trained and setting.shards == 1
+    return fused and whole and setting.checkpointing != "full" and setting.tokens >= NORMS_AGAIN_FROM
 
 
 def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> float:

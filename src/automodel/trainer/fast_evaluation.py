@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
-from automodel.checkpoint.snapshot import free_bytes
 from automodel.data.collate import PackedCollator
+from automodel.distributed.gpu_memory import free_bytes
 from automodel.engine.step import labels_of
 from automodel.losses.unprojected import Unprojected
 from automodel.models.families import packing_support

@@ -10,6 +10,7 @@ from automodel.checkpoint import tensor_file
 from automodel.checkpoint.parts import Part
 from automodel.checkpoint.snapshot import Camera
 from automodel.checkpoint.store import CheckpointStore, SaveFailedError
+from automodel.distributed.gpu_memory import free_bytes, share_of
 
 GIB = 1 << 30
 
@@ -176,7 +177,19 @@ def test_a_process_has_no_more_than_its_share_of_a_gpu(monkeypatch, free, share,
     """`torch.cuda.set_per_process_memory_fraction`, or `per_process_memory_fraction` of PYTORCH_ALLOC_CONF: the driver
     still says how much the GPU has."""
     pretend_gpu(monkeypatch, free=free, total=80, reserved=20, share=share)
-    assert snapshot_module.free_bytes() == expected * GIB
+    assert free_bytes() == expected * GIB
+
+
+def refuse(device):
+    raise RuntimeError("CUDAPluggableAllocator does not yet support getMemoryFraction")
+
+
+@pytest.mark.parametrize("fraction", [refuse, lambda device: float(2**64 // (80 * GIB))], ids=["pluggable", "async"])
+def test_allocators_that_know_no_share_have_all_of_it(monkeypatch, fraction):
+    pretend_gpu(monkeypatch, free=60, total=80, reserved=20, share=1.0)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", fraction)
+    assert share_of(0) == 1.0
+    assert free_bytes() == 60 * GIB
 
 
 def test_a_copy_on_the_gpu_keeps_to_the_share_of_its_process(monkeypatch):

@@ -93,8 +93,12 @@ class SmallStep:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
 
-@pytest.mark.parametrize("side", [None, object()], ids=["one stream", "two streams"])
-def test_a_captured_step_on_two_streams_is_tried_as_a_graph(monkeypatch, side):
+@pytest.mark.parametrize(
+    ("side", "fused", "recorded"),
+    [(None, True, False), (object(), True, True), (object(), False, False)],
+    ids=["one stream", "two streams", "two, of which nobody uses the second"],
+)
+def test_a_captured_step_on_two_streams_is_tried_as_a_graph(monkeypatch, side, fused, recorded):
     asked = []
 
     class Captured:
@@ -103,9 +107,10 @@ def test_a_captured_step_on_two_streams_is_tried_as_a_graph(monkeypatch, side):
 
     monkeypatch.setattr(fit, "CapturedStep", Captured)
     step, run = Captured(), eager(8, path="packed")
+    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, fused_kernels=fused))
     step.side = side
     assert fits(run, step, loader_of(run))
-    assert asked == [side is not None]
+    assert asked == [recorded]
 
 
 @pytest.mark.parametrize(("room", "then"), [(16, []), (8, [(8, False, False)])], ids=["all of it", "half of it"])
@@ -124,7 +129,7 @@ def test_the_second_stream_goes_before_batches_are_halved(monkeypatch, room, the
 
     run = eager(16, path="packed")
     lines = (*run.plan.decisions, Decision("update", "under the next step", ""))
-    settings = {"decisions": lines, "late_update": True, "second_stream": True}
+    settings = {"decisions": lines, "late_update": True, "second_stream": True, "fused_kernels": True}
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, **settings))
     monkeypatch.setattr(steps, "make_step", lambda prepared: (None, Captured(prepared.plan)))
     monkeypatch.setattr(steps, "make_step_loader", loader_of)

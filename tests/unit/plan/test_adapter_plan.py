@@ -50,7 +50,7 @@ def test_steps_with_adapters_are_captured_and_fused_and_update_at_once():
     made, lines = plan()
     assert (made.capture, made.fused_kernels, made.late_update, made.lazy_embeddings) == (True, True, False, False)
     assert "one read of x" in lines["kernels"].reason
-    assert 42 < made.memory_gib < 47  # weights 15.3, activations of 8,192 tokens 27
+    assert 45 < made.memory_gib < 52  # weights 15.3, activations of 8,192 tokens 32
     assert "frozen weights 15.3 GiB, adapter 250 MiB, gradients 83 MiB, optimizer 333 MiB" in lines["memory"].reason
 
 
@@ -66,13 +66,13 @@ def test_packed_weights_are_kept_expanded_where_they_fit(memory, resident):
     made, lines = plan(memory, quantization=FOUR)
     assert made.packing == Packing("nf4", double=True, resident=resident)
     assert lines["base"].value == "NF4, doubly quantised"
-    how = "expanded once to bf16 and kept" if resident else "expanded to bf16 for each product; kept expanded, about 44"
+    how = "expanded once to bf16 and kept" if resident else "expanded to bf16 for each product; kept expanded, about 48"
     assert how in lines["base"].reason
-    assert made.memory_gib == pytest.approx(44.1 if resident else 34.7, abs=0.5)
+    assert made.memory_gib == pytest.approx(48.6 if resident else 39.2, abs=0.5)
 
 
 def test_checkpointing_is_the_last_resort():
-    made, _ = plan(38.0, quantization=FOUR, checkpointing="auto")
+    made, _ = plan(40.0, quantization=FOUR, checkpointing="auto")
     assert (made.packing.resident, made.checkpointing) == (True, "selective")
     made, lines = plan(12.0, quantization=FOUR, checkpointing="auto", offload=True)
     assert (made.packing.resident, made.checkpointing) == (False, "full")
