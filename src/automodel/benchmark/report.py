@@ -100,7 +100,7 @@ def _header(document: dict[str, Any], sides: Sequence[dict[str, Any]]) -> str:
     spans = "".join(f"<span>{escape(str(fact))}</span>" for fact in facts)
     kind, saved = sides[0]["memory_kind"], found["memory_reduction_percent"]
     cards = (
-        ("Training time", f"{found['speedup_factor']:.2f}<small>x the speed</small>", f"than {baseline}", " lead"),
+        ("Training time", f"{found['speedup_factor']:.2f}<small>x the speed</small>", f"of {baseline}", " lead"),
         ("Step", f"{found['step_speedup']:.2f}<small>x the speed</small>", "median, steady state", ""),
         (
             "Process start to end",

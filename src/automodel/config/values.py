@@ -222,13 +222,19 @@ def show(value: Any) -> str:
     return str(value)
 
 
+def _may_hold(listed: Any, text: str) -> bool:
+    """Whether the text may be what a list holds: anything for one of texts, else what reads as numbers."""
+    numbers = bool(typing.get_args(listed)) and bare(typing.get_args(listed)[0]) in (int, float)
+    return not numbers or all(type(plain_value(t.strip())) in (int, float) for t in text.strip("()[]").split(","))
+
+
 def _quote_advice(hint: Any, node: Node) -> str:
     kinds = [bare(arm) for arm in arms(hint)]
     if isinstance(node, Mapping) and node.place.name == COMMAND_LINE and node.text is None:
         return " It has no keys of its own to set."
     if isinstance(node, Mapping | Listing):
         return " Put text that starts with `{` in quotes." if str in kinds and isinstance(node, Mapping) else ""
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
+    if any(typing.get_origin(kind) is tuple and _may_hold(kind, node.text) for kind in kinds):
         return f" Write `[{node.text.strip('()')}]`."
     if not node.plain and any(type(plain_value(node.text)) is kind for kind in kinds):
         return " Remove the quotes."

@@ -109,8 +109,8 @@ class DatasetConfig(Section):
     the tokenizer's own; where it has none, one has to be named here. It is saved with the model."""
     prompt_template: str | None = None
     """Text put before the answer, with `{column}` places; default depends on the columns."""
-    answer_only_loss: bool = True
-    """Train on the answer's tokens only (instruction and chat data)."""
+    answer_only_loss: bool | None = None
+    """Train on the answer's tokens only (instruction and chat data); default true, for validation data as `dataset`."""
     source_column: str | None = None
     """Input column of seq2seq data (summarisation, translation)."""
     target_column: str | None = None
@@ -143,6 +143,10 @@ class DatasetConfig(Section):
     """Where tokenised data is kept; default `~/.cache/automodel/tokens`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Arguments of a custom `_target_`."""
+
+    @property
+    def answers_only(self) -> bool:
+        return self.answer_only_loss is not False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,8 @@
 both agree on which class is number 3. What the labels look like decides the problem, under Hugging Face's names:
 
 - class ids, class names (sorted, or in the order of `dataset.labels`), booleans: `single_label_classification`;
-- lists of ids or names, 0/1 vectors, several 0/1 columns: `multi_label_classification`;
+- lists of ids or names (also as text, see `label_kinds`), 0/1 vectors, several 0/1 columns:
+  `multi_label_classification`;
 - real numbers, lists of them, several columns of them: `regression`.
 
 `model.problem_type` decides where it is given; labels that cannot be read so are an error.
@@ -23,10 +24,25 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of, kind_of
 from automodel.data.config import DatasetConfig
+from automodel.data.label_kinds import (
+    MULTI,
+    REGRESSION,
+    SINGLE,
+    all_listed,
+    all_whole,
+    are_lists_as_text,
+    check_class_ids,
+    check_label_feature,
+    different_kinds,
+    is_list_text,
+    is_missing,
+    list_in_text,
+    listed_name,
+    lists_in_text,
+    unique_values,
+    written,
+)
 
-SINGLE = "single_label_classification"
-MULTI = "multi_label_classification"
-REGRESSION = "regression"
 NUMBERS = ("int", "uint", "float", "double", "decimal", "bool")  # how their dtypes begin
 
 
@@ -61,10 +77,19 @@ class LabelMap:
         if value is None:
             raise BadLabel("the label is missing")
         if self.problem_type == REGRESSION:
-            return self._numbers(value)
+            return self._numbers(self._list(value))
         if self.problem_type == MULTI:
-            return self._classes(value)
+            return self._classes(self._list(value))
         return self.class_id(value)
+
+    def _list(self, value: Any) -> Any:
+        """A list written as text, as a list; anything else, and a class of that very name, as it is."""
+        if not is_list_text(value) or value in (self.names or ()):
+            return value
+        try:
+            return list_in_text(value)
+        except ValueError:
+            raise BadLabel(f'the label {value} cannot be read as a list; write it as JSON, e.g. ["a", "b"]') from None
 
     def class_id(self, value: Any) -> int:
         if isinstance(value, float):
@@ -81,7 +106,8 @@ class LabelMap:
                     "the label is -1, which public datasets use for 'no label' (if it is a class, list it and all "
                     "others in dataset.labels)"
                 )
-            raise BadLabel(f"label {value} is outside 0..{self.num_labels - 1}")
+            hint = " (labels below 0 are no class ids; if it is a class, list it and all others in dataset.labels)"
+            raise BadLabel(f"label {value} is outside 0..{self.num_labels - 1}{hint if value < 0 else ''}")
         name = listed_name(value, self.names or ())
         if self.names and name is not None:
             return self.names.index(name)
@@ -108,21 +134,13 @@ class LabelMap:
             return vector
         if len(values) != self.num_labels:
             raise BadLabel(f"the row has {len(values)} label values, not {self.num_labels}")
-        if any(v is None or not 0 <= float(v) <= 1 for v in values):
+        try:
+            numbers = [float(v) for v in values]
+        except (TypeError, ValueError):  # missing, or names where training had numbers
+            numbers = [math.nan]
+        if not all(0 <= number <= 1 for number in numbers):
             raise BadLabel(f"multi-label values must be 0 or 1; got {list(values)}")
-        return [float(v) for v in values]
-
-
-def listed_name(value: Any, names: Sequence[str]) -> str | None:
-    """The name that a value is written as, or None. Booleans are found in any case: true, True."""
-    name = _written(value)
-    if name in names:
-        return name
-    return next((known for known in names if known.lower() == name.lower()), None) if isinstance(value, bool) else None
-
-
-def _written(value: Any) -> str:
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+        return numbers
 
 
 def in_known_order(found: LabelMap, known: Sequence[str] | None) -> LabelMap:
@@ -161,13 +179,16 @@ def infer_labels(
         return _checked(_of_columns(rows, label, cfg, columns, problem_type), num_labels, columns)
     feature = columns.features[label]
     if is_mixed(feature):
-        raise UserError(_different_kinds(rows, label, columns))
-    if is_list(feature):
-        found = _of_lists(rows, label, item_of(feature), cfg, num_labels, problem_type, columns)
+        raise UserError(different_kinds(rows, label, columns))
+    check_label_feature(feature, label, columns)
+    as_text = is_string(feature) and are_lists_as_text(rows, label, cfg, problem_type, columns)
+    if is_list(feature) or as_text:
+        lists, item = lists_in_text(rows[label], label, columns) if as_text else (rows[label], item_of(feature))
+        found = _of_lists(lists, label, item, cfg, num_labels, problem_type, columns)
         return _checked(found, num_labels, columns)
     kind = _kind(rows, label, feature)
     if kind == "float" and (num_labels or 1) > 1 and problem_type in (None, REGRESSION):
-        if problem_type == REGRESSION or not _all_whole(unique_values(rows, label)):
+        if problem_type == REGRESSION or not all_whole(unique_values(rows, label)):
             raise UserError(
                 f"model.num_labels is {num_labels}, but column '{label}' of {columns.section} holds one number a row: "
                 "for regression remove model.num_labels, for classes write whole numbers or names."
@@ -194,34 +215,24 @@ def _kind(rows: Any, label: str, feature: Any) -> str:
         return "int"
     values = unique_values(rows, label)
     has_gaps = any(v is None or (isinstance(v, float) and math.isnan(v)) for v in values)
-    return "int" if has_gaps and _all_whole(values) else "float"
-
-
-def _all_whole(values: Sequence[Any]) -> bool:
-    return all(float(v).is_integer() for v in values if v is not None and not math.isnan(v))
-
-
-def _is_missing(value: Any) -> bool:
-    blank = isinstance(value, str) and not value.strip()
-    return value is None or blank or (isinstance(value, float) and math.isnan(value))
-
-
-def all_listed(values: Iterable[Any], names: Sequence[str]) -> bool:
-    """Whether the data's values are all among `names` as they are written, and so are names and no ids."""
-    given = [v for v in values if not _is_missing(v)]
-    return bool(given) and all(listed_name(value, names) is not None for value in given)
+    return "int" if has_gaps and all_whole(values) else "float"
 
 
 def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -> LabelMap:
     if cfg.labels:
-        ids = not all_listed(unique_values(rows, label), cfg.labels)
+        values = unique_values(rows, label)
+        ids = not all_listed(values, cfg.labels)
+        if ids and cfg.on_bad_row != "skip":
+            check_class_ids(values, label, columns)
         return LabelMap(SINGLE, len(cfg.labels), tuple(cfg.labels), ids_allowed=ids, origin="dataset.labels")
     names = getattr(feature, "names", None)
     if names:
         return LabelMap(SINGLE, len(names), tuple(names), origin="the dataset's class names")
-    values = [v for v in unique_values(rows, label) if not _is_missing(v)]
+    values = [v for v in unique_values(rows, label) if not is_missing(v)]
     if not values:
         raise UserError(f"{columns.section}.label_column: every label in column '{label}' is missing.")
+    if cfg.on_bad_row != "skip":
+        check_class_ids(values, label, columns)
     if len(values) > 20 and len(values) > len(rows) / 2:
         raise UserError(
             f"{columns.section}.label_column: column '{label}' has {len(values):,} different values in {len(rows):,} "
@@ -229,8 +240,8 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
         )
     if kind == "string":
         return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
-    if not _all_whole(values):
-        return LabelMap(SINGLE, len(values), tuple(map(_written, sorted(values))), ids_allowed=False)
+    if not all_whole(values):
+        return LabelMap(SINGLE, len(values), tuple(map(written, sorted(values))), ids_allowed=False)
     whole = sorted({int(v) for v in values})
     if num_labels is not None or whole == list(range(len(whole))) or whole[0] < 0:
         highest = max(whole[-1] + 1, 1)
@@ -255,28 +266,28 @@ def _of_columns(rows: Any, labels: Sequence[str], cfg, columns: Columns, problem
         raise UserError(f"{columns.section}.label_columns names a column twice: {_listed(labels)}.")
     if cfg.labels:
         raise UserError(f"{columns.section}.labels: the classes of label_columns have the columns' names. Remove one.")
-    written = [name for name in labels if is_string(columns.features[name])]
+    as_written = [name for name in labels if is_string(columns.features[name])]
     for name in labels:
-        as_text = name in written and {*unique_values(rows, name)} <= {"0", "1", None}
+        as_text = name in as_written and {*unique_values(rows, name)} <= {"0", "1", None}
         if not as_text and not str(getattr(columns.features[name], "dtype", "")).startswith(NUMBERS):
             raise UserError(
                 f"{columns.section}.label_columns: column '{name}' holds {kind_of(columns.features[name])}, but each "
                 "of these columns has to hold numbers: 0 and 1 for a class, any others for regression."
             )
-    numbers = [name for name in labels if name not in written]
-    decimals = problem_type is None and not all(_all_whole(unique_values(rows, name)) for name in numbers)
+    numbers = [name for name in labels if name not in as_written]
+    decimals = problem_type is None and not all(all_whole(unique_values(rows, name)) for name in numbers)
     kind = REGRESSION if decimals or problem_type == REGRESSION else MULTI
     return LabelMap(kind, len(labels), tuple(labels), vectors=True)
 
 
-def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type, columns: Columns) -> LabelMap:
+def _of_lists(rows: Iterable, label: str, item: Any, cfg, num_labels, problem_type, columns: Columns) -> LabelMap:
     if problem_type == SINGLE:
         raise _not_one_class(f"column '{label}' of {columns.section} holds a list in every row")
     dtype = str(getattr(item, "dtype", ""))
     names = tuple(cfg.labels) if cfg.labels else (tuple(getattr(item, "names", None) or ()) or None)
-    lists = [v for v in rows[label] if v is not None]
+    lists = [v for v in rows if v is not None]
     sizes = {len(v) for v in lists}
-    values = {x for v in lists for x in v if not _is_missing(x)}
+    values = {x for v in lists for x in v if not is_missing(x)}
     if not any(lists):
         raise UserError(f"{columns.section}.label_column: no row has a label in column '{label}'.")
     decimals = dtype.startswith("float")
@@ -293,10 +304,14 @@ def _of_lists(rows, label: str, item: Any, cfg, num_labels, problem_type, column
         return LabelMap(MULTI, (num_labels if decimals else None) or max(sizes), names, vectors=True)
     if names:
         ids = not (cfg.labels and all_listed(values, names))
+        if ids and cfg.labels and cfg.on_bad_row != "skip":
+            check_class_ids(values, label, columns)
         origin = "dataset.labels" if cfg.labels else "the dataset's class names"
         return LabelMap(MULTI, len(names), names, ids_allowed=ids, origin=origin)
     if is_string(item):
         return LabelMap(MULTI, len(values), tuple(sorted(values)), ids_allowed=False)
+    if cfg.on_bad_row != "skip":
+        check_class_ids(values, label, columns)
     return LabelMap(MULTI, num_labels or max(values, default=0) + 1)
 
 
@@ -337,7 +352,7 @@ def _of_tags(rows: Any, columns: Columns, tags: str, cfg: DatasetConfig, num_lab
         raise UserError(f"{columns.section}.label_column: no word in column '{tags}' has a tag.")
     if is_string(item):
         return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)
-    if not _all_whole(list(values)):
+    if not all_whole(list(values)):
         raise UserError(f"{columns.section}.label_column: the tags in column '{tags}' are decimals, and no classes.")
     return LabelMap(SINGLE, num_labels or int(max(values)) + 1)
 
@@ -362,23 +377,6 @@ def _checked(found: LabelMap, num_labels: int | None, columns: Columns) -> Label
     return found
 
 
-def _different_kinds(rows: Any, label: str, columns: Columns) -> str:
-    """Which row disagrees with the rows before it."""
-    first: dict[str, str] = {}
-    for number, value in enumerate(rows[label]):
-        if value is not None:
-            first.setdefault(type(value).__name__, f"row {number} has {value!r}")
-    return (
-        f"{columns.section}.label_column: column '{label}' holds values of different kinds: "
-        f"{', '.join(first.values())} (rows are counted from 0). Write all labels in one way."
-    )
-
-
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:8])
     return shown + (", …" if len(names) > 8 else "")
-
-
-def unique_values(rows: Any, column: str) -> list[Any]:
-    """Distinct values of a column, without turning all of it into Python objects."""
-    return rows.unique(column)

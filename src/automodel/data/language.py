@@ -53,6 +53,17 @@ def places_of(template: str, section: str) -> list[str]:
         raise UserError(f"{section}.prompt_template is no valid template: {error}.") from error
 
 
+def check_prompt(section: str, template: str | None, prompt: Iterable[str], answer: str) -> None:
+    """`prompt`: columns that it is made of."""
+    if template is not None and not places_of(template, section):
+        raise UserError(f"{section}.prompt_template has no place for a column, such as {{question}}.")
+    if answer in prompt:
+        raise UserError(
+            f"{section}: the column '{answer}' is in the prompt and is to be learned as its answer, which could be "
+            "copied. Name another one (column_mapping, prompt_template)."
+        )
+
+
 def answer_meant(roles: Iterable[str]) -> str:
     """A hint where one of the roles looks like an answer's, misspelt, and like nothing else."""
     words = [*ANSWER_ROLES, *sorted(PROMPT_ROLES)]

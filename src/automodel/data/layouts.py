@@ -16,10 +16,20 @@ from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
-from automodel.data.language import ANSWER_ROLES, KNOWN_LAYOUTS, Chats, Instructions, PlainText, answer_meant, places_of
+from automodel.data.language import (
+    ANSWER_ROLES,
+    KNOWN_LAYOUTS,
+    Chats,
+    Instructions,
+    PlainText,
+    answer_meant,
+    check_prompt,
+    places_of,
+)
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
 from automodel.data.sequences import SourceTarget, require_language
+from automodel.data.special_tokens import has_segments
 
 
 @dataclass(frozen=True)
@@ -162,23 +172,21 @@ def _label_columns(columns: Columns, cfg: DatasetConfig, known_names: tuple[str,
 
 
 def _text_classification(rows: Any, columns: Columns, request: Request) -> Layout:
-    cfg = request.cfg
     _only_cut(request, "texts to classify")
-    label = columns_in_order(_label_columns(columns, cfg, known.LABEL), request.labels, request.known_labels)
-    text, pair = _text_and_pair(columns, cfg, (label,) if isinstance(label, str) else label)
+    label = columns_in_order(_label_columns(columns, request.cfg, known.LABEL), request.labels, request.known_labels)
+    labels_in = (label,) if isinstance(label, str) else label
+    text, pair = _text_and_pair(columns, request.cfg, labels_in)
+    if text in labels_in or pair in labels_in:
+        asked = "reads what it has to find out. Name another column as text_column, or as label_column."
+        raise UserError(f"{columns.section}: the model {asked} Columns: {columns.listed()}.")
     columns.not_all_empty(rows, text, "text_column")
     labels = _label_map(rows, columns, request, label)
-    types = request.token_types and (pair is not None or _has_segments(request.tokenizer))
+    types = request.token_types and (pair is not None or has_segments(request.tokenizer))
     encoder = TextClassifier(
         request.tokenizer, text, pair, label, labels, request.max_length, types, _own_names(columns, label, labels)
     )
     shown = label if isinstance(label, str) else f"{len(label)} label columns"
     return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels)
-
-
-def _has_segments(tokenizer: Any) -> bool:
-    """Whether even a single text has segments other than 0 (XLNet). Zeros are what models assume anyway."""
-    return any(tokenizer("a", return_token_type_ids=True)["token_type_ids"])
 
 
 def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]) -> tuple[str, str | None]:
@@ -212,7 +220,7 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
     labels = _label_map(rows, columns, request, tags)
     encoder = TokenClassifier(
         for_words(request.tokenizer), tokens, tags, labels, request.max_length,
-        request.token_types and _has_segments(request.tokenizer),
+        request.token_types and has_segments(request.tokenizer),
         _own_names(columns, tags, labels),
     )  # fmt: skip
     return Layout(encoder, f"{tokens} → {tags}", labels)
@@ -229,6 +237,7 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
     pair = known.PROMPT_MESSAGES
     both = all(n in columns and holds_chats(rows, n, columns.features[n]) for n in pair)
     ask = next(chats, pair[0] if both else None)
+    ask = None if cfg.text_column or cfg.prompt_template else ask  # what is named comes before what is found
     messages = columns.required(m, "messages_column") if (m := cfg.messages_column) else ask
     if messages and not cfg.column_mapping:
         _only_cut(request, "conversations")
@@ -262,7 +271,7 @@ def _chats(columns: Columns, request: Request, messages: str, completion: str | 
         notes.append("the column 'tools' is not used: the chat template has no place for tools")
     system = "system" if "system" in columns and is_string(columns.features["system"]) else None
     own = (chat, tools, system, completion)
-    encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answer_only_loss, *own)
+    encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answers_only, *own)
     where = f"'{messages}'" + (f" and '{completion}', of which the latter is learned" if completion else "")
     return Layout(encoder, f"chat messages in {where}", notes=tuple(notes), chat_template=template, fault=fault)
 
@@ -275,7 +284,7 @@ def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str
         answers = [role for role in cfg.column_mapping if role in ANSWER_ROLES]
         if len(answers) != 1:
             raise UserError(
-                f"{columns.section}.column_mapping must name one column to learn, as {' or '.join(ANSWER_ROLES[:3])}; "
+                f"{columns.section}.column_mapping must name one column to learn, as {' or '.join(ANSWER_ROLES)}; "
                 f"got {', '.join(cfg.column_mapping)}.{'' if answers else answer_meant(cfg.column_mapping)}"
             )
         prompt = {role: column for role, column in cfg.column_mapping.items() if role not in answers}
@@ -298,8 +307,6 @@ def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, s
     places = places_of(cfg.prompt_template or "", columns.section)
     for name in places:
         columns.required(name, "prompt_template")
-    if not places:
-        raise UserError(f"{columns.section}.prompt_template has no place for a column, such as {{question}}.")
     answers = [name for name in (cfg.target_column, *ANSWER_ROLES) if name and name in columns and name not in places]
     if not answers:
         raise UserError(
@@ -316,12 +323,11 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
             if name not in prompt and name not in prompt.values():
                 columns.required(name, "prompt_template")
                 prompt = {**prompt, name: name}
+    check_prompt(columns.section, cfg.prompt_template, prompt.values(), answer)
     template = cfg.chat_template if cfg.prompt_template is None else None
     has_one = template or tokenizer.chat_template
     chat = ChatTemplate(tokenizer, template) if has_one and cfg.prompt_template is None else None
-    encoder = Instructions(
-        tokenizer, prompt, answer, request.max_length, cfg.answer_only_loss, cfg.prompt_template, chat
-    )
+    encoder = Instructions(tokenizer, prompt, answer, request.max_length, cfg.answers_only, cfg.prompt_template, chat)
     how = "chat template" if chat else "plain prompt"
     return Layout(encoder, f"{' + '.join(prompt.values())} → {answer} ({how})", chat_template=template)
 

@@ -19,6 +19,7 @@ from automodel.data.chat import PLAIN_TEMPLATE, template_text
 from automodel.data.config import DatasetConfig
 from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
 from automodel.data.labels import LabelMap
+from automodel.data.language import ANSWER_ROLES
 from automodel.data.layouts import Request
 from automodel.data.mixture import Mixture
 from automodel.data.problems import Problems
@@ -35,6 +36,7 @@ LOOKED_AT = 100_000  # samples that are looked at where a few would tell: files 
 NOT_INHERITED = {
     "path", "mixture", "target", "name", "split", "data_files", "revision", "num_samples_limit", "on_bad_row", "extra",
 }  # fmt: skip
+KINDS_OF_ROWS = (("column_mapping", "prompt_template"), ("messages_column",), ("text_column",))
 # These change nothing about the samples.
 NOT_IN_THE_KEY = {"path", "mixture", "cache_dir", "num_proc", "target", "streaming", "extra"}
 
@@ -76,11 +78,20 @@ class PreparedData:
         return min(1.0, learned / max(1.0, self.mixture.mean_tokens(self.store.lengths)))
 
 
+def _read_otherwise(section: DatasetConfig, own: Any) -> set[str]:
+    """Keys of a section that do not hold for a part of it, validation data or one of a mixture, because the part says
+    itself whether its rows are instructions, chats or plain text."""
+    if not any(role in ANSWER_ROLES for role in section.column_mapping or ANSWER_ROLES):
+        return set()  # names of a classifier's columns
+    said = [kind for kind in KINDS_OF_ROWS if any(getattr(own, key) is not None for key in kind)]
+    return {key for kind in KINDS_OF_ROWS if said and kind not in said for key in kind}
+
+
 def inherit(train: DatasetConfig, validation: DatasetConfig) -> DatasetConfig:
     """The validation section with everything it leaves open about columns and lengths taken from the training one."""
-    changes = {}
+    changes, not_inherited = {}, NOT_INHERITED | _read_otherwise(train, validation)
     for f in fields(DatasetConfig):
-        if f.name not in NOT_INHERITED and getattr(validation, f.name) == f.default:
+        if f.name not in not_inherited and getattr(validation, f.name) == f.default:
             changes[f.name] = getattr(train, f.name)
     if validation.path is None and validation.target is None and validation.mixture is None:
         places = ("path", "target", "name", "data_files", "revision", "extra")
@@ -106,6 +117,7 @@ def prepare(
     `known_labels` are names that the model has for its classes already, in their order."""
     section = "dataset" if role == "train" else "validation_dataset"
     problems = Problems()
+    cfg = replace(cfg, answer_only_loss=cfg.answers_only)  # said or not, the samples are the same
     cfg = within_limits(cfg, task, max_positions, section, problems)
     max_length, capped = choose_max_length(cfg, task, max_positions, section)
     members = members_of(cfg, section)
@@ -195,6 +207,7 @@ def members_of(cfg: DatasetConfig, section: str = "dataset") -> list[tuple[str, 
     for number, entry in enumerate(cfg.mixture):
         own = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name != "weight"}
         given = {name: value for name, value in own.items() if value is not None}
+        given |= dict.fromkeys(_read_otherwise(cfg, entry))
         members.append((f"{section}.mixture.{number}", replace(cfg, mixture=None, **given)))
     return members
 

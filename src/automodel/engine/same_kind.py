@@ -24,7 +24,7 @@ def check_kind(
     dataset: DatasetConfig, layout: Mapping[str, Any] | None, data: PreparedData, validation: DatasetConfig
 ) -> None:
     """`layout`: how the training data were read (`PreparedData.layout`). Raises `UserError`."""
-    if dataset.mixture or validation.mixture or validation.text_column or not validation.answer_only_loss:
+    if dataset.mixture or validation.mixture or validation.text_column or not validation.answers_only:
         return  # one of several may be plain text as well; or every word is meant
     trained, found = layout or {}, data.layout or {}
     kind = trained.get("kind")

@@ -105,6 +105,10 @@ def best_so_far(
     """The best evaluation of the run, where those to come can be compared with it: by one metric, on the same data.
     Else there is none yet, which is said. `now` is what the config asks for; `same_data` is None for checkpoints that
     do not know what they were measured on: then the config tells."""
+    if not (
+        cfg.checkpoint.best_metric or cfg.checkpoint.best_mode or (cfg.early_stopping and cfg.early_stopping.metric)
+    ):
+        now = replace(now, metric=before.metric, mode=before.mode)  # nobody asks for another, so it stays what it was
     others = [] if same_data else _changed(cfg, folder, ("validation_dataset",))
     if before.metric != now.metric or before.mode != now.mode:
         changed = f"The best evaluation was the one of the {before.mode}imal {before.metric} so far"
@@ -172,7 +176,14 @@ def _as_used(tree: dict[str, Any]) -> dict[str, Any]:
     """The config with the numbers that its optimizer takes where the section leaves them open: whether they are written
     out, as older versions did, changes nothing."""
     given = tree.get("optimizer") or {}
-    return tree | {"optimizer": _left_open(given) | given}
+    used = tree | {"optimizer": _left_open(given) | given}
+    answers: Any = True
+    for section in ("dataset", "validation_dataset"):  # it was written out, too
+        if used.get(section):
+            said = used[section].get("answer_only_loss")
+            answers = answers if said is None else said
+            used[section] = used[section] | {"answer_only_loss": answers}
+    return used
 
 
 def _perhaps_unused(begun: dict[str, Any]) -> dict[str, Any]:

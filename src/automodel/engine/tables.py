@@ -19,6 +19,7 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.data import columns as known
 from automodel.data.cells import check_encoding, open_text
+from automodel.data.chat import holds_chats
 from automodel.data.columns import did_you_mean, is_list, is_string, kind_of
 from automodel.data.config import DatasetConfig
 from automodel.data.files import shape_of
@@ -91,18 +92,17 @@ def questions_of(
 
 
 def _prompts(rows: Any, table: _Table, predictor: Predictor) -> list[Any]:
-    messages = table.messages()
+    roles = prompt_writer(predictor.saved).columns
+    named = {role: role if role in rows.features else column for role, column in (roles or {}).items()}
+    missing = [column for column in named.values() if column not in rows.features]
+    if roles and not missing and table.asked is None:  # as it was trained, whatever else there is
+        return [{role: row[column] for role, column in named.items()} for row in rows]
+    messages = table.messages(rows)
     if messages and table.asked is None:
         extra = [name for name in ("system", "tools") if name in rows.features]
         return [{"messages": row[messages], **{name: row[name] for name in extra}} for row in rows]
-    roles = prompt_writer(predictor.saved).columns
-    if roles and table.asked is None:
-        named = {role: role if role in rows.features else column for role, column in roles.items()}
-        missing = [column for column in named.values() if column not in rows.features]
-        if not missing:
-            return [{role: row[column] for role, column in named.items()} for row in rows]
-        if len(roles) > 1:
-            raise table.absent(missing[0], "a part of the prompts that the run was trained on")
+    if missing and len(named) > 1 and table.asked is None:
+        raise table.absent(missing[0], "a part of the prompts that the run was trained on")
     return _texts(rows, table)
 
 
@@ -147,6 +147,8 @@ class _Table:
                 raise self.absent(self.asked, "as --text-column says")
             return self._strings(self.asked)
         configured = configured or self.cfg.text_column
+        if configured is not None and list(self.features) == ["text"]:
+            configured = "text"  # as a .txt file has it, whatever the run's column was called
         if configured is not None:
             if configured not in self.features:
                 raise self.absent(configured, "which the run was trained on")
@@ -199,9 +201,11 @@ class _Table:
         sources = tuple(dict.fromkeys(source for source, _ in known.SOURCE_TARGET))
         return None, self.text(configured, (*sources, *known.TEXT))
 
-    def messages(self) -> str | None:
-        names = [self.cfg.messages_column, *known.MESSAGES, known.PROMPT_MESSAGES[0]]
-        return next((name for name in names if name in self.features and is_list(self.features[name])), None)
+    def messages(self, rows: Any) -> str | None:
+        """As training data are read: lists, or lists written as JSON text."""
+        own = [self.cfg.messages_column] if self.cfg.messages_column else []
+        names = [*own, *known.MESSAGES, known.PROMPT_MESSAGES[0]]
+        return next((n for n in names if n in self.features and holds_chats(rows, n, self.features[n])), None)
 
 
 def check_output(path: Path, source: str | None) -> None:

@@ -21,7 +21,7 @@ ARGUMENTS_AFTERWARDS = (
     "hub_token",
     "push_to_hub",
 )
-MODEL_ATTRIBUTES = (
+MODEL_ATTRIBUTES = (  # names of classes are read by class_names.py
     "config.use_cache", "config.pad_token_id", "config.eos_token_id", "config.bos_token_id", "config.id2label",
     "config.label2id", "config.pretraining_tp", "generation_config", "is_parallelizable", "model_parallel",
 )  # fmt: skip

@@ -132,6 +132,8 @@ def _scalar(value: Any) -> str:
         return text if "." in text or "e" not in text else text.replace("e", ".0e")
     if isinstance(value, tuple):
         value = list(value)
+    if isinstance(value, dict) and value and all(isinstance(key, int) for key in value):  # to JSON they would be text
+        return "{" + ", ".join(f"{key}: {_scalar(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str) and _plain(value):
         return value
     return json.dumps(value, ensure_ascii=False)
@@ -141,4 +143,5 @@ def _plain(text: str) -> bool:
     """Whether a text needs no quotes."""
     special = text.lower() in ("", "true", "false", "null", "yes", "no", "on", "off", "none", "~")
     start = text[:1].isalpha() or text[:1] in "./_"
-    return not special and start and all(c.isalnum() or c in "._/-+" for c in text)
+    number = text[:1] == "." and text[1:2].isdigit()
+    return not special and not number and start and all(c.isalnum() or c in "._/-+" for c in text)

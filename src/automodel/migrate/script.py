@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from automodel.migrate.changes import Changes, names_made_by
+from automodel.migrate.class_names import ClassNames
 from automodel.migrate.dataset_source import DatasetReader
 from automodel.migrate.document import Document
 from automodel.migrate.script_words import (
     ARGUMENTS,
+    CLASS_NAMES,
     HARMLESS_METHODS,
     NOT_NEEDED,
     NOT_OF_THE_MODEL,
@@ -49,6 +51,7 @@ class _Reader:
     def __init__(self, script: Script, document: Document):
         self.script, self.document = script, document
         self.model_names: set[str] = set()
+        self.class_names = ClassNames(script, document)
 
     def read(self) -> None:
         trainer = self._trainer()
@@ -88,6 +91,8 @@ class _Reader:
             self._callbacks(call.args[0] if call.args else None)
         changes.of_arguments(names_made_by(self.script, arguments))
         changes.of_model(self.model_names)
+        self.class_names.afterwards(self.model_names, trainer.lineno if trainer is not None else 0)
+        self.class_names.write()
         loads = [c for c in self.script.calls("from_pretrained") if "Tokenizer" in dotted(c.func)]
         changes.of_tokenizer(names_made_by(self.script, *loads))
         for call in (trainer, arguments):
@@ -258,8 +263,6 @@ class _Reader:
             if old in given:
                 given[new] = given.pop(old)
         for name, value in given.items():
-            if name in NOT_OF_THE_MODEL:
-                continue
             if name in ("load_in_4bit", "load_in_8bit"):
                 self.document.set(f"quantization.{name}", value, name)
             elif name in ("num_labels", "problem_type", "torch_dtype", "attn_implementation", "revision", "cache_dir"):
@@ -303,9 +306,14 @@ class _Reader:
         return None
 
     def _keywords_of_model(self, call: ast.Call) -> tuple[dict[str, Any], dict[str, int]]:
-        quantised = [k for k in call.keywords if k.arg == "quantization_config"]
-        skipped = ("quantization_config", *NOT_OF_THE_MODEL)
-        plain = ast.Call(call.func, call.args, [k for k in call.keywords if k.arg not in skipped])
+        keywords: list[ast.keyword] = []
+        for keyword in call.keywords:
+            pairs = self._unpacked(keyword.value) if keyword.arg is None else [(keyword.arg, keyword.value)]
+            keywords += [ast.keyword(name, value) for name, value in pairs]
+        self.class_names.in_call(keywords)
+        quantised = [k for k in keywords if k.arg == "quantization_config"]
+        skipped = ("quantization_config", *NOT_OF_THE_MODEL, *CLASS_NAMES)
+        plain = ast.Call(call.func, call.args, [k for k in keywords if k.arg not in skipped])
         ast.copy_location(plain, call)
         for keyword in quantised:
             made = self._resolved(keyword.value, call.lineno)

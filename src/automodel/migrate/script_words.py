@@ -17,10 +17,10 @@ PADDING_COLLATORS = (
     "DefaultDataCollator", "DataCollatorForLanguageModeling",
 )  # fmt: skip
 WRAPPERS = ("get_peft_model", "prepare_model_for_kbit_training", "to", "cuda", "compile", "float", "train")
-NOT_OF_THE_MODEL = (
-    "device_map", "id2label", "label2id", "ignore_mismatched_sizes", "low_cpu_mem_usage", "use_cache",
-)  # fmt: skip
-"""Placement, and what is read from the data."""
+NOT_OF_THE_MODEL = ("device_map", "ignore_mismatched_sizes", "low_cpu_mem_usage", "use_cache")
+"""Placement, and what is always so here: a head that does not fit starts anew."""
+CLASS_NAMES = ("id2label", "label2id")
+"""Read by `class_names.py`: the data has no names for them where its labels are numbers."""
 OF_THE_DOWNLOAD = (
     "token", "use_auth_token", "force_download", "local_files_only", "proxies", "variant", "use_safetensors", "mirror",
     "max_memory", "offload_folder", "offload_state_dict", "tp_plan", "weights_only", "key_mapping", "resume_download",

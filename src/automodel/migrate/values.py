@@ -6,8 +6,11 @@ Nothing is executed. What cannot be known without running the script raises `Unk
 from __future__ import annotations
 
 import ast
+import copy
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from automodel.migrate.bindings import Bindings
@@ -16,7 +19,14 @@ OPERATORS: dict[type, Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow, ast.Mod: operator.mod,
 }  # fmt: skip
+FUNCTIONS: dict[str, Any] = {
+    "len": len, "range": range, "enumerate": enumerate, "zip": zip, "dict": dict, "list": list, "tuple": tuple,
+    "sorted": sorted, "str": str, "int": int,
+}  # fmt: skip
+VIEWS = ("items", "keys", "values")
 DEEPEST = 50
+LONGEST = 10_000
+"""Of a list that is put together: `range(10**9)` is not."""
 
 
 class Unknown(Exception):
@@ -103,7 +113,71 @@ class Script:
                 raise Unknown(node.lineno, str(error)) from error
         if isinstance(node, ast.JoinedStr):
             return "".join(self._text(part, line, depth) for part in node.values)
+        if isinstance(node, ast.DictComp | ast.ListComp):
+            return self._comprehension(node, line, depth)
+        if isinstance(node, ast.Subscript):
+            return self._made(
+                node, lambda: self.value(node.value, line, depth + 1)[self.value(node.slice, line, depth)]
+            )
+        if isinstance(node, ast.Call) and self._is_plain(node, line):
+            return self._call(node, line, depth)
         return self._known_words(node)
+
+    def _made(self, node: ast.expr, make: Callable[[], Any]) -> Any:
+        """What Python's own functions make of constants, as a list where it is a row of things."""
+        try:
+            found = make()
+            if isinstance(found, str | int | float | dict) or found is None:
+                return found
+            items = list(islice(found, LONGEST + 1))
+        except (TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise Unknown(node.lineno, f"`{ast.unparse(node)[:60]}`: {error}") from error
+        if len(items) > LONGEST:
+            raise Unknown(node.lineno, f"`{ast.unparse(node)[:60]}` is too long")
+        return items
+
+    def _is_plain(self, node: ast.Call, line: int) -> bool:
+        """Whether a call is one of Python's own functions, or `.items()`, without options."""
+        if node.keywords or any(isinstance(arg, ast.Starred) for arg in node.args):
+            return False
+        if isinstance(node.func, ast.Attribute):
+            return node.func.attr in VIEWS and not node.args
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        return name in FUNCTIONS and self.bindings.find(name, line) is None
+
+    def _call(self, node: ast.Call, line: int, depth: int) -> Any:
+        if isinstance(node.func, ast.Attribute):
+            method, owner = node.func.attr, self.value(node.func.value, line, depth + 1)
+            return self._made(node, lambda: getattr(dict(owner), method)())
+        name = name_of(node)
+        read = self.value if name in ("len", "sorted") else self._ordered
+        given = [read(arg, line, depth + 1) for arg in node.args]
+        return self._made(node, lambda: FUNCTIONS[name](*given))
+
+    def _ordered(self, node: ast.expr, line: int, depth: int) -> Any:
+        """A value whose order is looked at: that of a set changes from run to run."""
+        found, where = node, line
+        for _ in range(DEEPEST):
+            before = self.before(found.id, where) if isinstance(found, ast.Name) else None
+            if before is None:
+                break
+            where, found = before
+        if isinstance(found, ast.Set):
+            raise Unknown(node.lineno, f"`{ast.unparse(node)[:60]}`: a set has no order")
+        return self.value(node, line, depth)
+
+    def _comprehension(self, node: ast.DictComp | ast.ListComp, line: int, depth: int) -> Any:
+        each = node.generators[0]
+        if len(node.generators) > 1 or each.ifs or each.is_async:
+            raise Unknown(node.lineno, f"`{ast.unparse(node)[:60]}` is only known when the script runs")
+        rows = self._ordered(each.iter, line, depth + 1)
+        items = self._made(each.iter, lambda: iter(rows))
+        filled = [_Filled(_matched(each.target, item)) for item in items]
+        if isinstance(node, ast.ListComp):
+            return [self.value(names.visit(copy.deepcopy(node.elt)), line, depth + 1) for names in filled]
+        parts = [[names.visit(copy.deepcopy(part)) for part in (node.key, node.value)] for names in filled]
+        pairs = [[self.value(part, line, depth + 1) for part in pair] for pair in parts]
+        return self._made(node, lambda: dict(pairs))
 
     def _text(self, part: ast.expr, line: int, depth: int) -> str:
         if isinstance(part, ast.FormattedValue):
@@ -148,3 +222,22 @@ class Script:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self.classes:
             return self._class_value(self.classes[node.value.id], node)
         raise Unknown(node.lineno, f"`{ast.unparse(node)}` is only known when the script runs")
+
+
+class _Filled(ast.NodeTransformer):
+    """An expression with a comprehension's names replaced by what they hold."""
+
+    def __init__(self, names: dict[str, Any]):
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant(self.names[node.id]), node) if node.id in self.names else node
+
+
+def _matched(target: ast.expr, item: Any) -> dict[str, Any]:
+    """`i, name` and `(0, "neg")`: which name holds what."""
+    if isinstance(target, ast.Name):
+        return {target.id: item}
+    if isinstance(target, ast.Tuple) and isinstance(item, list | tuple) and len(item) == len(target.elts):
+        return {name: held for part, inner in zip(target.elts, item) for name, held in _matched(part, inner).items()}
+    raise Unknown(target.lineno, f"`{ast.unparse(target)}` is only known when the script runs")

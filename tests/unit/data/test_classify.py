@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import datasets
 import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
-from automodel.data.config import DatasetConfig
-from automodel.data.prepare import inherit
+from automodel.data.config import DatasetConfig, MixtureEntry
+from automodel.data.prepare import inherit, members_of
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 TEXTS = ["good film", "bad film", "the film", "good", "bad", "the good film"]
@@ -173,6 +175,51 @@ def test_validation_inherits_columns_but_not_its_place():
     )  # fmt: skip
     same_place = inherit(train, DatasetConfig(split="test"))
     assert (same_place.path, same_place.split, same_place.text_column) == ("a.csv", "test", "review")
+
+
+INSTRUCTIONS = DatasetConfig(
+    path="a.jsonl", column_mapping={"question": "q", "answer": "a"}, prompt_template="{q} =>", answer_only_loss=False
+)
+
+
+@pytest.mark.parametrize(
+    ("own", "inherited"),
+    [
+        ({}, {"column_mapping": INSTRUCTIONS.column_mapping, "prompt_template": "{q} =>"}),
+        ({"text_column": "text"}, {"column_mapping": None, "prompt_template": None}),
+        ({"messages_column": "chats"}, {"column_mapping": None, "prompt_template": None}),
+        ({"column_mapping": {"question": "x", "answer": "y"}}, {"prompt_template": "{q} =>", "text_column": None}),
+        ({"prompt_template": "{q}: "}, {"column_mapping": INSTRUCTIONS.column_mapping}),
+    ],
+    ids=["nothing said", "plain text", "chats", "other columns", "another template"],
+)
+def test_rows_of_another_kind_do_not_get_the_columns_of_instructions(own, inherited):
+    both = inherit(INSTRUCTIONS, DatasetConfig(path="b.jsonl", **own))
+    mixed = replace(INSTRUCTIONS, path=None, mixture=(MixtureEntry(path="b.jsonl", **own),))
+    ((_, member),) = members_of(mixed)
+    for found in (both, member):
+        assert {key: getattr(found, key) for key in inherited} == inherited
+        assert {key: getattr(found, key) for key in own} == own
+
+
+def test_what_validation_data_say_of_their_answers_holds():
+    """Learning every word and measuring answers is a usual way; what is said may be what would hold by default."""
+    assert inherit(INSTRUCTIONS, DatasetConfig(path="b.jsonl", answer_only_loss=True)).answers_only
+    assert not inherit(INSTRUCTIONS, DatasetConfig(path="b.jsonl")).answers_only
+    assert DatasetConfig(path="b.jsonl").answers_only
+
+
+def test_columns_of_a_classifier_are_inherited_one_by_one():
+    train = DatasetConfig(path="a.csv", column_mapping={"text": "review", "label": "stars"})
+    assert inherit(train, DatasetConfig(path="b.csv", text_column="t")).column_mapping == train.column_mapping
+
+
+def test_a_text_that_is_the_label_is_refused(prepare_rows, bert_like):
+    rows = [{"text": "good film", "label": ["bad", "good"][i % 2]} for i in range(4)]
+    with pytest.raises(UserError, match="the model reads what it has to find out. Name another column as text_column"):
+        prepare_rows(rows, bert_like, text_column="label")
+    with pytest.raises(UserError, match="the model reads what it has to find out"):
+        prepare_rows(rows, bert_like, text_pair_column="label")
 
 
 def test_pairs_have_segments(prepare_rows, bert_like):

@@ -272,6 +272,17 @@ def test_conversations_as_json_text_are_conversations(lm, chat_like):
     assert lm([{"conversation": "He said hi."}] * 2, chat_like).description.startswith("plain text in 'conversation'")
 
 
+def test_what_is_named_comes_before_messages_that_are_found(lm, chat_like):
+    """Sets on the hub often have chats beside texts and prompts."""
+    turns = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}]
+    rows = [{"messages": turns, "body": "Once upon", "prompt": "Q", "completion": "A"}] * 2
+    assert lm(rows, chat_like).description == "chat messages in 'messages'"
+    assert lm(rows, chat_like, text_column="body").description.startswith("plain text in 'body'")
+    assert lm(rows, chat_like, prompt_template="{prompt} =>").description.startswith("prompt → completion")
+    named = {"text_column": "body", "messages_column": "messages"}
+    assert lm(rows, chat_like, **named).description == "chat messages in 'messages'"
+
+
 def test_a_tokenizer_without_an_end_is_refused(lm, bert_like):
     with pytest.raises(UserError, match="has no end-of-sequence token"):
         lm([{"text": "x"}], bert_like)

@@ -196,7 +196,27 @@ CASES = [
     (
         "a mapping without an answer", {"a.jsonl": lines(QA)},
         {"path": "{tmp}/a.jsonl", "task": "causal-lm", "column_mapping": {"question": "question"}},
-        "dataset.column_mapping must name one column to learn, as answer or answers or completion; got question.",
+        "dataset.column_mapping must name one column to learn, as answer or answers or completion or output or "
+        "response or target; got question.",
+    ),
+    (
+        "an answer that stands in its prompt", {"a.jsonl": lines(QA)},
+        {"path": "{tmp}/a.jsonl", "task": "causal-lm", "column_mapping": {"question": "question", "answer": "answer"},
+         "prompt_template": "Say {answer}: "},
+        "dataset: the column 'answer' is in the prompt and is to be learned as its answer, which could be copied. Name "
+        "another one (column_mapping, prompt_template).",
+    ),
+    (
+        "a column that is asked and answers", {"a.jsonl": lines(QA)},
+        {"path": "{tmp}/a.jsonl", "task": "causal-lm", "column_mapping": {"input": "question", "answer": "question"}},
+        "dataset: the column 'question' is in the prompt and is to be learned as its answer, which could be copied. "
+        "Name another one (column_mapping, prompt_template).",
+    ),
+    (
+        "a template without a place, and a mapping", {"a.jsonl": lines(QA)},
+        {"path": "{tmp}/a.jsonl", "task": "causal-lm", "column_mapping": {"question": "question", "answer": "answer"},
+         "prompt_template": "no places"},
+        "dataset.prompt_template has no place for a column, such as {question}.",
     ),
     (
         "a template with an unknown place", {"a.jsonl": lines(QA)},

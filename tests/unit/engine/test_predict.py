@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from automodel.engine.tables import answered, questions_of, read_table
 from automodel.plan.check import load_run_config
 
 SENTIMENT = ["negative", "positive"]
+AS_JSON = '[{"role": "user", "content": "q"}]'
 TEXTS = [
     "good film",
     "a very dull plot with awful music and a poor camera and a sad story",
@@ -407,7 +410,13 @@ def test_prompts_of_several_columns_need_them(run_of, tmp_path):
         ("template", {"question": "q", "answer": "a"}, {"question": "q"}),
         ("template", {"text": "q"}, "q"),
         ("chat", {"conversations": [{"from": "human", "value": "q"}], "system": "s"}, {"system": "s"}),
+        (
+            "chat",
+            {"messages": '[{"role": "user", "content": "q"}]'},
+            {"messages": '[{"role": "user", "content": "q"}]'},
+        ),
         ("chat", {"prompt": "q", "other": "x"}, "q"),
+        ("template", {"question": "q", "messages": [{"role": "user", "content": "x"}]}, {"question": "q"}),
         ("seq2seq", {"source": "s", "target": "t"}, "s"),
         ("seq2seq", {"translation": {"en": "s", "de": "t"}}, "s"),
     ],
@@ -418,6 +427,21 @@ def test_the_columns_of_a_file_that_are_asked(run_of, tmp_path, name, row, asked
     if "conversations" in row:
         asked = {**asked, "messages": row["conversations"]}
     assert item == asked
+
+
+def test_chats_written_as_json_are_asked_as_chats(run_of):
+    turns = [{"role": "user", "content": QUESTIONS[0]["question"]}]
+    writer = prompt_writer(open_saved(run_of("chat")))
+    assert writer.text({"messages": json.dumps(turns)}) == writer.text({"messages": turns})
+
+
+def test_lines_of_a_text_file_have_no_column_of_the_run(run_of, tmp_path):
+    """Whatever the run calls its texts."""
+    (tmp_path / "new.txt").write_text("good film\nbad film\n")
+    predictor = Predictor(run_of("classifier"))
+    named = replace(predictor.saved.dataset, text_column="Kommentar")
+    asked = SimpleNamespace(task=predictor.task, saved=SimpleNamespace(dataset=named, reads_pairs=False))
+    assert questions_of(read_table(str(tmp_path / "new.txt")), asked, None, None).items == ["good film", "bad film"]
 
 
 def test_a_raw_prompt_is_one_text_however_the_model_was_trained(run_of, tmp_path):

@@ -71,6 +71,14 @@ def test_the_best_is_looked_for_anew_where_it_is_measured_otherwise(resumed):
     assert best_so_far(Best("loss", "min"), Best("accuracy", "max"), *resumed(), None)[1] == []
 
 
+def test_the_best_stays_by_its_metric_where_none_is_named_any_more(resumed):
+    """As after `early_stopping=null`, which named it: what the tool itself advises must not cost the best."""
+    before = Best("accuracy", "max", value=0.9, step=4, stale=3)
+    assert best_so_far(before, Best("loss", "min"), *resumed(), None) == (before, [])
+    asked = resumed("checkpoint.best_metric=loss")
+    assert best_so_far(before, Best("loss", "min"), *asked, True)[0] == Best("loss", "min")
+
+
 def test_the_best_stays_where_the_same_data_lie_elsewhere_and_not_where_a_file_was_replaced(resumed):
     before, by_loss = Best("loss", "min", value=0.5, step=4, stale=2), Best("loss", "min")
     assert best_so_far(before, by_loss, *resumed("validation_dataset.path=/new/v.csv"), True) == (before, [])
