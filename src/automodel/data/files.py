@@ -179,8 +179,25 @@ def _csv_options(files: list[Path], format: str, section: str) -> list[dict[str,
             if _has_stray_quotes(file):
                 options["quoting"] = csv.QUOTE_NONE
         options |= first_row_options(file, options, section)
+        _check_header(file, options, section)
         found.append(options | {"features": _all_text(file, options)})
     return found
+
+
+def _check_header(file: Path, options: dict[str, Any], section: str) -> None:
+    """A name that stands there twice would mean the first column, and the other one get a name that nobody gave it."""
+    import pandas
+
+    if options.keys() & {"header", "names"}:
+        return
+    names: list[Any] = []
+    with suppress(ValueError, OSError):  # said by who reads all of it
+        names = list(pandas.read_csv(file, nrows=1, header=None, dtype=str, **options).iloc[0].dropna())
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"{section}.path: '{file}' has two columns called '{twice}'. Rename one of them, or take it out."
+        )
 
 
 def _all_text(file: Path, options: dict[str, Any]) -> Any:

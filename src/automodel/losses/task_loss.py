@@ -175,6 +175,8 @@ def make_loss(cfg: LossConfig, task: str, problem_type: str | None, num_labels: 
                 "loss_fn.z_loss is added once for each label, and loss_fn.class_weights give labels different weights; "
                 "what both together mean is not settled. Keep one."
             )
+        if num_labels is None:
+            raise UserError(f"loss_fn.class_weights belongs to classification, and this is {task}. Remove it.")
         if num_labels != len(cfg.class_weights):
             raise UserError(
                 f"loss_fn.class_weights has {len(cfg.class_weights)} weights, but there are {num_labels} classes. "

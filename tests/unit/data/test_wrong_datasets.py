@@ -189,6 +189,10 @@ CASES = [
         "each word). Split the text into words first.",
     ),
     (
+        "a column twice", {"a.csv": "text,label,label\ngood,0,1\nbad,1,0\n"}, {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' has two columns called 'label'. Rename one of them, or take it out.",
+    ),
+    (
         "an unknown role", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "column_mapping": {"labl": "label"}},
         "dataset.column_mapping: 'labl' is no column of text-classification; its columns are text, text_pair, label. "
         "Did you mean 'label'?",

@@ -22,6 +22,11 @@ def test_cross_entropy_equals_torch_mean(smoothing):
     torch.testing.assert_close(mean, F.cross_entropy(logits, labels, label_smoothing=smoothing))
 
 
+def test_class_weights_mean_nothing_for_words():
+    with pytest.raises(UserError, match="loss_fn.class_weights belongs to classification, and this is causal-lm"):
+        make_loss(LossConfig(class_weights=(1.0, 2.0)), "causal-lm", None, None)
+
+
 def test_class_weights_divide_by_the_sum_of_weights():
     logits, labels = logits_and_classes()
     weights = (1.0, 2.0, 0.5, 3.0, 1.5)
