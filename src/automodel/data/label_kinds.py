@@ -17,6 +17,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of, kind_of
+from automodel.data.config import DatasetConfig
 
 SINGLE = "single_label_classification"
 MULTI = "multi_label_classification"
@@ -134,14 +135,26 @@ def _shown(text: str) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def are_lists_as_text(rows: Any, label: str, cfg, problem_type: str | None, columns: Columns) -> bool:
-    """Whether a column of text writes a list in every row. Names in brackets remain names where the config says so."""
+def are_lists_as_text(rows: Any, label: str, cfg: DatasetConfig, problem_type: str | None, columns: Columns) -> bool:
+    """Whether a column of text writes lists. Names in brackets remain names where the config says so."""
     values = [v for v in unique_values(rows, label) if not is_missing(v)]
-    lists = bool(values) and all(map(is_list_text, values))
-    if values and not lists and problem_type == MULTI:
-        raise _no_lists(label, columns)
     as_named = problem_type == SINGLE or (problem_type is None and all_listed(values, cfg.labels or ()))
-    return lists and not as_named
+    if as_named:
+        return False
+    # A broken one among lists is named with its row, and does not make names of the others.
+    begun = bool(values) and all(value.lstrip().startswith("[") for value in values)
+    if begun and (any(map(_writes_a_list, values)) or all(map(is_list_text, values))):
+        return True
+    if values and problem_type == MULTI:
+        raise _no_lists(label, columns)
+    return False
+
+
+def _writes_a_list(text: str) -> bool:
+    try:
+        return is_list_text(text) and bool(list_in_text(text))
+    except ValueError:
+        return False
 
 
 def _no_lists(label: str, columns: Columns) -> UserError:
@@ -154,8 +167,10 @@ def _no_lists(label: str, columns: Columns) -> UserError:
     )
 
 
-def check_class_ids(values: Iterable[Any], label: str, columns: Columns) -> None:
+def check_class_ids(values: Iterable[Any], label: str, cfg: DatasetConfig, columns: Columns) -> None:
     """Raises `UserError` where whole numbers go below -1, which alone stands for 'no label'."""
+    if cfg.on_bad_row == "skip":  # they are bad rows, each of them
+        return
     numbers = [v for v in values if not is_missing(v) and not isinstance(v, str)]
     whole = sorted({int(v) for v in numbers}) if all_whole(numbers) else []
     if not whole or whole[0] >= -1:

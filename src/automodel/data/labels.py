@@ -222,8 +222,8 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
     if cfg.labels:
         values = unique_values(rows, label)
         ids = not all_listed(values, cfg.labels)
-        if ids and cfg.on_bad_row != "skip":
-            check_class_ids(values, label, columns)
+        if ids:
+            check_class_ids(values, label, cfg, columns)
         return LabelMap(SINGLE, len(cfg.labels), tuple(cfg.labels), ids_allowed=ids, origin="dataset.labels")
     names = getattr(feature, "names", None)
     if names:
@@ -231,8 +231,7 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
     values = [v for v in unique_values(rows, label) if not is_missing(v)]
     if not values:
         raise UserError(f"{columns.section}.label_column: every label in column '{label}' is missing.")
-    if cfg.on_bad_row != "skip":
-        check_class_ids(values, label, columns)
+    check_class_ids(values, label, cfg, columns)
     if len(values) > 20 and len(values) > len(rows) / 2:
         raise UserError(
             f"{columns.section}.label_column: column '{label}' has {len(values):,} different values in {len(rows):,} "
@@ -304,14 +303,13 @@ def _of_lists(rows: Iterable, label: str, item: Any, cfg, num_labels, problem_ty
         return LabelMap(MULTI, (num_labels if decimals else None) or max(sizes), names, vectors=True)
     if names:
         ids = not (cfg.labels and all_listed(values, names))
-        if ids and cfg.labels and cfg.on_bad_row != "skip":
-            check_class_ids(values, label, columns)
+        if ids and cfg.labels:
+            check_class_ids(values, label, cfg, columns)
         origin = "dataset.labels" if cfg.labels else "the dataset's class names"
         return LabelMap(MULTI, len(names), names, ids_allowed=ids, origin=origin)
     if is_string(item):
         return LabelMap(MULTI, len(values), tuple(sorted(values)), ids_allowed=False)
-    if cfg.on_bad_row != "skip":
-        check_class_ids(values, label, columns)
+    check_class_ids(values, label, cfg, columns)
     return LabelMap(MULTI, num_labels or max(values, default=0) + 1)
 
 

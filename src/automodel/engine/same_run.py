@@ -173,12 +173,12 @@ def _parsed(text: str | None) -> dict[str, Any] | None:
 
 
 def _as_used(tree: dict[str, Any]) -> dict[str, Any]:
-    """The config with the numbers that its optimizer takes where the section leaves them open: whether they are written
-    out, as older versions did, changes nothing."""
+    """The config with what holds where it leaves something open: the numbers of its optimizer, and whether only answers
+    are learned and measured. Whether that is written out, as older versions did, changes nothing."""
     given = tree.get("optimizer") or {}
     used = tree | {"optimizer": _left_open(given) | given}
-    answers: Any = True
-    for section in ("dataset", "validation_dataset"):  # it was written out, too
+    answers = True
+    for section in ("dataset", "validation_dataset"):  # the second has what it does not say from the first
         if used.get(section):
             said = used[section].get("answer_only_loss")
             answers = answers if said is None else said

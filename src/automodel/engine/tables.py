@@ -92,16 +92,18 @@ def questions_of(
 
 
 def _prompts(rows: Any, table: _Table, predictor: Predictor) -> list[Any]:
+    if table.asked is not None:
+        return _texts(rows, table)
     roles = prompt_writer(predictor.saved).columns
-    named = {role: role if role in rows.features else column for role, column in (roles or {}).items()}
+    named = {role: role if role in rows.features else column for role, column in roles.items()}
     missing = [column for column in named.values() if column not in rows.features]
-    if roles and not missing and table.asked is None:  # as it was trained, whatever else there is
+    if named and not missing:  # as it was trained, whatever else there is
         return [{role: row[column] for role, column in named.items()} for row in rows]
     messages = table.messages(rows)
-    if messages and table.asked is None:
+    if messages:
         extra = [name for name in ("system", "tools") if name in rows.features]
         return [{"messages": row[messages], **{name: row[name] for name in extra}} for row in rows]
-    if missing and len(named) > 1 and table.asked is None:
+    if missing and len(named) > 1:
         raise table.absent(missing[0], "a part of the prompts that the run was trained on")
     return _texts(rows, table)
 

@@ -203,3 +203,16 @@ def test_validation_labels_below_0_say_what_to_do(prepare_rows, bert_like):
     rows = [{"text": t, "label": v} for t, v in zip(TEXTS, [0, -2])]
     message = refused(prepare_rows, rows, bert_like, name="v.jsonl", role="validation", like=train)
     assert "row 1: label -2 is outside 0..1 (labels below 0 are no class ids; if it is a class, list it" in message
+
+
+def test_a_broken_list_does_not_make_names_of_the_others(prepare_rows, bert_like):
+    rows = [{"text": "good film", "label": label} for label in ('["a", "b"]', '["a"]', '["c"')]
+    with pytest.raises(UserError, match=r'lists written as text, but row 2 cannot be read as one: \["c"'):
+        prepare_rows(rows, bert_like)
+
+
+def test_rows_with_labels_below_0_may_be_skipped(prepare_rows, bert_like):
+    rows = [{"text": "good film", "label": label} for label in (0, 1, -100, 0, 1, -100)]
+    with pytest.raises(UserError, match="labels below 0 are no class ids"):
+        prepare_rows(rows, bert_like)
+    assert len(prepare_rows(rows, bert_like, on_bad_row="skip").store) == 4
