@@ -14,6 +14,7 @@ so is the job, and a rank that was just connecting to others would wait for hour
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -79,6 +80,7 @@ class Watch:
             store.set_timeout(timedelta(seconds=max(1.0, self.patience)))
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
+        atexit.register(self.end)  # also where an error ends this rank
 
     @contextmanager
     def call(self, doing: str) -> Generator[None]:
@@ -93,7 +95,11 @@ class Watch:
             self.here.doing, self.here.since = around, time.monotonic()
 
     def end(self) -> None:
+        """Returns when the thread has. One that comes back from the store's C++ while Python ends is unwound by force,
+        which C++ answers by aborting the process: a run that is done and saved would end as a crash."""
+        atexit.unregister(self.end)
         self._ended.set()
+        self._thread.join(FAREWELL)
 
     def _run(self) -> None:
         while not self._ended.wait(self.tick):

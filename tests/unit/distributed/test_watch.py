@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -106,6 +108,54 @@ def test_a_store_that_is_gone_ends_the_job_unless_it_is_ending_anyway(ranks, mon
     wait_until(ranks.left.is_set)
     assert len(ranks.said) == 1
     assert "rank 0 waited in vain in call 0 (working on its own): the first rank, or who started it" in ranks.said[0]
+
+
+class SlowStore:
+    """Answers after a while, as one on a busy machine does."""
+
+    def __init__(self):
+        self.asked, self.answered = threading.Event(), threading.Event()
+
+    def set(self, *_):
+        self.asked.set()
+        time.sleep(0.3)
+        self.answered.set()
+
+    def check(self, _):
+        return False
+
+
+def test_the_end_waits_for_the_store(ranks):
+    """A thread inside of torch's store while Python ends aborts the process ("terminate called without an active
+    exception"), after everything was saved."""
+    slow = ranks.watches[0].store = SlowStore()
+    assert slow.asked.wait(5)
+    ranks.watches[0].end()
+    assert slow.answered.is_set()
+    slow.asked.clear()
+    assert not slow.asked.wait(0.3), "the watch went on after its end"
+
+
+LEFT_BY_AN_ERROR = """
+import sys, threading, time
+from automodel.distributed.watch import Watch
+
+class Slow:
+    def set(self, *_):
+        asked.set()
+        time.sleep(0.5)
+        print("answered", flush=True)
+
+asked = threading.Event()
+watch = Watch(0, 2, Slow(), patience=2)
+asked.wait()
+sys.exit(3)
+"""
+
+
+def test_a_rank_that_an_error_ends_waits_for_the_store_too():
+    done = subprocess.run([sys.executable, "-c", LEFT_BY_AN_ERROR], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()[-1:]) == (3, ["answered"]), done.stderr
 
 
 def test_patience_comes_from_the_environment(monkeypatch):
