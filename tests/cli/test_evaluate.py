@@ -95,6 +95,17 @@ def test_other_data(evaluate, work):
     assert json.loads(layered)["rows"] == 5
 
 
+def test_numbers_for_named_classes_are_said(evaluate, work):
+    """Whether 0 means the first class, only a person can know."""
+    tiny.write_jsonl(work / "numbered.jsonl", tiny.reviews(10, seed=2))
+    code, out, err = evaluate("out", "--dataset", "numbered.jsonl", "--json")
+    note = "validation_dataset: its labels are numbers, read as classes by their place: 0 = bad, 1 = good"
+    assert (code, json.loads(out)["notes"], err) == (0, [note], f"note: {note}\n")
+    named_code, named_out, named_err = evaluate("out", "--dataset", "other.jsonl", "--json")
+    assert (named_code, json.loads(named_out)["notes"], named_err) == (0, [], "")
+    assert json.loads(named_out)["metrics"] == json.loads(out)["metrics"]
+
+
 def test_the_training_data_need_not_be_there(evaluate, work):
     aside = work / "train.jsonl.aside"
     (work / "train.jsonl").rename(aside)

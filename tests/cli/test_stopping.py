@@ -68,6 +68,24 @@ def held_out_loss(model_folder: Path, rows: list[dict]) -> float:
     return sum(losses) / len(losses)
 
 
+@pytest.mark.parametrize("place", ["prepare_or_step_aside", "build"])
+def test_ctrl_c_before_training_says_what_it_cost(folder, monkeypatch, place):
+    from rich.console import Console
+
+    from automodel.engine import run
+    from automodel.plan.check import load_run_config
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, place, stopped)
+    said = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        run.finetune(load_run_config([folder / "run.yaml"]), console=Console(file=said))
+    end = "Stopped before training began: nothing is lost, and nothing that was there is changed."
+    assert " ".join(said.getvalue().split()).endswith(end)
+
+
 def test_early_stopping_ends_a_run_that_no_longer_improves(folder):
     flip_validation(folder)
     summary, said = finetune(folder, "early_stopping.patience=2", "optimizer.lr=3e-3")

@@ -77,6 +77,8 @@ def evaluate(
         print(text)
     else:
         _print(found)
+    for note in found.data.notes:
+        print(f"note: {note}", file=sys.stderr)
     if output is not None:
         print(f"Wrote {output}", file=sys.stderr)
 

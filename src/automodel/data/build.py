@@ -18,6 +18,7 @@ from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import ROWS_PER_CHUNK, encode_rows
 from automodel.data.fingerprint import rows_digest
+from automodel.data.keys import OF_TASKS
 from automodel.data.layouts import Layout, Request, choose_layout, is_ready
 from automodel.data.numbers import with_numbers
 from automodel.data.problems import Problems
@@ -132,6 +133,7 @@ def build(
             "description": "; ".join(dict.fromkeys(part.layout.description for part in laid)),
             "splits": any(getattr(part.layout.encoder, "split", False) for part in laid),
             "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request)],
+            "used": [sorted(part.layout.used or OF_TASKS[part.request.task]) for part in laid],
             "layout": getattr(laid[0].layout.encoder, "record", None),
             "chat_template": next((p.layout.chat_template for p in laid if p.layout.chat_template), None),
             "parts": [

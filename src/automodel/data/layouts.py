@@ -5,6 +5,7 @@ Everything that can be wrong with columns and labels as a whole is found here, b
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
+from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS
+from automodel.data.label_kinds import ids_in_words
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
 from automodel.data.language import (
     ANSWER_ROLES,
@@ -28,7 +31,7 @@ from automodel.data.language import (
 )
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
-from automodel.data.sequences import SourceTarget, require_language
+from automodel.data.sequences import SourceTarget, require_language, source_and_target
 from automodel.data.special_tokens import has_segments
 
 
@@ -63,6 +66,8 @@ class Layout:
     """Things a person should know, for the plan."""
     chat_template: str | None = None
     """Template to save with the tokenizer, where it had none."""
+    used: Collection[str] | None = None
+    """Keys of the section that mean something to such rows; none: all that the task has."""
     fault: UserError | None = None
     """What forbids training on the rows, although they could be read: they are still looked at, for more."""
 
@@ -78,7 +83,7 @@ def choose_layout(rows: Any, request: Request) -> Layout:
     request = replace(request, cfg=_with_roles(request.cfg, request.task))
     if is_ready(request.cfg, rows.features):
         _only_cut(request, "rows that are tokenised already")
-        return _noted(_ready(rows, columns, request), request)
+        return _ready(rows, columns, request)
     _check_named_columns(columns, request)
     chosen = {
         "text-classification": _text_classification,
@@ -86,15 +91,7 @@ def choose_layout(rows: Any, request: Request) -> Layout:
         "causal-lm": _causal_lm,
         "seq2seq": _seq2seq,
     }[request.task]
-    return _noted(chosen(rows, columns, request), request)
-
-
-def _noted(layout: Layout, request: Request) -> Layout:
-    """Says so where a chat template was named and nothing is written with it."""
-    if request.cfg.chat_template is None or layout.chat_template is not None:
-        return layout
-    note = f"{request.section}.chat_template is not used: these rows are {layout.description}"
-    return replace(layout, notes=(*layout.notes, note))
+    return chosen(rows, columns, request)
 
 
 def _check_named_columns(columns: Columns, request: Request) -> None:
@@ -186,7 +183,17 @@ def _text_classification(rows: Any, columns: Columns, request: Request) -> Layou
         request.tokenizer, text, pair, label, labels, request.max_length, types, _own_names(columns, label, labels)
     )
     shown = label if isinstance(label, str) else f"{len(label)} label columns"
-    return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels)
+    return Layout(
+        encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels, _numbered(columns, request, label)
+    )
+
+
+def _numbered(columns: Columns, request: Request, label: str | tuple[str, ...]) -> tuple[str, ...]:
+    known = request.labels  # which others have named; a person who lists them here knows their order
+    if known is None or not known.ids_allowed or request.cfg.labels or not isinstance(label, str):
+        return ()
+    numbered = ids_in_words(columns.features[label], known.names)
+    return (f"{columns.section}: {numbered}",) if numbered else ()
 
 
 def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]) -> tuple[str, str | None]:
@@ -250,7 +257,7 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
     text = columns.text(cfg.text_column, "text_column", known.TEXT, what, ways=f"Name the right one: {ways}")
     split = cfg.on_long != "cut"
     how = f"plain text in '{text}', {'split into pieces' if split else 'cut'} where it is long"
-    return Layout(PlainText(tokenizer, text, request.max_length, split), how)
+    return Layout(PlainText(tokenizer, text, request.max_length, split), how, used=OF_PLAIN_TEXT)
 
 
 def _chats(columns: Columns, request: Request, messages: str, completion: str | None = None) -> Layout:
@@ -273,7 +280,8 @@ def _chats(columns: Columns, request: Request, messages: str, completion: str | 
     own = (chat, tools, system, completion)
     encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answers_only, *own)
     where = f"'{messages}'" + (f" and '{completion}', of which the latter is learned" if completion else "")
-    return Layout(encoder, f"chat messages in {where}", notes=tuple(notes), chat_template=template, fault=fault)
+    rest: Any = {"notes": tuple(notes), "chat_template": template, "used": OF_CHATS, "fault": fault}
+    return Layout(encoder, f"chat messages in {where}", **rest)
 
 
 def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str] | None:
@@ -329,45 +337,20 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
     chat = ChatTemplate(tokenizer, template) if has_one and cfg.prompt_template is None else None
     encoder = Instructions(tokenizer, prompt, answer, request.max_length, cfg.answers_only, cfg.prompt_template, chat)
     how = "chat template" if chat else "plain prompt"
-    return Layout(encoder, f"{' + '.join(prompt.values())} → {answer} ({how})", chat_template=template)
+    unread = {"chat_template"} if cfg.prompt_template is not None else set()
+    used = OF_INSTRUCTIONS - unread | ({"target_column"} if answer == cfg.target_column else set())
+    return Layout(encoder, f"{' + '.join(prompt.values())} → {answer} ({how})", chat_template=template, used=used)
 
 
 def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
     _only_cut(request, "sources and targets")
-    source, target, record = _source_and_target(columns, request.cfg)
+    source, target, record = source_and_target(columns, request.cfg)
     require_language(request.tokenizer)
     encoder = SourceTarget(
         request.tokenizer, source, target, record, request.cfg.source_prefix, request.max_length,
         request.cfg.max_target_length,
     )  # fmt: skip
     return Layout(encoder, f"{source} → {target}")
-
-
-def _source_and_target(columns: Columns, cfg: DatasetConfig) -> tuple[str, str, str | None]:
-    source, target = cfg.source_column, cfg.target_column
-    records = [n for n, f in columns.features.items() if isinstance(f, dict) and len(f) >= 2 and n == "translation"]
-    if records and (source is None or source not in columns):
-        languages = list(columns.features[records[0]])
-        for name, key in ((source, "source_column"), (target, "target_column")):
-            if name is not None and name not in languages:
-                raise UserError(
-                    f"{columns.section}.{key}: the column 'translation' has no '{name}'. "
-                    f"It has: {', '.join(languages)}."
-                )
-        source = source or next(name for name in languages if name != target)
-        target = target or next(name for name in languages if name != source)
-        return source, target, records[0]
-    if source is None and target is None:
-        for first, second in known.SOURCE_TARGET:
-            if first in columns and second in columns:
-                return first, second, None
-    names = [first for first, _ in known.SOURCE_TARGET]
-    source = source or columns.first_of((n for n in names if n != target), "source_column", "the source text")
-    targets = [second for _, second in known.SOURCE_TARGET]
-    target = target or columns.first_of((n for n in targets if n != source), "target_column", "the target text")
-    for name, key in ((source, "source_column"), (target, "target_column")):
-        columns.of_strings(columns.required(name, key), key)
-    return source, target, None
 
 
 def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -397,4 +380,4 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
         mask="attention_mask" in columns,
         class_names=_own_names(columns, label, labels) if label and labels else None,
     )
-    return Layout(encoder, "already tokenised rows", labels)
+    return Layout(encoder, "already tokenised rows", labels, used=OF_READY_ROWS)

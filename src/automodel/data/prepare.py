@@ -18,6 +18,7 @@ from automodel.data.build import Part, build, look_ahead, names_of, part_of
 from automodel.data.chat import PLAIN_TEMPLATE, template_text
 from automodel.data.config import DatasetConfig
 from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
+from automodel.data.keys import unused
 from automodel.data.labels import LabelMap
 from automodel.data.language import ANSWER_ROLES
 from automodel.data.layouts import Request
@@ -116,7 +117,7 @@ def prepare(
     """Tokenised data for one section. `like` is the training data, whose classes the validation data must have;
     `known_labels` are names that the model has for its classes already, in their order."""
     section = "dataset" if role == "train" else "validation_dataset"
-    problems = Problems()
+    problems, said = Problems(), cfg
     cfg = replace(cfg, answer_only_loss=cfg.answers_only)  # said or not, the samples are the same
     cfg = within_limits(cfg, task, max_positions, section, problems)
     max_length, capped = choose_max_length(cfg, task, max_positions, section)
@@ -158,7 +159,8 @@ def prepare(
     names = names_of([member for _, member in members])
     store, cached = open_or_build(cache_root(cfg) / key, lambda: build(parts, names, key), vocabulary=len(tokenizer))
     data = _described(store, cfg, task, section, cached)
-    return replace(data, notes=(*data.notes, *_begun_twice(store, tokenizer)))
+    not_used = unused(section, said, store.meta.get("used", []), data.description)
+    return replace(data, notes=(*data.notes, *not_used, *_begun_twice(store, tokenizer)))
 
 
 def _begun_twice(store: TokenStore, tokenizer: Any) -> list[str]:

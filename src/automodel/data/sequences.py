@@ -7,6 +7,8 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.classify import text_problem
+from automodel.data.columns import SOURCE_TARGET, Columns
+from automodel.data.config import DatasetConfig
 from automodel.data.python_tokenizers import was_cut
 from automodel.data.samples import SampleWriter
 
@@ -18,6 +20,34 @@ def require_language(tokenizer: Any) -> None:
             "dataset.target_lang: the tokenizer writes the code of a language into every target, and nobody says which "
             f"one. Name it, and dataset.source_lang, which is '{tokenizer.src_lang}' otherwise."
         )
+
+
+def source_and_target(columns: Columns, cfg: DatasetConfig) -> tuple[str, str, str | None]:
+    """The two columns, or the two languages of a record and its column."""
+    source, target = cfg.source_column, cfg.target_column
+    records = [n for n, f in columns.features.items() if isinstance(f, dict) and len(f) >= 2 and n == "translation"]
+    if records and (source is None or source not in columns):
+        languages = list(columns.features[records[0]])
+        for name, key in ((source, "source_column"), (target, "target_column")):
+            if name is not None and name not in languages:
+                raise UserError(
+                    f"{columns.section}.{key}: the column 'translation' has no '{name}'. "
+                    f"It has: {', '.join(languages)}."
+                )
+        source = source or next(name for name in languages if name != target)
+        target = target or next(name for name in languages if name != source)
+        return source, target, records[0]
+    if source is None and target is None:
+        for first, second in SOURCE_TARGET:
+            if first in columns and second in columns:
+                return first, second, None
+    names = [first for first, _ in SOURCE_TARGET]
+    source = source or columns.first_of((n for n in names if n != target), "source_column", "the source text")
+    targets = [second for _, second in SOURCE_TARGET]
+    target = target or columns.first_of((n for n in targets if n != source), "target_column", "the target text")
+    for name, key in ((source, "source_column"), (target, "target_column")):
+        columns.of_strings(columns.required(name, key), key)
+    return source, target, None
 
 
 @dataclass(frozen=True)

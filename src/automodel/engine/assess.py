@@ -23,6 +23,7 @@ from automodel.data.chat import template_text
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.columns import LABEL, Columns
 from automodel.data.config import DatasetConfig
+from automodel.data.label_kinds import is_whole_number
 from automodel.data.labels import MULTI, SINGLE, LabelMap, infer_labels
 from automodel.data.loader import EvalLoader
 from automodel.data.prepare import PreparedData, inherit, prepare
@@ -78,6 +79,7 @@ class Assessment:
             "used": stats.used,
             "skipped": stats.skipped,
             "truncated": stats.truncated,
+            "notes": list(self.data.notes),
             "metrics": {name: value if value == value else None for name, value in self.metrics.values.items()},
             "label_names": self.label_names,
             "confusion_matrix": self.metrics.confusion_matrix,
@@ -208,13 +210,9 @@ def _labels(saved: SavedModel, section: DatasetConfig, target: Any) -> LabelMap 
     if problem == "regression":
         return LabelMap(problem, count)
     # Names that are numbers (1 to 5 stars) came from the data's own integers, which are then names and not ids.
-    numbers = names is not None and all(_is_integer(name) for name in names) and not section.labels
+    numbers = names is not None and all(is_whole_number(name) for name in names) and not section.labels
     vectors = problem == MULTI and _holds_vectors(saved, section, target)
     return LabelMap(problem, count, names, ids_allowed=not numbers, vectors=vectors, origin="the model's classes")
-
-
-def _is_integer(name: str) -> bool:
-    return name.removeprefix("-").isdecimal()
 
 
 def _holds_vectors(saved: SavedModel, section: DatasetConfig, target: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from automodel.config.errors import UserError
 from automodel.config.gate import resolve_target
 from automodel.data.config import DatasetConfig
+from automodel.data.keys import check_keys
 from automodel.data.prepare import PreparedData, inherit, prepare
 from automodel.data.problems import Problems
 from automodel.data.saved_tokenizer import as_training_read
@@ -73,6 +74,8 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
 
     problems = Problems()
     train = validation = None
+    with problems.collecting():
+        check_keys(task, cfg.dataset, cfg.validation_dataset)
     with problems.collecting():
         train = load(cfg.dataset, "train")
         check_names(cfg.model, known, train)

@@ -6,8 +6,8 @@ import collections
 import json
 import platform
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -107,13 +107,24 @@ def finetune(
         if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
             console.print("Reading the model and the data …", style="dim")
         begun = (folder.read_json("plan.json") or {}) if resume else {}
-        prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
-        print_plan(prepared.plan, console)
+        with _nothing_yet(console):
+            prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
+            print_plan(prepared.plan, console)
         tf32 = prepared.plan.device == "cuda" and (
             prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
         )
         with fp32_products(tf32), kept_heap(prepared.plan.device):
             return _carry_out(prepared, folder, console, resume, started, observer or NOBODY)
+
+
+@contextmanager
+def _nothing_yet(console: Any) -> Generator[None]:
+    """Says what Ctrl-C has cost while the data and the model are read."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("Stopped before training began: nothing is lost, and nothing that was there is changed.")
+        raise
 
 
 def _since_the_best(run: Run) -> str:
@@ -130,7 +141,8 @@ def _carry_out(
     def progress_of(total: int, start: int) -> Progress:
         return Progress(total, start_step=start, console=console, device=prepared.plan.device)
 
-    run = build(prepared, folder, progress_of, resume=resume, started=started, observer=observer)
+    with _nothing_yet(console):
+        run = build(prepared, folder, progress_of, resume=resume, started=started, observer=observer)
     trained = is_trained(run)
     if trained and folder.is_complete(run.state.step):
         if run.state.step < prepared.plan.total_steps:

@@ -1,0 +1,106 @@
+"""Keys of `dataset:` that say nothing: refused where they are another task's, noted where they are other rows'."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from automodel.config.errors import UserError
+from automodel.data.config import DatasetConfig, MixtureEntry
+from automodel.data.keys import OF_TASKS, check_keys, keys_set, unused
+from automodel.data.prepare import NOT_IN_THE_KEY, NOT_INHERITED
+
+EVERY_TASK = {"max_length", "on_long", "on_bad_row", "streaming", "num_proc", "cache_dir"}
+
+
+def test_every_key_is_for_every_task_or_for_some():
+    """A new key has to be sorted in."""
+    told = {key for keys in OF_TASKS.values() for key in keys}
+    assert {f.name for f in fields(DatasetConfig)} == told | EVERY_TASK | NOT_INHERITED | NOT_IN_THE_KEY
+    assert {f.name for f in fields(MixtureEntry)} <= told | EVERY_TASK | NOT_INHERITED | {"weight"}
+
+
+FOREIGN = [
+    ("causal-lm", {"source_prefix": "summarize: "}, "set `task: seq2seq`."),
+    ("causal-lm", {"label_column": "label"}, "set `task:` to text-classification or token-classification."),
+    ("text-classification", {"answer_only_loss": False}, "set `task: causal-lm`."),
+    ("text-classification", {"tokens_column": "words"}, "set `task: token-classification`."),
+    ("token-classification", {"text_column": "words"}, "set `task:` to text-classification or causal-lm."),
+    ("seq2seq", {"prompt_template": "{a}"}, "set `task: causal-lm`."),
+]
+
+
+@pytest.mark.parametrize(("task", "settings", "instead"), FOREIGN)
+def test_a_key_of_another_task_is_refused(task, settings, instead):
+    [key] = settings
+    with pytest.raises(UserError) as error:
+        check_keys(task, DatasetConfig(path="a.csv", **settings), None)
+    assert str(error.value).startswith(f"dataset.{key}: {task} has no use for it; its keys are {OF_TASKS[task][0]}, ")
+    assert str(error.value).endswith(f"Remove it, or {instead}")
+
+
+def test_all_of_them_are_named_with_their_places():
+    mixture = (MixtureEntry(path="a.jsonl"), MixtureEntry(path="b.jsonl", tokens_column="words"))
+    dataset = DatasetConfig(mixture=mixture, max_target_length=64)
+    with pytest.raises(UserError) as error:
+        check_keys("causal-lm", dataset, DatasetConfig(path="c.jsonl", labels=("a", "b")))
+    for key in ("dataset.max_target_length", "dataset.mixture.1.tokens_column", "validation_dataset.labels"):
+        assert f"{key}: causal-lm has no use" in str(error.value)
+
+
+@pytest.mark.parametrize("task", OF_TASKS)
+def test_a_tasks_own_keys_and_defaults_are_not(task):
+    given = {
+        "column_mapping": {"a": "b"}, "label_columns": ("a",), "labels": ("a",), "answer_only_loss": True,
+        "max_target_length": 3,
+    }  # fmt: skip
+    settings = {key: given.get(key, "a") for key in OF_TASKS[task]}
+    section = DatasetConfig(path="a.csv", max_length=9, on_long="cut", **settings)
+    assert set(keys_set(section)) == set(settings)
+    check_keys(task, section, DatasetConfig())
+
+
+ROWS = {
+    "chats": [{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}], "text": "ab"}],
+    "instructions": [{"q": "ab", "a": "cd", "messages": "no"}],
+    "plain": [{"text": "some words"}],
+}
+NOT_USED = [
+    ("chats", {"prompt_template": "{q}", "messages_column": "messages"}, ["prompt_template"]),
+    ("chats", {"text_column": "text", "messages_column": "messages"}, ["text_column"]),
+    ("chats", {"answer_only_loss": False, "chat_template": "plain"}, []),
+    ("instructions", {"column_mapping": {"question": "q", "answer": "a"}, "text_column": "q"}, ["text_column"]),
+    (
+        "instructions",
+        {"column_mapping": {"question": "q", "answer": "a"}, "messages_column": "messages"},
+        ["messages_column"],
+    ),
+    (
+        "instructions",
+        {"prompt_template": "{q}", "target_column": "a", "chat_template": "plain"},
+        ["chat_template"],
+    ),
+    ("instructions", {"column_mapping": {"question": "q", "answer": "a"}, "answer_only_loss": True}, []),
+    ("plain", {"answer_only_loss": True}, ["answer_only_loss"]),
+    ("plain", {"answer_only_loss": False, "text_column": "text"}, ["answer_only_loss"]),
+    ("plain", {}, []),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "expected"), NOT_USED)
+def test_a_key_of_other_rows_is_noted(prepare_rows, gpt_like, kind, settings, expected):
+    settings = {"chat_template": "plain"} | settings if kind == "chats" else settings
+    for _ in range(2):  # from the cache as well
+        data = prepare_rows(ROWS[kind], gpt_like, task="causal-lm", types=0, positions=2048, **settings)
+        noted = [note.partition(" is not used: these rows are ")[0] for note in data.notes if "is not used" in note]
+        assert noted == [f"dataset.{key}" for key in expected]
+
+
+def test_in_a_mixture_one_that_uses_a_key_is_enough():
+    entries = (MixtureEntry(path="a", messages_column="m"), MixtureEntry(path="b", text_column="t"))
+    section = DatasetConfig(mixture=entries, chat_template="plain", prompt_template="{q}")
+    used = [{"messages_column", "chat_template"}, {"messages_column"}]
+    keys = [note.partition(" ")[0] for note in unused("dataset", section, used, "chats")]
+    assert keys == ["dataset.prompt_template", "dataset.mixture.1.text_column"]
+    assert list(unused("dataset", section, [], "rows of an earlier release")) == []
