@@ -40,12 +40,20 @@ def wait_for_step(process, step):
     return "".join(read)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """A run with dropout, so that randomness has to be restored as well."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    tiny.write_run(folder, text=SETTINGS, dropout=0.1)
+    tiny.automodel("finetune", "llm", "-c", folder / "run.yaml", AUTOMODEL_CACHE=str(folder / "cache"))
+    return folder / "out"
+
+
 @pytest.fixture
-def reference(tmp_path):
-    """An uninterrupted run with dropout, so that randomness has to be restored as well."""
+def reference(tmp_path, uninterrupted):
+    """The same run, not begun yet, beside what it comes to when it is left alone."""
     tiny.write_run(tmp_path, text=SETTINGS, dropout=0.1)
-    tiny.automodel("finetune", "llm", "-c", tmp_path / "run.yaml", AUTOMODEL_CACHE=str(tmp_path / "cache"))
-    (tmp_path / "out").rename(tmp_path / "uninterrupted")
+    shutil.copytree(uninterrupted, tmp_path / "uninterrupted")
     return tmp_path
 
 
