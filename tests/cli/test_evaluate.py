@@ -106,6 +106,42 @@ def test_numbers_for_named_classes_are_said(evaluate, work):
     assert json.loads(named_out)["metrics"] == json.loads(out)["metrics"]
 
 
+def test_numbers_that_count_classes_in_another_order(evaluate, work):
+    """`labels` says what they stand for."""
+    rows = [{"text": row["text"], "label": 1 - row["label"]} for row in tiny.reviews(10, seed=2)]
+    tiny.write_jsonl(work / "turned.jsonl", rows)
+    _, expected, _ = evaluate("out", "--dataset", "other.jsonl", "--json")
+    for key in ("validation_dataset", "dataset"):
+        code, out, err = evaluate("out", "--dataset", "turned.jsonl", "--json", f"{key}.labels=[good, bad]")
+        assert (code, err) == (0, "")
+        assert json.loads(out)["metrics"] == json.loads(expected)["metrics"]
+    code, _, err = evaluate("out", "--dataset", "turned.jsonl", "validation_dataset.labels=[good, middling]")
+    assert code == 2
+    assert "label 'middling' does not occur in the model's classes" in err
+
+
+@pytest.fixture(scope="module")
+def stars(work):
+    """A classifier whose classes were listed, with names that are numbers."""
+    rows = [{"text": row["text"], "label": row["label"] + 1} for row in tiny.reviews(16)]
+    tiny.write_jsonl(work / "stars.jsonl", rows)
+    file, data = work / "stars.yaml", work / "stars.jsonl"
+    file.write_text(
+        f"model: {work / 'model'}\ntask: text-classification\n"
+        f"dataset: {{path: {data}, labels: ['1', '2']}}\nvalidation_dataset: {{path: {data}}}\n"
+        f"step_scheduler: {{max_steps: 2}}\ncheckpoint: {{checkpoint_dir: {work / 'stars'}}}\n"
+    )
+    finetune(load_run_config([file]), console=Console(file=io.StringIO()))
+    return work / "stars"
+
+
+def test_names_that_are_numbers(evaluate, stars):
+    code, out, _ = evaluate(stars, "--json")
+    summary = json.loads((stars / "run" / "summary.json").read_text())
+    assert code == 0
+    assert json.loads(out)["metrics"] == pytest.approx(summary["validation"], abs=1e-6)
+
+
 def test_the_training_data_need_not_be_there(evaluate, work):
     aside = work / "train.jsonl.aside"
     (work / "train.jsonl").rename(aside)

@@ -77,7 +77,7 @@ def evaluate(
         print(text)
     else:
         _print(found)
-    for note in found.data.notes:
+    for note in found.notes:
         print(f"note: {note}", file=sys.stderr)
     if output is not None:
         print(f"Wrote {output}", file=sys.stderr)

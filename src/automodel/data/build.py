@@ -133,7 +133,10 @@ def build(
             "description": "; ".join(dict.fromkeys(part.layout.description for part in laid)),
             "splits": any(getattr(part.layout.encoder, "split", False) for part in laid),
             "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request)],
-            "used": [sorted(part.layout.used or OF_TASKS[part.request.task]) for part in laid],
+            "kinds": [
+                {"rows": part.layout.description, "keys": sorted(part.layout.used or OF_TASKS[part.request.task])}
+                for part in laid
+            ],
             "layout": getattr(laid[0].layout.encoder, "record", None),
             "chat_template": next((p.layout.chat_template for p in laid if p.layout.chat_template), None),
             "parts": [
@@ -195,6 +198,8 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
     if stats.truncated > (0 if tagged else stats.used / 2):
         beyond = f": the tags beyond are not {'learned' if learns else 'measured'}" if tagged else ""
         cut = f"{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}"
+        if request.task == "seq2seq":
+            cut += f", or their targets at max_target_length {request.cfg.target_length:,}"
         notes.append(where + cut + beyond)
     rows = stats.rows - stats.skipped
     if stats.unended > WORTH_A_NOTE * rows:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from automodel.config.section import Count, CountOrZero, Positive, Section
 
 OnLong = Literal["cut", "split"]
+DEFAULT_TARGET_LENGTH = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +116,8 @@ class DatasetConfig(Section):
     """Input column of seq2seq data (summarisation, translation)."""
     target_column: str | None = None
     """Output column of seq2seq data."""
-    source_prefix: str = ""
-    """Text put before every source, e.g. `summarize: ` for T5."""
+    source_prefix: str | None = None
+    """Text put before every source, e.g. `summarize: ` for T5; for validation data as `dataset`, `""` is none."""
     source_lang: str | None = None
     """Language of the sources, by the code that a multilingual tokenizer has for it (`en_XX` for mBART, `eng_Latn` for
     NLLB); default: the tokenizer's own."""
@@ -125,8 +126,8 @@ class DatasetConfig(Section):
     max_length: Count | None = None
     """Longest sample in tokens; longer ones are cut. Default: the model's limit, at most 512 (classification) or
     2048 (language models)."""
-    max_target_length: Count = 128
-    """Longest target in tokens (seq2seq)."""
+    max_target_length: Count | None = None
+    """Longest target in tokens (seq2seq); default 128, for validation data as `dataset`."""
     on_long: OnLong | None = None
     """Documents longer than `max_length`: `cut` leaves the rest out, `split` continues them in further samples, so that
     every token is learned once (plain text only). Default: `split` for plain text, `cut` for everything else."""
@@ -147,6 +148,23 @@ class DatasetConfig(Section):
     @property
     def answers_only(self) -> bool:
         return self.answer_only_loss is not False
+
+    @property
+    def prefix(self) -> str:
+        return self.source_prefix or ""
+
+    @property
+    def target_length(self) -> int:
+        return self.max_target_length or DEFAULT_TARGET_LENGTH
+
+    def with_defaults(self) -> DatasetConfig:
+        """With what holds where nobody says anything."""
+        return replace(
+            self,
+            answer_only_loss=self.answers_only,
+            source_prefix=self.prefix,
+            max_target_length=self.target_length,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from automodel.config.errors import UserError
-from automodel.data.config import DatasetConfig
+from automodel.config.errors import Problem, UserError
+from automodel.data.config import DEFAULT_TARGET_LENGTH, DatasetConfig
 from automodel.data.problems import Problems
 
 OF_CHATS = frozenset({"messages_column", "chat_template", "answer_only_loss"})
@@ -37,42 +38,68 @@ OF_TASKS: dict[str, tuple[str, ...]] = {
 
 OF_READY_ROWS = frozenset({"label_column", "labels", "max_target_length"})
 
+ROLES: dict[str, dict[str, str]] = {
+    "text-classification": {"text": "text_column", "text_pair": "text_pair_column", "label": "label_column"},
+    "token-classification": {"tokens": "tokens_column", "tags": "label_column", "labels": "label_column"},
+    "seq2seq": {"source": "source_column", "target": "target_column"},
+}
+"""`column_mapping` of the tasks that have a key of their own for each column."""
+KEYS_OF_ROLES = {role: key for roles in ROLES.values() for role, key in roles.items()}
 
-def check_keys(task: str, dataset: DatasetConfig, validation: DatasetConfig | None) -> None:
-    """Raises `UserError` with every key that is set and belongs to other tasks."""
+
+def foreign_keys(
+    task: str, section: DatasetConfig | None, where: str, taken: Collection[str] = ()
+) -> Iterator[Problem]:
+    """Keys that are set and belong to other tasks. `taken`: those that the dataset's own maker asks for."""
+    if section is None:
+        return
+    entries = [(f"{where}.mixture.{n}", entry) for n, entry in enumerate(section.mixture or ())]
+    for place, own in [(where, section), *entries]:
+        for key in keys_set(own):
+            tasks = [name for name, keys in OF_TASKS.items() if key in keys]
+            if task not in tasks and key not in taken:
+                yield Problem(f"{place}.{key}", _foreign(task, tasks))
+
+
+def _foreign(task: str, tasks: Sequence[str]) -> str:
+    instead = f"set `task: {tasks[0]}`" if len(tasks) == 1 else f"set `task:` to {' or '.join(tasks)}"
+    return f"{task} has no use for it; its keys are {', '.join(OF_TASKS[task])}. Remove it, or {instead}."
+
+
+def check_keys(task: str, section: DatasetConfig | None, where: str, maker: Callable[..., Any] | None = None) -> None:
+    """Raises `UserError` with every key of a section that belongs to other tasks."""
     problems = Problems()
-    for where, section in (("dataset", dataset), ("validation_dataset", validation)):
-        if section is None:
-            continue
-        entries = [(f"{where}.mixture.{n}", entry) for n, entry in enumerate(section.mixture or ())]
-        for place, own in [(where, section), *entries]:
-            for key in keys_set(own):
-                tasks = [name for name, keys in OF_TASKS.items() if key in keys]
-                if task not in tasks:
-                    problems.found.append(UserError(_foreign(f"{place}.{key}", task, tasks)))
+    for found in foreign_keys(task, section, where, keys_taken(maker)):
+        problems.found.append(UserError(f"{found.path}: {found.message}"))
     problems.raise_if_any()
 
 
-def _foreign(key: str, task: str, tasks: Sequence[str]) -> str:
-    instead = f"set `task: {tasks[0]}`" if len(tasks) == 1 else f"set `task:` to {' or '.join(tasks)}"
-    return f"{key}: {task} has no use for it; its keys are {', '.join(OF_TASKS[task])}. Remove it, or {instead}."
+def keys_taken(maker: Callable[..., Any] | None) -> frozenset[str]:
+    """Keys that a class or function of the user's has parameters for: they are handed to it."""
+    return frozenset() if maker is None else frozenset(inspect.signature(maker).parameters)
 
 
 def keys_set(section: Any) -> list[str]:
-    """Keys of a section, or of an entry of a mixture, that say what a row is and are not left at their defaults."""
+    """Keys of a section, or of an entry of a mixture, that say what a row is and are not left at their defaults.
+    Earlier versions wrote the default of `answer_only_loss` into every run's config."""
     told = {key for keys in OF_TASKS.values() for key in keys}
-    return [f.name for f in fields(section) if f.name in told and getattr(section, f.name) not in (None, f.default)]
+    given = {f.name: getattr(section, f.name) for f in fields(section) if f.name in told}
+    usual = {"answer_only_loss": True, "max_target_length": DEFAULT_TARGET_LENGTH, "source_prefix": ""}
+    return [key for key, value in given.items() if value is not None and value != usual.get(key)]
 
 
-def unused(section: str, cfg: DatasetConfig, used: Sequence[Collection[str]], description: str) -> Iterable[str]:
-    """Notes on keys that nothing was read by. `used`: keys that mean something to the rows of each of the datasets;
-    empty: nobody knows any more (a store of an earlier release)."""
-    if not used:
+def unused(
+    section: str, cfg: DatasetConfig, kinds: Sequence[Mapping[str, Any]], taken: Collection[str]
+) -> Iterator[str]:
+    """Notes on keys that nothing was read by. `kinds`: of the rows of each of the datasets, what they are and which
+    keys mean something to them; empty: nobody knows any more (a store of an earlier release)."""
+    if not kinds:
         return
+    what = "; ".join(dict.fromkeys(kind["rows"] for kind in kinds))
     for key in keys_set(cfg):
-        if not any(key in keys for keys in used):
-            yield f"{section}.{key} is not used: these rows are {description}"
-    for number, (entry, keys) in enumerate(zip(cfg.mixture or (), used)):
+        if key not in taken and not any(key in kind["keys"] for kind in kinds):
+            yield f"{section}.{key} is not used: these rows are {what}"
+    for number, (entry, kind) in enumerate(zip(cfg.mixture or (), kinds)):
         for key in keys_set(entry):
-            if key not in keys:
-                yield f"{section}.mixture.{number}.{key} is not used: these rows are {description}"
+            if key not in kind["keys"]:
+                yield f"{section}.mixture.{number}.{key} is not used: these rows are {kind['rows']}"

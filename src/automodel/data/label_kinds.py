@@ -224,7 +224,8 @@ def unique_values(rows: Any, column: str) -> list[Any]:
 def ids_in_words(feature: Any, names: Sequence[str] | None) -> str | None:
     """What integers without names of their own are taken for where classes have names; only a person can know whether
     the data count them in that order."""
-    if not names or kind_of(feature) != "integers" or all(is_whole_number(name) for name in names):
+    item = item_of(feature) if is_list(feature) else feature
+    if not names or kind_of(item) != "integers" or all(is_whole_number(name) for name in names):
         return None
     shown = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:MANY]))
     return f"its labels are numbers, read as classes by their place: {shown}{', …' if len(names) > MANY else ''}"

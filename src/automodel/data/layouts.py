@@ -13,11 +13,11 @@ from automodel.config.errors import UserError
 from automodel.data import columns as known
 from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate, holds_chats
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
-from automodel.data.columns import Columns, is_list, is_string, item_of
+from automodel.data.columns import Columns, is_list, is_string, item_of, kind_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
-from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS
-from automodel.data.label_kinds import ids_in_words
+from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS, ROLES
+from automodel.data.label_kinds import MANY, ids_in_words
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
 from automodel.data.language import (
     ANSWER_ROLES,
@@ -80,7 +80,7 @@ def is_ready(cfg: DatasetConfig, features: Any) -> bool:
 
 def choose_layout(rows: Any, request: Request) -> Layout:
     columns = Columns(rows.features, request.section)
-    request = replace(request, cfg=_with_roles(request.cfg, request.task))
+    request = replace(request, cfg=_with_roles(request.cfg, request.task, request.section))
     if is_ready(request.cfg, rows.features):
         _only_cut(request, "rows that are tokenised already")
         return _ready(rows, columns, request)
@@ -121,21 +121,22 @@ def _only_cut(request: Request, what: str) -> None:
         )
 
 
-def _with_roles(cfg: DatasetConfig, task: str) -> DatasetConfig:
+def _with_roles(cfg: DatasetConfig, task: str, section: str) -> DatasetConfig:
     """`column_mapping` of the tasks that have keys of their own for each column."""
-    roles = {
-        "text-classification": {"text": "text_column", "text_pair": "text_pair_column", "label": "label_column"},
-        "token-classification": {"tokens": "tokens_column", "tags": "label_column", "labels": "label_column"},
-        "seq2seq": {"source": "source_column", "target": "target_column"},
-    }.get(task)
+    roles = ROLES.get(task)
     if roles is None or not cfg.column_mapping:
         return cfg
-    unknown = [role for role in cfg.column_mapping if role not in roles]
-    if unknown:
-        raise UserError(
-            f"dataset.column_mapping: '{unknown[0]}' is no column of {task}; its columns are {', '.join(roles)}."
-            + known.did_you_mean(unknown[0], roles)
-        )
+    for role, column in cfg.column_mapping.items():
+        if role not in roles:
+            raise UserError(
+                f"{section}.column_mapping: '{role}' is no column of {task}; its columns are {', '.join(roles)}."
+                + known.did_you_mean(role, roles)
+            )
+        if (other := getattr(cfg, roles[role])) not in (None, column):
+            raise UserError(
+                f"{section}.column_mapping says that the {role} is in '{column}', and {section}.{roles[role]} that it "
+                f"is in '{other}'. Remove one of the two."
+            )
     return replace(cfg, **{roles[role]: column for role, column in cfg.column_mapping.items()})
 
 
@@ -151,13 +152,31 @@ def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple
     return found if cfg.labels else in_known_order(found, request.known_labels)
 
 
-def _own_names(columns: Columns, label: str | tuple[str, ...], labels: LabelMap) -> tuple[str, ...] | None:
+def _own_names(columns: Columns, request: Request, label: str | tuple[str, ...]) -> tuple[str, ...] | None:
     """Names behind this dataset's class ids, where ids alone would mean another class than in training."""
-    if not isinstance(label, str):
+    labels = request.labels
+    if labels is None or not labels.names or not isinstance(label, str):
         return None
     feature = columns.features[label]
-    names = getattr(item_of(feature) if is_list(feature) else feature, "names", None)
-    return tuple(names) if names and labels.names and tuple(names) != labels.names else None
+    item = item_of(feature) if is_list(feature) else feature
+    names = getattr(item, "names", None) or (request.cfg.labels if kind_of(item) == "integers" else None)
+    if not names or tuple(names) == labels.names:
+        return None
+    if labels.vectors:
+        raise UserError(
+            f"{columns.section}.labels: the values of '{label}' are 0 or 1 for each class, in the order of "
+            f"{labels.origin} ({', '.join(labels.names[:MANY])}). Write them in that order, and remove labels."
+        )
+    return tuple(names)
+
+
+def _numbered(columns: Columns, request: Request, label: str | tuple[str, ...]) -> tuple[str, ...]:
+    """A note where numbers are taken for classes that others have named."""
+    labels = request.labels
+    if labels is None or not labels.ids_allowed or labels.vectors or request.cfg.labels or not isinstance(label, str):
+        return ()
+    numbered = ids_in_words(columns.features[label], labels.names)
+    return (f"{columns.section}: {numbered}",) if numbered else ()
 
 
 def _label_columns(columns: Columns, cfg: DatasetConfig, known_names: tuple[str, ...]) -> str | tuple[str, ...]:
@@ -180,20 +199,12 @@ def _text_classification(rows: Any, columns: Columns, request: Request) -> Layou
     labels = _label_map(rows, columns, request, label)
     types = request.token_types and (pair is not None or has_segments(request.tokenizer))
     encoder = TextClassifier(
-        request.tokenizer, text, pair, label, labels, request.max_length, types, _own_names(columns, label, labels)
+        request.tokenizer, text, pair, label, labels, request.max_length, types, _own_names(columns, request, label)
     )
     shown = label if isinstance(label, str) else f"{len(label)} label columns"
     return Layout(
         encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels, _numbered(columns, request, label)
     )
-
-
-def _numbered(columns: Columns, request: Request, label: str | tuple[str, ...]) -> tuple[str, ...]:
-    known = request.labels  # which others have named; a person who lists them here knows their order
-    if known is None or not known.ids_allowed or request.cfg.labels or not isinstance(label, str):
-        return ()
-    numbered = ids_in_words(columns.features[label], known.names)
-    return (f"{columns.section}: {numbered}",) if numbered else ()
 
 
 def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]) -> tuple[str, str | None]:
@@ -228,9 +239,9 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
     encoder = TokenClassifier(
         for_words(request.tokenizer), tokens, tags, labels, request.max_length,
         request.token_types and has_segments(request.tokenizer),
-        _own_names(columns, tags, labels),
+        _own_names(columns, request, tags),
     )  # fmt: skip
-    return Layout(encoder, f"{tokens} → {tags}", labels)
+    return Layout(encoder, f"{tokens} → {tags}", labels, _numbered(columns, request, tags))
 
 
 def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -347,8 +358,8 @@ def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
     source, target, record = source_and_target(columns, request.cfg)
     require_language(request.tokenizer)
     encoder = SourceTarget(
-        request.tokenizer, source, target, record, request.cfg.source_prefix, request.max_length,
-        request.cfg.max_target_length,
+        request.tokenizer, source, target, record, request.cfg.prefix, request.max_length,
+        request.cfg.target_length,
     )  # fmt: skip
     return Layout(encoder, f"{source} → {target}")
 
@@ -373,11 +384,13 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
         task=task,
         vocabulary=len(request.tokenizer),
         max_length=request.max_length,
-        max_target_length=cfg.max_target_length,
+        max_target_length=cfg.target_length,
         token_types=request.token_types and "token_type_ids" in columns,
         label=label,
         labels=labels,
         mask="attention_mask" in columns,
-        class_names=_own_names(columns, label, labels) if label and labels else None,
+        class_names=_own_names(columns, request, label) if label else None,
     )
-    return Layout(encoder, "already tokenised rows", labels, used=OF_READY_ROWS)
+    used = OF_READY_ROWS | ({"column_mapping"} if task in ROLES else set())
+    notes = _numbered(columns, request, label) if label and labels else ()
+    return Layout(encoder, "already tokenised rows", labels, notes, used=used)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from automodel.config.errors import UserError
 from automodel.data.build import Part, build, look_ahead, names_of, part_of
 from automodel.data.chat import PLAIN_TEMPLATE, template_text
-from automodel.data.config import DatasetConfig
+from automodel.data.config import DEFAULT_TARGET_LENGTH, DatasetConfig
 from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
-from automodel.data.keys import unused
+from automodel.data.inheritance import members_of
+from automodel.data.keys import keys_taken, unused
 from automodel.data.labels import LabelMap
-from automodel.data.language import ANSWER_ROLES
 from automodel.data.layouts import Request
 from automodel.data.mixture import Mixture
 from automodel.data.problems import Problems
@@ -33,11 +33,6 @@ DEFAULT_LIMITS = {"text-classification": 512, "token-classification": 512, "caus
 SHORTEST = 4  # a sample needs room for special tokens and at least one real one
 LOOKED_AT = 100_000  # samples that are looked at where a few would tell: files of any size lie behind them
 
-# Where the data lies and how it is processed; everything else in a section says what the columns are.
-NOT_INHERITED = {
-    "path", "mixture", "target", "name", "split", "data_files", "revision", "num_samples_limit", "on_bad_row", "extra",
-}  # fmt: skip
-KINDS_OF_ROWS = (("column_mapping", "prompt_template"), ("messages_column",), ("text_column",))
 # These change nothing about the samples.
 NOT_IN_THE_KEY = {"path", "mixture", "cache_dir", "num_proc", "target", "streaming", "extra"}
 
@@ -79,27 +74,6 @@ class PreparedData:
         return min(1.0, learned / max(1.0, self.mixture.mean_tokens(self.store.lengths)))
 
 
-def _read_otherwise(section: DatasetConfig, own: Any) -> set[str]:
-    """Keys of a section that do not hold for a part of it, validation data or one of a mixture, because the part says
-    itself whether its rows are instructions, chats or plain text."""
-    if not any(role in ANSWER_ROLES for role in section.column_mapping or ANSWER_ROLES):
-        return set()  # names of a classifier's columns
-    said = [kind for kind in KINDS_OF_ROWS if any(getattr(own, key) is not None for key in kind)]
-    return {key for kind in KINDS_OF_ROWS if said and kind not in said for key in kind}
-
-
-def inherit(train: DatasetConfig, validation: DatasetConfig) -> DatasetConfig:
-    """The validation section with everything it leaves open about columns and lengths taken from the training one."""
-    changes, not_inherited = {}, NOT_INHERITED | _read_otherwise(train, validation)
-    for f in fields(DatasetConfig):
-        if f.name not in not_inherited and getattr(validation, f.name) == f.default:
-            changes[f.name] = getattr(train, f.name)
-    if validation.path is None and validation.target is None and validation.mixture is None:
-        places = ("path", "target", "name", "data_files", "revision", "extra")
-        changes.update({name: getattr(train, name) for name in places if not getattr(validation, name)})
-    return replace(validation, **changes)
-
-
 def prepare(
     cfg: DatasetConfig,
     *,
@@ -113,12 +87,14 @@ def prepare(
     problem_type: str | None = None,
     known_labels: tuple[str, ...] | None = None,
     resolved_target: Callable[..., Any] | None = None,
+    written: DatasetConfig | None = None,
 ) -> PreparedData:
     """Tokenised data for one section. `like` is the training data, whose classes the validation data must have;
-    `known_labels` are names that the model has for its classes already, in their order."""
+    `known_labels` are names that the model has for its classes already, in their order; `written` is the section
+    without what it has from another one."""
     section = "dataset" if role == "train" else "validation_dataset"
-    problems, said = Problems(), cfg
-    cfg = replace(cfg, answer_only_loss=cfg.answers_only)  # said or not, the samples are the same
+    problems, written = Problems(), written or cfg
+    cfg = cfg.with_defaults()  # said or not, the samples are the same
     cfg = within_limits(cfg, task, max_positions, section, problems)
     max_length, capped = choose_max_length(cfg, task, max_positions, section)
     members = members_of(cfg, section)
@@ -159,7 +135,7 @@ def prepare(
     names = names_of([member for _, member in members])
     store, cached = open_or_build(cache_root(cfg) / key, lambda: build(parts, names, key), vocabulary=len(tokenizer))
     data = _described(store, cfg, task, section, cached)
-    not_used = unused(section, said, store.meta.get("used", []), data.description)
+    not_used = unused(section, written, store.meta.get("kinds", []), keys_taken(resolved_target))
     return replace(data, notes=(*data.notes, *not_used, *_begun_twice(store, tokenizer)))
 
 
@@ -184,34 +160,21 @@ def within_limits(
     for name, least in (("num_samples_limit", 1), ("max_length", SHORTEST), ("max_target_length", 2), ("num_proc", 1)):
         value = getattr(cfg, name)
         if value is not None and value < least:
-            aside[name] = DatasetConfig.max_target_length if name == "max_target_length" else None
+            aside[name] = DEFAULT_TARGET_LENGTH if name == "max_target_length" else None
             problems.found.append(UserError(f"{section}.{name} must be at least {least}; got {value}."))
     if "max_length" not in aside:
         with problems.collecting():
             choose_max_length(cfg, task, max_positions, section)
         if len(problems) and max_positions is not None and (cfg.max_length or 0) > max_positions:
             aside["max_length"] = None
-    if task == "seq2seq" and max_positions is not None and cfg.max_target_length > max_positions:
+    if task == "seq2seq" and max_positions is not None and cfg.target_length > max_positions:
         problems.found.append(
             UserError(
-                f"{section}.max_target_length is {cfg.max_target_length:,}, but the model has only {max_positions:,} "
+                f"{section}.max_target_length is {cfg.target_length:,}, but the model has only {max_positions:,} "
                 f"positions. Set max_target_length to {max_positions:,} or less."
             )
         )
     return replace(cfg, **aside)
-
-
-def members_of(cfg: DatasetConfig, section: str = "dataset") -> list[tuple[str, DatasetConfig]]:
-    """The datasets a section consists of, each with its place in the config: itself, or those of its mixture."""
-    if cfg.mixture is None:
-        return [(section, cfg)]
-    members = []
-    for number, entry in enumerate(cfg.mixture):
-        own = {f.name: getattr(entry, f.name) for f in fields(entry) if f.name != "weight"}
-        given = {name: value for name, value in own.items() if value is not None}
-        given |= dict.fromkeys(_read_otherwise(cfg, entry))
-        members.append((f"{section}.mixture.{number}", replace(cfg, mixture=None, **given)))
-    return members
 
 
 def choose_max_length(

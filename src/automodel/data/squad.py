@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from automodel.data.config import DatasetConfig
+from automodel.data.keys import check_keys
 from automodel.data.prepare import PreparedData, prepare
 from automodel.data.sources import SQUAD
 
@@ -54,4 +55,5 @@ def make_squad_dataset(
         num_samples_limit=num_samples_limit or limit_dataset_samples,
         **settings,
     )
+    check_keys("causal-lm", cfg, "make_squad_dataset")
     return SupervisedTexts(prepare(cfg, task="causal-lm", tokenizer=tokenizer, max_positions=None, type_vocab_size=0))

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
+from automodel.data.keys import check_keys
 from automodel.data.prepare import prepare
 
 
@@ -54,6 +55,7 @@ class TextClassificationDataset(Dataset):
             )
         except TypeError as error:
             raise UserError(f"TextClassificationDataset: {str(error).split('__init__() ')[-1]}.") from error
+        check_keys("text-classification", cfg, "TextClassificationDataset")
         pairs = "token_type_ids" in tokenizer.model_input_names
         self.tokenizer = tokenizer
         self.prepared = prepare(

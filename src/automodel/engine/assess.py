@@ -11,7 +11,7 @@ question: with `Generating` it answers the prompts of the data (`questions.py`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from automodel.data.chat import template_text
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.columns import LABEL, Columns
 from automodel.data.config import DatasetConfig
-from automodel.data.label_kinds import is_whole_number
+from automodel.data.inheritance import inherit
+from automodel.data.label_kinds import all_listed, is_whole_number, unique_values
 from automodel.data.labels import MULTI, SINGLE, LabelMap, infer_labels
 from automodel.data.loader import EvalLoader
-from automodel.data.prepare import PreparedData, inherit, prepare
+from automodel.data.prepare import PreparedData, prepare
 from automodel.data.sources import load_rows
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.known_tokens import check_tokens
@@ -67,6 +68,9 @@ class Assessment:
     unanswered: int = 0
     """Those that the model has no room for; they count as wrong answers."""
 
+    notes: tuple[str, ...] = ()
+    """What a person should know who compares the numbers."""
+
     def to_json(self) -> dict[str, Any]:
         stats = self.data.stats
         return {
@@ -79,7 +83,7 @@ class Assessment:
             "used": stats.used,
             "skipped": stats.skipped,
             "truncated": stats.truncated,
-            "notes": list(self.data.notes),
+            "notes": list(self.notes),
             "metrics": {name: value if value == value else None for name, value in self.metrics.values.items()},
             "label_names": self.label_names,
             "confusion_matrix": self.metrics.confusion_matrix,
@@ -109,8 +113,10 @@ def assess(
     cfg = saved.run
     assert cfg is not None
     asked_now = bool(files) or any("chat_template" in setting for setting in settings)
-    section = _with_template(saved, _held_out(cfg, saved.folder, dataset, split), asked_now)
-    data = _prepared(saved, cfg, section, trust)
+    written = _written(cfg, saved.folder, dataset, split)
+    section = _with_template(saved, _held_out(cfg, written, split), asked_now)
+    listed = bool(files) or written.labels is not None or any(".labels=" in setting for setting in settings)
+    data = _prepared(saved, cfg, section, written, listed, trust)
     packing = packing_support(saved.hf_config, saved.task)
     plan = _plan(saved, cfg, data, packing)
     unanswered = 0
@@ -134,7 +140,16 @@ def assess(
         seconds=time.perf_counter() - started,
         asked=None if asked is None else len(asked.prompts),
         unanswered=unanswered,
+        notes=(*data.notes, *_unlike_training(cfg)),
     )
+
+
+def _unlike_training(cfg: RunConfig) -> Iterator[str]:
+    if cfg.quantization is not None:
+        yield (
+            "the adapter is measured beside the base as it was saved; in training the base was held in few bits, so "
+            "the run's own numbers differ a little"
+        )
 
 
 def _opened(folder, files, settings, dataset: str | None, trust) -> SavedModel:
@@ -148,8 +163,8 @@ def _opened(folder, files, settings, dataset: str | None, trust) -> SavedModel:
     return open_saved(root, files=files, settings=settings, trust=trust)
 
 
-def _held_out(cfg: RunConfig, root: Path, dataset: str | None, split: str | None) -> DatasetConfig:
-    """The section that is measured, with everything it leaves open taken from the training one."""
+def _written(cfg: RunConfig, root: Path, dataset: str | None, split: str | None) -> DatasetConfig:
+    """The section that is measured, as somebody wrote it."""
     section = cfg.validation_dataset
     if dataset is not None:
         rest = section or DatasetConfig()
@@ -162,7 +177,12 @@ def _held_out(cfg: RunConfig, root: Path, dataset: str | None, split: str | None
             f"the run in '{root}' has no validation_dataset. Name the data to measure it on with --dataset, or another "
             "split of its training data with --split."
         )
-    section = inherit(cfg.dataset, section or DatasetConfig())
+    return section or DatasetConfig()
+
+
+def _held_out(cfg: RunConfig, written: DatasetConfig, split: str | None) -> DatasetConfig:
+    """The same with everything that it leaves open taken from the training data's section."""
+    section = inherit(cfg.dataset, written)
     return replace(section, split=split) if split is not None else section
 
 
@@ -174,13 +194,22 @@ def _with_template(saved: SavedModel, section: DatasetConfig, asked_now: bool) -
     return replace(section, chat_template=None)
 
 
-def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: Sequence[str]) -> PreparedData:
+def _prepared(
+    saved: SavedModel,
+    cfg: RunConfig,
+    section: DatasetConfig,
+    written: DatasetConfig,
+    listed: bool,
+    trust: Sequence[str],
+) -> PreparedData:
+    """`listed`: whether somebody says what numbers stand for in these data. What training data's numbers stood for says
+    nothing about others."""
     limits = model_limits(saved.hf_config, saved.task)
     section, target = saved.as_long(section, limits.max_positions), custom_target(section, trust)
     labels = _labels(saved, section, target)
     like: Any = None if labels is None else _Classes(labels)
     data = prepare(
-        section,
+        section if listed else replace(section, labels=None),
         task=saved.task,
         tokenizer=saved.tokenizer,
         max_positions=limits.max_positions,
@@ -188,6 +217,7 @@ def _prepared(saved: SavedModel, cfg: RunConfig, section: DatasetConfig, trust: 
         role="validation",
         like=like,
         resolved_target=target,
+        written=written,
     )
     check_kind(cfg.dataset, saved.layout, data, section)
     check_tokens(data.store, saved.tokenizer, saved.hf_config, "validation_dataset")
@@ -209,8 +239,12 @@ def _labels(saved: SavedModel, section: DatasetConfig, target: Any) -> LabelMap 
     problem = saved.problem_type or SINGLE
     if problem == "regression":
         return LabelMap(problem, count)
-    # Names that are numbers (1 to 5 stars) came from the data's own integers, which are then names and not ids.
-    numbers = names is not None and all(is_whole_number(name) for name in names) and not section.labels
+    # Names that are numbers (1 to 5 stars) came from the data's own integers, which are then names and not ids. Where
+    # classes were listed, it is as in training: they are names if all of them are on the list.
+    numbers = names is not None and all(is_whole_number(name) for name in names)
+    if numbers and section.labels and problem == SINGLE and saved.task == "text-classification":
+        rows, label = _label_column(saved, section, target)
+        numbers = all_listed(unique_values(rows, label), names or ())
     vectors = problem == MULTI and _holds_vectors(saved, section, target)
     return LabelMap(problem, count, names, ids_allowed=not numbers, vectors=vectors, origin="the model's classes")
 
@@ -219,11 +253,17 @@ def _holds_vectors(saved: SavedModel, section: DatasetConfig, target: Any) -> bo
     """Whether multi-label rows are 0/1 vectors or lists of classes; only the data can tell."""
     if section.label_columns:
         return True
+    rows, label = _label_column(saved, section, target)
+    columns = Columns(rows.features, "validation_dataset")
+    return infer_labels(rows, columns, label, section, saved.hf_config.num_labels, MULTI).vectors
+
+
+def _label_column(saved: SavedModel, section: DatasetConfig, target: Any) -> tuple[Any, str]:
     rows = load_rows(section, role="validation", resolved_target=target, tokenizer=saved.tokenizer)
     columns = Columns(rows.features, "validation_dataset")
-    label = section.label_column or columns.first_of(LABEL, "label_column", "the label")
-    columns.required(label, "label_column")
-    return infer_labels(rows, columns, label, section, saved.hf_config.num_labels, MULTI).vectors
+    named = section.label_column or (section.column_mapping or {}).get("label")
+    label = named or columns.first_of(LABEL, "label_column", "the label")
+    return rows, columns.required(label, "label_column")
 
 
 def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: PackingSupport) -> Plan:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.data.label_kinds import is_whole_number
 from automodel.data.prepare import PreparedData
 from automodel.models.config import ModelConfig
 from automodel.models.load import read_hf_config
@@ -71,8 +72,14 @@ def class_notes(cfg: ModelConfig, hf_config: Any, task: str, train: PreparedData
         )
     elif names and found and [name.lower() for name in names] != [name.lower() for name in found]:
         yield f"the checkpoint's head goes on, but its classes {_few(names)} are now called {_few(found)}"
+    elif names and not found and not asked and not any(map(is_whole_number, names)):
+        yield f"labels are numbers, read as classes of the checkpoint's head by their place: {_numbered(names)}"
     elif before and now and before != now:
         yield f"the checkpoint's head goes on, but was trained for {before} and not for {now}"
+
+
+def _numbered(names: Sequence[str]) -> str:
+    return _few([f"{number} = {name}" for number, name in enumerate(names)])
 
 
 def _has_head(hf_config: Any, task: str) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 
 from automodel.config.errors import UserError
 from automodel.data.bins import BinOrder
+from automodel.data.inheritance import members_of
 from automodel.data.loader import Order
 from automodel.data.order import StepOrder
-from automodel.data.prepare import members_of
 from automodel.data.preview import ShownSample, length_summary, padding_share, shown_sample
 from automodel.data.stats import DataStats
 from automodel.engine.read_data import RunData, read_data

@@ -13,8 +13,9 @@ from typing import Any, Literal
 from automodel.config.errors import UserError
 from automodel.config.gate import resolve_target
 from automodel.data.config import DatasetConfig
+from automodel.data.inheritance import inherit
 from automodel.data.keys import check_keys
-from automodel.data.prepare import PreparedData, inherit, prepare
+from automodel.data.prepare import PreparedData, prepare
 from automodel.data.problems import Problems
 from automodel.data.saved_tokenizer import as_training_read
 from automodel.engine.classes import check_names, known_classes
@@ -56,7 +57,10 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     known = known_classes(cfg.model, hf_config, task)
 
     def load(
-        section: DatasetConfig, role: Literal["train", "validation"], like: PreparedData | None = None
+        section: DatasetConfig,
+        role: Literal["train", "validation"],
+        written: DatasetConfig,
+        like: PreparedData | None = None,
     ) -> PreparedData:
         return prepare(
             section,
@@ -70,14 +74,16 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
             problem_type=cfg.model.problem_type,
             known_labels=known,
             resolved_target=custom_target(section, trust),
+            written=written,
         )
 
     problems = Problems()
     train = validation = None
+    for where, section in (("dataset", cfg.dataset), ("validation_dataset", cfg.validation_dataset)):
+        with problems.collecting():
+            check_keys(task, section, where, custom_target(section, trust) if section else None)
     with problems.collecting():
-        check_keys(task, cfg.dataset, cfg.validation_dataset)
-    with problems.collecting():
-        train = load(cfg.dataset, "train")
+        train = load(cfg.dataset, "train", cfg.dataset)
         check_names(cfg.model, known, train)
         check_ends(train, hf_config, "dataset")
         check_tokens(train.store, tokenizer, hf_config, "dataset")
@@ -85,7 +91,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
         with problems.collecting():
             section = inherit(cfg.dataset, cfg.validation_dataset)
-            validation = load(section, "validation", train)
+            validation = load(section, "validation", cfg.validation_dataset, train)
             check_kind(cfg.dataset, train.layout if train else None, validation, section)
             check_ends(validation, hf_config, "validation_dataset")
             check_tokens(validation.store, tokenizer, hf_config, "validation_dataset")

@@ -17,6 +17,8 @@ import yaml
 from automodel.checkpoint.catalog import complete
 from automodel.config.dump import dump_config, to_plain
 from automodel.config.errors import UserError
+from automodel.data.config import DatasetConfig
+from automodel.data.keys import OF_TASKS
 from automodel.engine.folder import RunFolder
 from automodel.engine.state import Best
 from automodel.optim.build import left_open
@@ -137,11 +139,20 @@ def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[t
     used["optimizer"] |= {k: own for k, own in _perhaps_unused(begun).items() if now["optimizer"].get(k) == own}
     before, after = _flat(used), _flat(now)
     watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
+    watched = [k for k in watched if k not in _without_meaning(folder)]
     return [
         (key, _shown(before.get(key)), _shown(after.get(key)))
         for key in dict.fromkeys(watched)
         if before.get(key) != after.get(key)
     ]
+
+
+def _without_meaning(folder: RunFolder) -> set[str]:
+    """Keys of the data that belong to other tasks than the run's. Earlier versions took them and left them unread, and
+    now they are refused: whoever removes them goes on with the same run."""
+    task = (folder.read_json("plan.json") or {}).get("task")
+    own = OF_TASKS.get(task)
+    return set() if own is None else {f"dataset.{key}" for keys in OF_TASKS.values() for key in keys if key not in own}
 
 
 def _begun_with(folder: RunFolder) -> dict[str, Any]:
@@ -173,16 +184,16 @@ def _parsed(text: str | None) -> dict[str, Any] | None:
 
 
 def _as_used(tree: dict[str, Any]) -> dict[str, Any]:
-    """The config with what holds where it leaves something open: the numbers of its optimizer, and whether only answers
-    are learned and measured. Whether that is written out, as older versions did, changes nothing."""
+    """The config with what holds where it leaves something open: the numbers of its optimizer, and some of its data's.
+    Whether that is written out, as older versions did, changes nothing."""
     given = tree.get("optimizer") or {}
     used = tree | {"optimizer": _left_open(given) | given}
-    answers = True
+    default = DatasetConfig().with_defaults()
+    holds = {key: getattr(default, key) for key in ("answer_only_loss", "source_prefix", "max_target_length")}
     for section in ("dataset", "validation_dataset"):  # the second has what it does not say from the first
         if used.get(section):
-            said = used[section].get("answer_only_loss")
-            answers = answers if said is None else said
-            used[section] = used[section] | {"answer_only_loss": answers}
+            holds |= {key: said for key in holds if (said := used[section].get(key)) is not None}
+            used[section] = used[section] | holds
     return used
 
 

@@ -24,7 +24,8 @@ from automodel.adapters.peft_folder import is_adapter_folder
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
-from automodel.data.prepare import choose_max_length, members_of
+from automodel.data.inheritance import members_of
+from automodel.data.prepare import choose_max_length
 from automodel.engine.folder import BASE, LAYOUT, RunFolder
 from automodel.models.adapted import base_source, foreign_config, load_adapted, tokenizer_of
 from automodel.models.config import ModelConfig

@@ -10,7 +10,7 @@ import pytest
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
 from automodel.data.config import DatasetConfig, MixtureEntry
-from automodel.data.prepare import inherit, members_of
+from automodel.data.inheritance import inherit, members_of
 
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 TEXTS = ["good film", "bad film", "the film", "good", "bad", "the good film"]
@@ -211,7 +211,58 @@ def test_what_validation_data_say_of_their_answers_holds():
 
 def test_columns_of_a_classifier_are_inherited_one_by_one():
     train = DatasetConfig(path="a.csv", column_mapping={"text": "review", "label": "stars"})
-    assert inherit(train, DatasetConfig(path="b.csv", text_column="t")).column_mapping == train.column_mapping
+    part = inherit(train, DatasetConfig(path="b.csv", text_column="t"))
+    assert (part.column_mapping, part.text_column) == ({"label": "stars"}, "t")
+    both = inherit(train, DatasetConfig(path="b.csv", text_column="t", label_columns=("a", "b")))
+    assert (both.column_mapping, both.label_columns) == (None, ("a", "b"))
+    keys = DatasetConfig(path="a.csv", text_column="review", label_column="stars")
+    mapped = inherit(keys, DatasetConfig(path="b.csv", column_mapping={"text": "t"}))
+    assert (mapped.column_mapping, mapped.text_column, mapped.label_column) == ({"text": "t"}, None, "stars")
+    mixture = (MixtureEntry(path="b.csv"), MixtureEntry(path="c.csv", text_column="t"))
+    members = members_of(DatasetConfig(mixture=mixture, column_mapping=train.column_mapping))
+    assert [m.column_mapping for _, m in members] == [train.column_mapping, {"label": "stars"}]
+
+
+def test_numbers_of_targets_are_inherited_unless_said():
+    train = DatasetConfig(path="a.csv", source_prefix="film ", max_target_length=2)
+    said = inherit(train, DatasetConfig(path="b.csv", source_prefix="", max_target_length=128))
+    assert (said.prefix, said.target_length) == ("", 128)
+    left_open = inherit(train, DatasetConfig(path="b.csv"))
+    assert (left_open.prefix, left_open.target_length) == ("film ", 2)
+    assert (DatasetConfig().prefix, DatasetConfig().target_length) == ("", 128)
+
+
+def test_a_column_that_is_named_twice_is_refused(prepare_rows, bert_like):
+    rows = [{"text": "good film", "body": "bad film", "label": i % 2} for i in range(4)]
+    with pytest.raises(UserError, match=r"dataset\.column_mapping says that the text is in 'body', and dataset\.t"):
+        prepare_rows(rows, bert_like, text_column="text", column_mapping={"text": "body"})
+    data = prepare_rows(rows, bert_like, text_column="body", column_mapping={"text": "body"})
+    assert bert_like.decode(sample(data, 0)) == "[CLS] bad film [SEP]"
+
+
+def test_held_out_numbers_in_another_order(prepare_rows, bert_like):
+    """`labels` of validation data says what its numbers stand for."""
+    rows = [{"text": "good film", "label": i % 2} for i in range(4)]
+    train = prepare_rows(rows, bert_like, labels=("neg", "pos"))
+    held_out = {"role": "validation", "like": train}
+    assert prepare_rows(rows, bert_like, labels=("pos", "neg"), **held_out).store.labels.tolist() == [1, 0, 1, 0]
+    assert prepare_rows(rows, bert_like, labels=("neg", "pos"), **held_out).store.labels.tolist() == [0, 1, 0, 1]
+    with pytest.raises(UserError, match="label 'good' does not occur in dataset.labels"):
+        prepare_rows(rows, bert_like, labels=("neg", "good"), **held_out)
+    tokens = [{"tokens": ["good", "film"], "tags": [0, 1]}] * 4
+    tagged = prepare_rows(tokens, bert_like, task="token-classification", labels=("O", "B"))
+    other = {"role": "validation", "like": tagged, "task": "token-classification"}
+    turned = prepare_rows(tokens, bert_like, labels=("B", "O"), **other)
+    assert [i for i in turned.store.token_labels[:4].tolist() if i >= 0] == [1, 0]
+    [note] = prepare_rows(tokens, bert_like, **other).notes
+    assert note == "validation_dataset: its labels are numbers, read as classes by their place: 0 = O, 1 = B"
+
+
+def test_vectors_have_one_order(prepare_rows, bert_like):
+    rows = [{"text": "good film", "label": [i % 2, 1]} for i in range(4)]
+    train = prepare_rows(rows, bert_like, labels=("a", "b"))
+    with pytest.raises(UserError, match=r"dataset\.labels: the values of 'label' are 0 or 1 for each class"):
+        prepare_rows(rows, bert_like, labels=("b", "a"), role="validation", like=train)
 
 
 def test_a_text_that_is_the_label_is_refused(prepare_rows, bert_like):

@@ -8,8 +8,10 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig, MixtureEntry
+from automodel.data.inheritance import NOT_INHERITED
 from automodel.data.keys import OF_TASKS, check_keys, keys_set, unused
-from automodel.data.prepare import NOT_IN_THE_KEY, NOT_INHERITED
+from automodel.data.prepare import NOT_IN_THE_KEY
+from automodel.data.text_classification import TextClassificationDataset
 
 EVERY_TASK = {"max_length", "on_long", "on_bad_row", "streaming", "num_proc", "cache_dir"}
 
@@ -35,7 +37,7 @@ FOREIGN = [
 def test_a_key_of_another_task_is_refused(task, settings, instead):
     [key] = settings
     with pytest.raises(UserError) as error:
-        check_keys(task, DatasetConfig(path="a.csv", **settings), None)
+        check_keys(task, DatasetConfig(path="a.csv", **settings), "dataset")
     assert str(error.value).startswith(f"dataset.{key}: {task} has no use for it; its keys are {OF_TASKS[task][0]}, ")
     assert str(error.value).endswith(f"Remove it, or {instead}")
 
@@ -44,21 +46,47 @@ def test_all_of_them_are_named_with_their_places():
     mixture = (MixtureEntry(path="a.jsonl"), MixtureEntry(path="b.jsonl", tokens_column="words"))
     dataset = DatasetConfig(mixture=mixture, max_target_length=64)
     with pytest.raises(UserError) as error:
-        check_keys("causal-lm", dataset, DatasetConfig(path="c.jsonl", labels=("a", "b")))
-    for key in ("dataset.max_target_length", "dataset.mixture.1.tokens_column", "validation_dataset.labels"):
+        check_keys("causal-lm", dataset, "validation_dataset")
+    for key in ("validation_dataset.max_target_length", "validation_dataset.mixture.1.tokens_column"):
         assert f"{key}: causal-lm has no use" in str(error.value)
+
+
+def test_what_a_maker_of_the_users_asks_for_is_its_own():
+    def make(path, source_prefix):
+        return []
+
+    section = DatasetConfig(path="a.jsonl", source_prefix="film ", label_column="b")
+    with pytest.raises(UserError) as error:
+        check_keys("causal-lm", section, "dataset", make)
+    assert "label_column" in str(error.value)
+    assert "source_prefix" not in str(error.value)
+
+
+def test_defaults_that_earlier_versions_wrote_down_are_no_keys():
+    old = {"answer_only_loss": True, "max_target_length": 128, "source_prefix": ""}
+    assert keys_set(DatasetConfig(path="a.csv", **old)) == []
+    assert keys_set(DatasetConfig(path="a.csv", answer_only_loss=False)) == ["answer_only_loss"]
+
+
+@pytest.mark.parametrize("settings", [{"source_prefix": "x "}, {"messages_column": "m"}, {"answer_only_loss": False}])
+def test_python_refuses_them_too(settings, tmp_path, bert_like):
+    with pytest.raises(
+        UserError, match=f"TextClassificationDataset.{next(iter(settings))}: text-classification has no use for it"
+    ):
+        TextClassificationDataset(str(tmp_path / "a.csv"), tokenizer=bert_like, **settings)
 
 
 @pytest.mark.parametrize("task", OF_TASKS)
 def test_a_tasks_own_keys_and_defaults_are_not(task):
     given = {
-        "column_mapping": {"a": "b"}, "label_columns": ("a",), "labels": ("a",), "answer_only_loss": True,
+        "column_mapping": {"a": "b"}, "label_columns": ("a",), "labels": ("a",), "answer_only_loss": False,
         "max_target_length": 3,
     }  # fmt: skip
     settings = {key: given.get(key, "a") for key in OF_TASKS[task]}
     section = DatasetConfig(path="a.csv", max_length=9, on_long="cut", **settings)
     assert set(keys_set(section)) == set(settings)
-    check_keys(task, section, DatasetConfig())
+    check_keys(task, section, "dataset")
+    check_keys(task, None, "validation_dataset")
 
 
 ROWS = {
@@ -82,7 +110,6 @@ NOT_USED = [
         ["chat_template"],
     ),
     ("instructions", {"column_mapping": {"question": "q", "answer": "a"}, "answer_only_loss": True}, []),
-    ("plain", {"answer_only_loss": True}, ["answer_only_loss"]),
     ("plain", {"answer_only_loss": False, "text_column": "text"}, ["answer_only_loss"]),
     ("plain", {}, []),
 ]
@@ -100,7 +127,18 @@ def test_a_key_of_other_rows_is_noted(prepare_rows, gpt_like, kind, settings, ex
 def test_in_a_mixture_one_that_uses_a_key_is_enough():
     entries = (MixtureEntry(path="a", messages_column="m"), MixtureEntry(path="b", text_column="t"))
     section = DatasetConfig(mixture=entries, chat_template="plain", prompt_template="{q}")
-    used = [{"messages_column", "chat_template"}, {"messages_column"}]
-    keys = [note.partition(" ")[0] for note in unused("dataset", section, used, "chats")]
-    assert keys == ["dataset.prompt_template", "dataset.mixture.1.text_column"]
-    assert list(unused("dataset", section, [], "rows of an earlier release")) == []
+    kinds = [
+        {"rows": "chats", "keys": ["messages_column", "chat_template"]},
+        {"rows": "chats as well", "keys": ["messages_column"]},
+    ]
+    assert list(unused("dataset", section, kinds, ())) == [
+        "dataset.prompt_template is not used: these rows are chats; chats as well",
+        "dataset.mixture.1.text_column is not used: these rows are chats as well",
+    ]
+    assert next(unused("dataset", section, kinds, {"prompt_template"})).startswith("dataset.mixture.1")
+    assert list(unused("dataset", section, [], ())) == []  # a store of an earlier release
+
+
+def test_tokenised_rows_take_a_mapped_label(prepare_rows, bert_like):
+    rows = [{"input_ids": [5, 6, 7], "y": i % 2} for i in range(4)]
+    assert prepare_rows(rows, bert_like, column_mapping={"label": "y"}).notes == ()

@@ -38,6 +38,22 @@ def test_only_what_differs_is_named(resumed):
     assert not any("weight_decay" in line for line in lines)
 
 
+def test_keys_that_earlier_versions_left_unread_may_go(resumed):
+    """They are refused now, and whoever removes them goes on with the same run; so it is with defaults written down."""
+    now, folder = resumed()
+    begun = yaml.safe_load(folder.config.read_text())
+    begun["dataset"] |= {"max_target_length": 64, "source_prefix": "", "answer_only_loss": True}
+    folder.config.write_text(yaml.safe_dump(begun))
+    with pytest.raises(UserError, match=r"dataset\.max_target_length: was 64, now 128"):
+        check_same_run(now, folder)  # nobody knows the task
+    folder.write_json("plan.json", {"task": "text-classification"})
+    check_same_run(now, folder)
+    begun["dataset"]["text_column"] = "body"
+    folder.config.write_text(yaml.safe_dump(begun))
+    with pytest.raises(UserError, match=r"dataset\.text_column: was body, now not set"):
+        check_same_run(now, folder)
+
+
 def test_model_and_data_may_lie_elsewhere_where_they_are_the_same(resumed):
     check_same_run(*resumed("model=/data/m", "dataset=/data/d.csv"))
     check_same_base("a", "a", *resumed("model=/data/m"))
