@@ -33,7 +33,6 @@ NO_LABELS = {
     "fixed_size_binary": "bytes",
     "array": "lists of lists",
 }
-MANY = 6  # classes that are named in a note
 CLASSES_TO_LIST = 50  # beyond so many, whole numbers are rather something measured
 
 
@@ -219,16 +218,6 @@ def all_whole(values: Sequence[Any]) -> bool:
 def unique_values(rows: Any, column: str) -> list[Any]:
     """Distinct values of a column, without turning all of it into Python objects."""
     return rows.unique(column)
-
-
-def ids_in_words(feature: Any, names: Sequence[str] | None) -> str | None:
-    """What integers without names of their own are taken for where classes have names; only a person can know whether
-    the data count them in that order."""
-    item = item_of(feature) if is_list(feature) else feature
-    if not names or kind_of(item) != "integers" or all(is_whole_number(name) for name in names):
-        return None
-    shown = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:MANY]))
-    return f"its labels are numbers, read as classes by their place: {shown}{', …' if len(names) > MANY else ''}"
 
 
 def is_whole_number(name: str) -> bool:

@@ -13,11 +13,10 @@ from automodel.config.errors import UserError
 from automodel.data import columns as known
 from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate, holds_chats
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
-from automodel.data.columns import Columns, is_list, is_string, item_of, kind_of
+from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS, ROLES
-from automodel.data.label_kinds import MANY, ids_in_words
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
 from automodel.data.language import (
     ANSWER_ROLES,
@@ -29,6 +28,7 @@ from automodel.data.language import (
     check_prompt,
     places_of,
 )
+from automodel.data.own_classes import numbered, own_names
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
 from automodel.data.sequences import SourceTarget, require_language, source_and_target
@@ -152,33 +152,6 @@ def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple
     return found if cfg.labels else in_known_order(found, request.known_labels)
 
 
-def _own_names(columns: Columns, request: Request, label: str | tuple[str, ...]) -> tuple[str, ...] | None:
-    """Names behind this dataset's class ids, where ids alone would mean another class than in training."""
-    labels = request.labels
-    if labels is None or not labels.names or not isinstance(label, str):
-        return None
-    feature = columns.features[label]
-    item = item_of(feature) if is_list(feature) else feature
-    names = getattr(item, "names", None) or (request.cfg.labels if kind_of(item) == "integers" else None)
-    if not names or tuple(names) == labels.names:
-        return None
-    if labels.vectors:
-        raise UserError(
-            f"{columns.section}.labels: the values of '{label}' are 0 or 1 for each class, in the order of "
-            f"{labels.origin} ({', '.join(labels.names[:MANY])}). Write them in that order, and remove labels."
-        )
-    return tuple(names)
-
-
-def _numbered(columns: Columns, request: Request, label: str | tuple[str, ...]) -> tuple[str, ...]:
-    """A note where numbers are taken for classes that others have named."""
-    labels = request.labels
-    if labels is None or not labels.ids_allowed or labels.vectors or request.cfg.labels or not isinstance(label, str):
-        return ()
-    numbered = ids_in_words(columns.features[label], labels.names)
-    return (f"{columns.section}: {numbered}",) if numbered else ()
-
-
 def _label_columns(columns: Columns, cfg: DatasetConfig, known_names: tuple[str, ...]) -> str | tuple[str, ...]:
     if cfg.label_columns:
         return tuple(columns.required(name, "label_columns") for name in cfg.label_columns)
@@ -199,12 +172,18 @@ def _text_classification(rows: Any, columns: Columns, request: Request) -> Layou
     labels = _label_map(rows, columns, request, label)
     types = request.token_types and (pair is not None or has_segments(request.tokenizer))
     encoder = TextClassifier(
-        request.tokenizer, text, pair, label, labels, request.max_length, types, _own_names(columns, request, label)
+        request.tokenizer,
+        text,
+        pair,
+        label,
+        labels,
+        request.max_length,
+        types,
+        own_names(columns, label, labels, request.cfg),
     )
     shown = label if isinstance(label, str) else f"{len(label)} label columns"
-    return Layout(
-        encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels, _numbered(columns, request, label)
-    )
+    notes = numbered(columns, label, request.labels, request.cfg)
+    return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels, notes)
 
 
 def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]) -> tuple[str, str | None]:
@@ -239,9 +218,9 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
     encoder = TokenClassifier(
         for_words(request.tokenizer), tokens, tags, labels, request.max_length,
         request.token_types and has_segments(request.tokenizer),
-        _own_names(columns, request, tags),
+        own_names(columns, tags, labels, request.cfg),
     )  # fmt: skip
-    return Layout(encoder, f"{tokens} → {tags}", labels, _numbered(columns, request, tags))
+    return Layout(encoder, f"{tokens} → {tags}", labels, numbered(columns, tags, request.labels, request.cfg))
 
 
 def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -389,8 +368,8 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
         label=label,
         labels=labels,
         mask="attention_mask" in columns,
-        class_names=_own_names(columns, request, label) if label else None,
+        class_names=own_names(columns, label, labels, request.cfg) if label and labels else None,
     )
     used = OF_READY_ROWS | ({"column_mapping"} if task in ROLES else set())
-    notes = _numbered(columns, request, label) if label and labels else ()
+    notes = numbered(columns, label, request.labels, request.cfg) if label and labels else ()
     return Layout(encoder, "already tokenised rows", labels, notes, used=used)

@@ -125,7 +125,7 @@ def prepare_rows(tmp_path):
     from automodel.data.prepare import prepare
 
     def prepared(rows, tokenizer, task="text-classification", *, name="data.jsonl", positions=512, types=2, **settings):
-        keys = ("like", "num_labels", "problem_type", "role")
+        keys = ("like", "num_labels", "problem_type", "role", "known_labels")
         options = {key: settings.pop(key) for key in keys if key in settings}
         if rows is not None:
             path = tmp_path / name

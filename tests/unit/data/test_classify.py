@@ -150,6 +150,11 @@ def test_class_names_of_the_dataset(prepare_rows, bert_like, tmp_path):
     validation = prepare_rows(None, bert_like, path=str(tmp_path / "v"), role="validation", like=train)
     assert validation.store.labels.tolist() == [1, 0, 0, 1, 1, 0]
     assert validation.label_names == ["neg", "pos"]
+    # So it is where a trained head has them in another order, and where they are listed in another one.
+    for order in ({"known_labels": ("pos", "neg")}, {"labels": ("pos", "neg")}):
+        turned = prepare_rows(None, bert_like, path=str(tmp_path / "d"), **order)
+        assert turned.store.labels.tolist() == [1, 0, 0, 1, 1, 0]
+        assert turned.label_names == ["pos", "neg"]
 
 
 def test_validation_uses_the_training_classes(prepare_rows, bert_like):
