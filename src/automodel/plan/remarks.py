@@ -57,7 +57,9 @@ def _decay(cfg: RunConfig, shown: str) -> str:
     """How much weights decay, where, and who says so. `shown`: the optimizer's name."""
     optimizer, decay = cfg.optimizer, cfg.optimizer.decay
     if decay == 0:
-        return "no weight decay" + (", on norms and biases neither" if optimizer.decay_norms_and_biases else "")
+        return "no weight decay" + (
+            ", so decay_norms_and_biases changes nothing" if optimizer.decay_norms_and_biases else ""
+        )
     where = "everywhere" if optimizer.decay_norms_and_biases else "not on norms and biases"
     if decay is None:
         return f"weight decay as {shown} has it, {where}"

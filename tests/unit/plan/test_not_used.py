@@ -111,7 +111,7 @@ def test_the_global_batch_wins_over_the_number_of_micro_batches(lines):
 
 def test_norms_do_not_decay_where_nothing_does(lines):
     setting = "optimizer.decay_norms_and_biases=true"
-    assert lines(setting)["optimizer"].startswith("no weight decay, on norms and biases neither;")
+    assert lines(setting)["optimizer"].startswith("no weight decay, so decay_norms_and_biases changes nothing;")
     assert lines(setting, "optimizer.weight_decay=0.1")["optimizer"].startswith("weight decay 0.1, everywhere;")
 
 
