@@ -86,6 +86,53 @@ def test_ctrl_c_before_training_says_what_it_cost(folder, monkeypatch, place):
     assert " ".join(said.getvalue().split()).endswith(end)
 
 
+def ctrl_c(monkeypatch, capsys, place: str, *command: object) -> tuple[str, str]:
+    """What the command prints where Ctrl-C comes at this place."""
+    from automodel.cli.main import main
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, stopped)
+    monkeypatch.setattr(sys, "argv", ["automodel", *map(str, command)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    said = capsys.readouterr()
+    return " ".join(said.out.split()), said.err
+
+
+@pytest.mark.parametrize("command", [("finetune", "llm", "-c", "run.yaml"), ("plan", "-c", "run.yaml")])
+@pytest.mark.parametrize("place", ["plan.check.load_run_config", "models.lean_imports.import_transformers"])
+def test_ctrl_c_while_a_command_starts_is_answered_in_one_line(folder, monkeypatch, capsys, command, place):
+    monkeypatch.chdir(folder)
+    assert ctrl_c(monkeypatch, capsys, f"automodel.{place}", *command) == ("", "Stopped; nothing was changed.\n")
+
+
+@pytest.mark.parametrize(
+    "command", [("evaluate", "r"), ("predict", "r", "hello"), ("generate", "r", "--prompt", "hello")]
+)
+def test_ctrl_c_while_a_model_is_used_is_answered_in_one_line(monkeypatch, capsys, command):
+    place = "automodel.models.lean_imports.import_transformers"
+    assert ctrl_c(monkeypatch, capsys, place, *command) == ("", "Stopped; nothing was changed.\n")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("prepare_or_step_aside", "nothing that was there is changed."),
+        ("refuse_what_it_reads", "nothing was changed.\n"),
+        ("_write_start", "Stopped."),
+        ("train", "no checkpoint was saved yet."),
+    ],
+)
+def test_ctrl_c_is_answered_once(folder, monkeypatch, capsys, place, said):
+    command = ("finetune", "llm", "-c", folder / "run.yaml")
+    out, error = ctrl_c(monkeypatch, capsys, f"automodel.engine.run.{place}", *command)
+    assert (out + error).count("Stopped") == 1
+    assert (out + error).endswith(said)
+
+
 def test_early_stopping_ends_a_run_that_no_longer_improves(folder):
     flip_validation(folder)
     summary, said = finetune(folder, "early_stopping.patience=2", "optimizer.lr=3e-3")

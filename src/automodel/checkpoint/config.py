@@ -31,7 +31,7 @@ class CheckpointConfig(Section):
     """Metric that decides; default `loss`. Trainer's and `evaluate`'s names (`eval_f1`, `matthews_correlation`) are
     known."""
     best_mode: Literal["min", "max"] | None = None
-    """Whether smaller or larger is better; known for the built-in metrics."""
+    """Whether smaller or larger is better. That is known for every metric here, and the opposite is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)

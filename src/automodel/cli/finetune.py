@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from automodel.cli.options import collect_overrides
-from automodel.config.errors import EXIT_OK, UserError
+from automodel.config.errors import EXIT_OK, Interrupted, UserError
 
 if TYPE_CHECKING:
     from automodel.distributed.world import Alone
@@ -105,6 +105,9 @@ def _stock_trainer_first(cfg: RunConfig, trust: list[str]) -> None:
         benchmark(replace(cfg, provider=None), Wishes(("hf-trainer-tuned",), folder, trust=tuple(trust)))
     except UserError as error:
         print(f"provider: huggingface: no comparison with stock Trainer: {error}", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"Stopped during the comparison; {folder} holds what there is of it.", file=sys.stderr)
+        raise Interrupted from interrupt
 
 
 def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], ranks: Alone, why_ranks: str) -> int:

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.config.errors import EXIT_FAILED, Interrupted, UserError
 
 # Verb, its module, and its line in `automodel --help`. Each module has a typer `app`.
 VERBS = {
@@ -40,6 +40,9 @@ VERBS = {
     "examples": ("automodel.cli.examples", "List and copy example configs."),
     "quickstart": ("automodel.cli.quickstart", "Fine-tune a real model on real reviews, in minutes."),
 }
+
+CHANGES_NOTHING = ("finetune", "plan", "data", "config", "predict", "generate", "evaluate")
+"""Verbs that write nothing before their work is done. Once `finetune` has work to lose, it says so itself."""
 
 EPILOG = (
     "Settings: any config key can follow a command, as optimizer.lr=1e-5 or --optimizer.lr 1e-5.\n\n"
@@ -68,6 +71,17 @@ class LazyVerbs(TyperGroup):
             hint = f" Did you mean `automodel {close[0]}`?" if close else " `automodel --help` lists them."
             raise UserError(f"there is no command `{args[0]}`.{hint}")
         return args[0], load_verb(args[0]), args[1:]
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the verb. Typer ends with 130 after Ctrl-C, and has no word for it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            verb = next(iter(sys.argv[1:]), "")
+            if not isinstance(interrupt, Interrupted) and verb != "run":  # a script has its own last words
+                begin = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C, perhaps behind half an answer
+                print(f"{begin}Stopped{'; nothing was changed' * (verb in CHANGES_NOTHING)}.", file=sys.stderr)
+            raise
 
 
 def load_verb(name: str) -> Any:

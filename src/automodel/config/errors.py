@@ -27,6 +27,10 @@ class NotYetError(UserError):
     exit_code = EXIT_NOT_YET
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, after a line that says what it cost: nobody else need say anything."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with a config: where, what, and the fix."""

@@ -25,6 +25,7 @@ from automodel.data.splits import chosen_split, split_names, take
 DEFAULT_MEMORY = "~/.cache/automodel/tokens"
 BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
 SQUAD = "rajpurkar/squad"  # what `make_squad_dataset` means where no path is given
+PATTERN = "*?["
 BUILDERS = {"csv", "json", "parquet", "arrow", "text"}  # names under which `datasets` reads files
 
 
@@ -87,9 +88,15 @@ def find_source(
     path = Path(cfg.path).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
+            _refuse_choice(cfg, section, "was written by save_to_disk")
             return SavedSource(cfg, role, section, memory, path)
         if (path / "config.json").is_file() and (path / "tokenizer_config.json").is_file():
             raise UserError(f"{section}.path: the folder '{cfg.path}' holds a model, not data.")
+        if cfg.name:
+            raise UserError(
+                f"{section}.name: '{cfg.name}' would be a configuration on the hub, but '{cfg.path}' is a folder here, "
+                "of which every file is read. Choose files with data_files, or remove it."
+            )
         found = _matching(path, cfg, section) if cfg.data_files else local.data_files(path)
         if not found:
             raise UserError(
@@ -98,8 +105,10 @@ def find_source(
             )
         return _file_source(cfg, role, section, memory, path, found)
     if path.is_file():
+        _refuse_choice(cfg, section, "is a file")
         return _file_source(cfg, role, section, memory, path.parent, [path])
-    if any(c in cfg.path for c in "*?["):
+    if any(c in cfg.path for c in PATTERN):
+        _refuse_choice(cfg, section, "is a pattern of files")
         found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if os.path.isfile(p))
         if not found:
             raise UserError(f"{section}.path: no file matches '{cfg.path}'.")
@@ -109,6 +118,21 @@ def find_source(
     from automodel.data.hub import HubSource
 
     return HubSource(cfg, role, section)
+
+
+def _refuse_choice(cfg: DatasetConfig, section: str, what: str) -> None:
+    """`data_files` beside a path that leaves nothing to choose: one of the two was not meant."""
+    if cfg.data_files:
+        raise UserError(
+            f"{section}.data_files chooses files of a folder, but '{cfg.path}' {what}. Remove it, or name the folder "
+            f"in {section}.path."
+        )
+
+
+def is_local(path: str, data_files: Any = None) -> bool:
+    """Whether rows are read from files here, so that what is said of the hub has no meaning."""
+    here = Path(path).expanduser().exists() or any(c in path for c in PATTERN)
+    return bool(path) and (here or (path in BUILDERS and bool(data_files)))
 
 
 def _looks_local(path: str) -> bool:

@@ -41,6 +41,7 @@ from automodel.models.families import PackingSupport, balance_of, packing_suppor
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
 from automodel.models.load import load_hf_config, without_memory
+from automodel.plan.check import wrong_direction
 from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
@@ -244,5 +245,7 @@ def _best(cfg: RunConfig, task: str, problem_type: str | None) -> tuple[str, str
                 f"{key}: '{name}' is not measured for this task. Choose from {', '.join(known)}."
                 + did_you_mean(name, known)
             )
+    if wrong := wrong_direction(cfg):
+        raise UserError(f"checkpoint.best_mode: {wrong}")
     metric = metric_called(next(filter(None, asked.values()), "loss"))
-    return metric, cfg.checkpoint.best_mode or better(metric)
+    return metric, better(metric)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from automodel.checkpoint.catalog import Checkpoint, damage_of
 from automodel.checkpoint.store import CheckpointStore, last_saved, replace_text
-from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, UserError
+from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, UserError
 from automodel.config.load import dump_config
 from automodel.distributed.world import ALONE, Alone, joined
 from automodel.engine.build import Run, build
@@ -48,6 +48,8 @@ from automodel.models.save import save_hf_folder
 from automodel.plan.config import RunConfig
 from automodel.plan.ranks import Ranks
 from automodel.plan.render import print_plan
+
+NOTHING_YET = "Stopped before training began: nothing is lost, and nothing that was there is changed."
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def finetune(
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
     refuse_what_it_reads(cfg, resume)
-    with only_writer(cfg.checkpoint.checkpoint_dir, ranks):
+    with _told(console, "Stopped."), only_writer(cfg.checkpoint.checkpoint_dir, ranks):
         options = {"resume": resume, "overwrite": overwrite}
         folder = RunFolder(Path(ranks.told(lambda: str(open_folder(cfg.checkpoint.checkpoint_dir, **options).root))))
         if resume:
@@ -107,7 +109,7 @@ def finetune(
         if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
             console.print("Reading the model and the data …", style="dim")
         begun = (folder.read_json("plan.json") or {}) if resume else {}
-        with _nothing_yet(console):
+        with _told(console, NOTHING_YET):
             prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
             print_plan(prepared.plan, console)
         tf32 = prepared.plan.device == "cuda" and (
@@ -118,13 +120,15 @@ def finetune(
 
 
 @contextmanager
-def _nothing_yet(console: Any) -> Generator[None]:
-    """Says what Ctrl-C has cost while the data and the model are read."""
+def _told(console: Any, cost: str) -> Generator[None]:
+    """Says what Ctrl-C has cost, where nobody inside has said it."""
     try:
         yield
-    except KeyboardInterrupt:
-        console.print("Stopped before training began: nothing is lost, and nothing that was there is changed.")
+    except Interrupted:
         raise
+    except KeyboardInterrupt as interrupt:
+        console.print(cost)
+        raise Interrupted from interrupt
 
 
 def _since_the_best(run: Run) -> str:
@@ -141,7 +145,7 @@ def _carry_out(
     def progress_of(total: int, start: int) -> Progress:
         return Progress(total, start_step=start, console=console, device=prepared.plan.device)
 
-    with _nothing_yet(console):
+    with _told(console, NOTHING_YET):
         run = build(prepared, folder, progress_of, resume=resume, started=started, observer=observer)
     trained = is_trained(run)
     if trained and folder.is_complete(run.state.step):
@@ -177,13 +181,12 @@ def _carry_out(
                 code = EXIT_INTERRUPTED if outcome.status == "interrupted" else EXIT_OK
                 return Finished(folder.root, {}, folder.run / "report.html", code)
             return _finish(run, outcome)
-    except (
-        KeyboardInterrupt
-    ):  # the second one: the first asks politely. It may come in a step or while the end is written
+    except KeyboardInterrupt as interrupt:
+        # The second one: the first asks politely. It may come in a step or while the end is written.
         kept = last_saved(run.checkpoints)
         where = "no checkpoint was saved yet" if kept is None else f"--resume continues after step {kept}"
         run.progress.warn(f"Stopped at once, in the middle of the work; {where}.")
-        raise
+        raise Interrupted from interrupt
 
 
 def _close_unfinished(run: Run, status: str) -> None:

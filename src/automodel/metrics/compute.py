@@ -69,6 +69,11 @@ def metric_called(name: str) -> str:
     return ALSO_CALLED.get(plain, plain)
 
 
+def is_known(metric_name: str) -> bool:
+    """Whether some task measures it."""
+    return any(metric_name in names for names in _NAMES.values())
+
+
 def better(metric_name: str) -> Literal["min", "max"]:
     """Whether smaller or larger values of a built-in metric are better."""
     known = sorted({name for names in _NAMES.values() for name in names})

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from automodel.migrate.document import Document
 from automodel.migrate.mapped import MappedFunction
+from automodel.migrate.supervised import TEXTS
 from automodel.migrate.values import Script, Unknown, name_of
 
 SAME_ROWS = (
@@ -18,6 +21,24 @@ SAME_ROWS = (
     "cast_column", "shuffle", "rename_column", "rename_columns", "class_encode_column",
 )  # fmt: skip
 FILE_KINDS = ("json", "csv", "text", "parquet")
+COLUMNS = (
+    "text_column", "text_pair_column", "label_column", "tokens_column", "source_column", "target_column",
+    "messages_column",
+)  # fmt: skip
+READ_BY_NAME = {
+    "text-classification": ("label_column", ("label", "labels")),
+    "token-classification": ("label_column", ("label", "labels")),
+    "causal-lm": ("messages_column", ("messages",)),
+}
+"""Columns that trainers find by their names."""
+
+
+class Renamed(NamedTuple):
+    """One step of a chain that gives columns other names."""
+
+    line: int
+    before: dict[str, str]
+    """The new name of each, and the one it had."""
 
 
 @dataclass
@@ -26,8 +47,15 @@ class Found:
 
     split: str | None = None
     limit: int | None = None
-    renamed: dict[str, str] = field(default_factory=dict)
-    maps: list[ast.Call] = field(default_factory=list)
+    renamed: list[Renamed] = field(default_factory=list)
+    maps: list[tuple[ast.Call, int]] = field(default_factory=list)
+    """Calls of `map`, each with the number of renames that come after it."""
+
+    def original(self, column: str, later: int = 0) -> str:
+        """What the data calls a column that is read where so many renames are still to come."""
+        for step in self.renamed[later:]:
+            column = step.before.get(column, column)
+        return column
 
 
 class DatasetReader:
@@ -35,6 +63,7 @@ class DatasetReader:
 
     def __init__(self, script: Script, document: Document):
         self.script, self.document = script, document
+        self.trained_on = Found()
 
     def read(self, node: ast.expr, line: int, section: str) -> None:
         found = Found()
@@ -46,11 +75,27 @@ class DatasetReader:
         except Unknown as unknown:
             self.document.block(unknown.line, f"{section}: {unknown.text}")
         if section == "dataset":
-            for mapped in found.maps:
-                MappedFunction(self.script, self.document, mapped).read()
-            for old, new in found.renamed.items():
-                if new in ("label", "labels"):
-                    self.document.set("dataset.label_column", old, "rename_column")
+            self.trained_on = found
+            for mapped, later in found.maps:
+                MappedFunction(self.script, self.document, mapped, partial(found.original, later=later)).read()
+
+    def name_columns(self) -> None:
+        """Columns that are read under names that the script gave them, once everything else is known."""
+        found, document = self.trained_on, self.document
+        inner = document.values.get("dataset")
+        if isinstance(inner, dict) and inner.get("text_column", ("", ""))[1] in TEXTS:
+            field = inner["text_column"]
+            document.set("dataset.text_column", found.original(field[0]), field[1])
+        key, names = READ_BY_NAME.get(str(document.get("task")), ("", ()))
+        given = {new for step in found.renamed for new in step.before}
+        for name in names:
+            if name in given:
+                document.set(f"dataset.{key}", found.original(name), "rename_column")
+        named = [document.get(f"dataset.{key}") for key in COLUMNS]
+        for later, step in enumerate(found.renamed):
+            for new, old in step.before.items():
+                if found.original(new, later) not in named:
+                    document.drop(step.line, f"the column {old!r} is not renamed to {new!r}: nothing is read from it")
 
     def _origin(self, node: ast.expr | None, line: int, found: Found) -> ast.Call | None:
         """The call of `load_dataset` at the beginning of the chain."""
@@ -82,10 +127,9 @@ class DatasetReader:
         """Whether a method of a dataset is understood."""
         name = name_of(call)
         if name == "map":
-            found.maps.append(call)
-        elif name == "rename_column" and len(call.args) == 2:
-            old, new = (self.script.value(arg) for arg in call.args)
-            found.renamed[str(old)] = str(new)
+            found.maps.append((call, len(found.renamed)))
+        elif name in ("rename_column", "rename_columns"):
+            return self._rename(call, found)
         elif name == "select":
             found.limit = self._range(call)
             return found.limit is not None
@@ -94,6 +138,22 @@ class DatasetReader:
         elif name == "train_test_split":
             return found.split is not None and self._share(call, found)
         return name in SAME_ROWS
+
+    def _rename(self, call: ast.Call, found: Found) -> bool:
+        """`rename_column("old", "new")` or `rename_columns({"old": "new"})`."""
+        try:
+            given = [self.script.value(value) for value in (*call.args, *(k.value for k in call.keywords))]
+        except Unknown:
+            return False
+        if len(given) == 1 and isinstance(given[0], dict):
+            pairs = list(given[0].items())
+        elif len(given) == 2:
+            names = [k.arg for k in call.keywords]
+            pairs = [tuple(reversed(given) if names[:1] == ["new_column_name"] and len(names) == 2 else given)]
+        else:
+            return False
+        found.renamed.append(Renamed(call.lineno, {str(new): str(old) for old, new in pairs}))
+        return True
 
     def _range(self, call: ast.Call) -> int | None:
         """`select(range(1000))`: how many rows from the first on."""

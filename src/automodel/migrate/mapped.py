@@ -7,6 +7,7 @@ cut. One that does anything else to texts or labels makes other rows, and every 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 from automodel.migrate.document import Document
@@ -23,8 +24,9 @@ def is_tokenizer(call: ast.Call) -> bool:
 class MappedFunction:
     """Reads one function into the document's `dataset` section."""
 
-    def __init__(self, script: Script, document: Document, mapped: ast.Call):
-        self.script, self.document, self.mapped = script, document, mapped
+    def __init__(self, script: Script, document: Document, mapped: ast.Call, original: Callable[[str], str]):
+        """`original`: what the data calls a column, by its name here."""
+        self.script, self.document, self.mapped, self.original = script, document, mapped, original
         given = mapped.args[0] if mapped.args else next((k.value for k in mapped.keywords if k.arg == "function"), None)
         self.name = name_of(given) or "…"
         self.function: Any = script.functions.get(given.id) if isinstance(given, ast.Name) else given
@@ -79,7 +81,7 @@ class MappedFunction:
         if target.slice.value not in LABELS:
             return False
         column = self._column(value)
-        if column is not None:
+        if column is not None and str(self.document.get("task")).endswith("classification"):
             self.document.set("dataset.label_column", column, f"line {value.lineno}")
             return True
         return self._of_tokens(value)
@@ -100,7 +102,7 @@ class MappedFunction:
             found = self.script.before(node.id, node.lineno)
             return self._column(found[1]) if found is not None else None
         direct = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == self.row
-        return str(node.slice.value) if direct and isinstance(node.slice, ast.Constant) else None
+        return self.original(str(node.slice.value)) if direct and isinstance(node.slice, ast.Constant) else None
 
     def _prefixed(self, node: ast.expr | None) -> tuple[str, str] | None:
         """`["summarize: " + text for text in examples["document"]]`: the words before, and the column."""
@@ -158,13 +160,8 @@ class MappedFunction:
     def _aligned(self, call: ast.Call) -> None:
         """Labels of words on their tokens: the same is done here."""
         self.document.note(call.lineno, "labels of words go to their first token; the others carry none")
-        read = {
-            node.slice.value
-            for node in ast.walk(self.function)
-            if isinstance(node, ast.Subscript)
-            and isinstance(node.slice, ast.Constant)
-            and self._column(node) is not None
-        }
+        subscripts = [node for node in ast.walk(self.function) if isinstance(node, ast.Subscript)]
+        read = {column for node in subscripts if (column := self._column(node)) is not None}
         others = read - {self._column(argument) for argument in _texts_of(call)}
         if len(others) == 1:
             self.document.set("dataset.label_column", others.pop(), f"line {call.lineno}")

@@ -52,6 +52,7 @@ class _Reader:
         self.script, self.document = script, document
         self.model_names: set[str] = set()
         self.class_names = ClassNames(script, document)
+        self.datasets = DatasetReader(script, document)
 
     def read(self) -> None:
         trainer = self._trainer()
@@ -63,6 +64,7 @@ class _Reader:
             self._datasets(given, trainer.lineno)
         if arguments is not None:
             self._carry(arguments)
+        self.datasets.name_columns()
         self._changes(trainer, arguments)
         for line, text in self.script.assumed:
             self.document.note(line, f"{text} is taken to be true")
@@ -357,13 +359,12 @@ class _Reader:
     # The data.
 
     def _datasets(self, given: dict[str, ast.expr], line: int) -> None:
-        reader = DatasetReader(self.script, self.document)
         if "train_dataset" not in given:
             self.document.block(line, "the trainer has no train_dataset")
             return
-        reader.read(given["train_dataset"], line, "dataset")
+        self.datasets.read(given["train_dataset"], line, "dataset")
         if "eval_dataset" in given and not _is_none(given["eval_dataset"]):
-            reader.read(given["eval_dataset"], line, "validation_dataset")
+            self.datasets.read(given["eval_dataset"], line, "validation_dataset")
 
 
 def _is_none(node: ast.expr) -> bool:

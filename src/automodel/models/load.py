@@ -108,6 +108,8 @@ def _label_attributes(
     problem_type: str | None,
 ) -> dict[str, Any]:
     """Config attributes of a classification head."""
+    if cfg.problem_type is not None and task != "text-classification":
+        raise UserError(f"model.problem_type: {cfg.problem_type} means nothing for {task}; remove it")
     if task not in _CLASSIFICATION:
         if cfg.num_labels is not None:
             raise UserError(f"model.num_labels: {cfg.num_labels} means nothing for {task}; remove it")
@@ -125,7 +127,7 @@ def _label_attributes(
     elif count is not None:
         attributes["num_labels"] = count
     kind = problem_type or cfg.problem_type
-    if kind is not None and task == "text-classification":
+    if kind is not None and task == "text-classification":  # the data of taggers has one, too
         attributes["problem_type"] = kind
     return attributes
 

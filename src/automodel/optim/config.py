@@ -137,7 +137,7 @@ class LRSchedulerConfig(Section):
     decay_steps: Count | None = None
     """`wsd`, `warmup_stable_decay`: steps of the final decay."""
     decay_ratio: Share = 0.2
-    """The same as a share of all steps, where there is no `decay_steps`."""
+    """The same as a share of all steps; give this or `decay_steps`."""
     decay_type: Literal["linear", "cosine", "1-sqrt"] | None = None
     """Shape of that decay; default `linear` for `wsd`, `cosine` for `warmup_stable_decay`."""
     power: Positive = 1.0

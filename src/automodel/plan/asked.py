@@ -64,6 +64,10 @@ def decide_batch(cfg: RunConfig, lines: list[Decision], ranks: int = 1) -> tuple
             raise _unequal_shares(schedule.global_batch_size, micro, ranks)
         accumulation = schedule.global_batch_size // (micro * ranks)
         reason = f"global_batch_size {schedule.global_batch_size}"
+        if schedule.grad_acc_steps not in (None, accumulation):
+            reason += f", which wins over grad_acc_steps {schedule.grad_acc_steps}"
+            if by_size:
+                lines.append(Decision("not used", "step_scheduler.grad_acc_steps", reason))
     else:
         accumulation = schedule.grad_acc_steps or 1
         reason = "one micro-batch for each step" if accumulation == 1 else "grad_acc_steps"

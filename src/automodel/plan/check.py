@@ -167,6 +167,8 @@ def _schedule(cfg: RunConfig) -> Iterator[Problem]:
         return
     if decay.warmup_steps is not None and decay.warmup_ratio is not None:
         yield Problem("lr_scheduler.warmup_ratio", "give this or `warmup_steps`, not both.")
+    if decay.decay_steps is not None and decay.decay_ratio != LRSchedulerConfig.decay_ratio:
+        yield Problem("lr_scheduler.decay_ratio", "give this or `decay_steps`, not both.")
     if decay.name == "constant" and (decay.warmup_steps or decay.warmup_ratio):
         yield Problem("lr_scheduler.name", "`constant` has no warm-up, but one is given. Use `constant_with_warmup`.")
     for key, shapes in KEYS_OF_SHAPES.items():
@@ -199,12 +201,16 @@ def _validation(cfg: RunConfig) -> Iterator[Problem]:
             f"is {watched}, but checkpoint.best_metric is {best}; one metric decides both. Keep one of the two.",
         )
     if cfg.validation_dataset is not None:
+        if wrong := wrong_direction(cfg):
+            yield Problem("checkpoint.best_mode", wrong)
         return
     needs = "needs a `validation_dataset:` section; add one or remove this."
     if cfg.early_stopping is not None:
         yield Problem("early_stopping", needs)
     if cfg.checkpoint.best_metric is not None:
         yield Problem("checkpoint.best_metric", needs)
+    if cfg.checkpoint.best_mode is not None:
+        yield Problem("checkpoint.best_mode", needs)
     if cfg.step_scheduler.val_every_steps is not None:
         yield Problem("step_scheduler.val_every_steps", needs)
 
@@ -214,6 +220,21 @@ def _one_metric(name: str, other: str) -> bool:
     from automodel.metrics.compute import metric_called  # numpy, for the few who give both
 
     return metric_called(name) == metric_called(other)
+
+
+def wrong_direction(cfg: RunConfig) -> str | None:
+    """What is wrong with a `checkpoint.best_mode` that would take the worst weights for the best."""
+    asked = cfg.checkpoint.best_mode
+    if asked is None:
+        return None
+    from automodel.metrics.compute import better, is_known, metric_called
+
+    watched = cfg.early_stopping.metric if cfg.early_stopping else None
+    metric = metric_called(cfg.checkpoint.best_metric or watched or "loss")
+    if not is_known(metric) or better(metric) == asked:
+        return None
+    least, most = ("smallest", "largest") if asked == "max" else ("largest", "smallest")
+    return f"is {asked}, but the {least} {metric} is the best: the {most} would be exported. Remove it."
 
 
 def _precision(cfg: RunConfig) -> Iterator[Problem]:

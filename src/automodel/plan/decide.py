@@ -73,7 +73,8 @@ def make_plan(
     )  # fmt: skip
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
     workers, pin = _workers(cfg, hardware, step.capture, lines), _pins(cfg, hardware, step.capture, lines)
-    lines += [*sinks(cfg), *provider(cfg), *without_effect(cfg, path, hardware, layout.size)]
+    lines += [*sinks(cfg), *provider(cfg)]
+    lines += without_effect(cfg, path, hardware, layout.size, compiled=step.compile)
     return Plan(
         task=task,
         device=hardware.device,

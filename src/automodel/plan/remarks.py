@@ -7,9 +7,13 @@ should not have to wonder.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
 
-from automodel.data.config import DataloaderConfig
+from automodel.data.config import DatasetConfig
+from automodel.data.sources import BUILT_IN_TARGETS, is_local
 from automodel.metrics.progress import format_lr
 from automodel.optim.kinds import Kind
 from automodel.optim.schedule import Schedule
@@ -17,6 +21,9 @@ from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.plan import Decision
+
+UNUSED_IN_EVALUATIONS = ("shuffle", "drop_last", "group_by_length", "persistent_workers", "prefetch_factor")
+"""Keys of the validation loader that an evaluation of every row, in its own order, has no use for."""
 
 
 def how_it_learns(cfg: RunConfig, total_steps: int, kind: Kind | None) -> Iterator[Decision]:
@@ -50,7 +57,9 @@ def _decay(cfg: RunConfig, shown: str) -> str:
     """How much weights decay, where, and who says so. `shown`: the optimizer's name."""
     optimizer, decay = cfg.optimizer, cfg.optimizer.decay
     if decay == 0:
-        return "no weight decay"
+        return "no weight decay" + (
+            ", so decay_norms_and_biases changes nothing" if optimizer.decay_norms_and_biases else ""
+        )
     where = "everywhere" if optimizer.decay_norms_and_biases else "not on norms and biases"
     if decay is None:
         return f"weight decay as {shown} has it, {where}"
@@ -137,7 +146,9 @@ def provider(cfg: RunConfig) -> Iterator[Decision]:
         yield Decision("provider", "this engine", "it takes Unsloth's place, with kernels of its own")
 
 
-def without_effect(cfg: RunConfig, path: str, hardware: Hardware, ranks: int = 1) -> Iterator[Decision]:
+def without_effect(
+    cfg: RunConfig, path: str, hardware: Hardware, ranks: int = 1, *, compiled: bool = False
+) -> Iterator[Decision]:
     """Keys that were given and change nothing here, each with the reason."""
     layout = cfg.distributed
     if layout.cpu_offload and (ranks == 1 or hardware.device == "cpu"):
@@ -157,19 +168,71 @@ def without_effect(cfg: RunConfig, path: str, hardware: Hardware, ranks: int = 1
         yield Decision(
             "benchmark", "not used", "these are settings of `automodel benchmark`; finetune has none of them"
         )
-    unused = _unused_in_evaluation(cfg.validation_dataloader)
-    if unused and cfg.validation_dataset is not None:
+    yield from _of_evaluations(cfg)
+    yield from _of_the_step(cfg, path, hardware, compiled)
+    yield from _of_the_hub(cfg)
+
+
+def _of_evaluations(cfg: RunConfig) -> Iterator[Decision]:
+    """Keys of `validation_dataloader:`."""
+    loader = cfg.validation_dataloader
+    if cfg.validation_dataset is None:
+        if given := _given(loader, tuple(f.name for f in fields(loader) if f.name != "target")):
+            keys = ", ".join(f"validation_dataloader.{name}" for name in given)
+            later = "; `automodel evaluate` reads the batch_size" if "batch_size" in given else ""
+            yield Decision("not used", keys, f"there is no validation_dataset{later}")
+        return
+    unused = [name for name in UNUSED_IN_EVALUATIONS if getattr(loader, name)]
+    unused += ["pin_memory"] if loader.pin_memory is not None else []
+    if unused:
         keys = ", ".join(f"validation_dataloader.{name}" for name in unused)
         yield Decision("evaluation", "all rows, longest first", f"{keys}: changes no metric and is not needed")
 
 
-def _unused_in_evaluation(loader: DataloaderConfig) -> list[str]:
-    """Keys of the validation loader that an evaluation of every row, in its own order, has no use for."""
-    asked = {
-        "shuffle": loader.shuffle,
-        "drop_last": loader.drop_last,
-        "group_by_length": loader.group_by_length,
-        "persistent_workers": loader.persistent_workers,
-        "prefetch_factor": loader.prefetch_factor,
-    }
-    return [name for name, value in asked.items() if value]
+def _of_the_step(cfg: RunConfig, path: str, hardware: Hardware, compiled: bool) -> Iterator[Decision]:
+    """Keys of how a step runs, where it runs in another way."""
+    if cfg.packed_sequence.bucket_tokens and path != "packed":
+        yield Decision("not used", "packed_sequence.bucket_tokens", "padded batches are not rounded up to buckets")
+    if cfg.training_optimizations.capture and hardware.device == "cpu":
+        yield Decision("not used", "training_optimizations.capture", "there is no GPU to record steps on")
+    if not compiled:
+        for name in _given(cfg.compile, ("mode", "dynamic", "fullgraph")):
+            yield Decision("not used", f"compile.{name}", "no block is compiled")
+    quantized = cfg.quantization
+    if quantized is not None and quantized.load_in_8bit:
+        for name in _given(quantized, ("bnb_4bit_quant_type", "bnb_4bit_compute_dtype", "bnb_4bit_use_double_quant")):
+            yield Decision("not used", f"quantization.{name}", "load_in_8bit: the base weights have 8 bits")
+
+
+def _of_the_hub(cfg: RunConfig) -> Iterator[Decision]:
+    """Keys that say which version of something on the hub is meant, beside what lies here."""
+    model = cfg.model
+    folders = [name for name in (model.pretrained_model_name_or_path, model.tokenizer) if name]
+    here = [os.path.isdir(os.path.expanduser(name)) for name in folders]
+    unused = {"revision": here[0], "cache_dir": all(here)}  # the tokenizer's revision is its own
+    for name in _given(model, tuple(name for name in unused if unused[name])):
+        yield Decision("not used", f"model.{name}", f"{folders[0]} is a folder here, not a name on the hub")
+    for where, section in (("dataset", cfg.dataset), ("validation_dataset", cfg.validation_dataset)):
+        for place, part, path in _read_here(where, section, cfg.dataset) if section is not None else ():
+            for key in _given(part, ("name", "revision")):
+                yield Decision("not used", f"{place}.{key}", f"{path} is read from here, not from the hub")
+
+
+def _read_here(where: str, section: DatasetConfig, train: DatasetConfig) -> Iterator[tuple[str, Any, str]]:
+    """The parts of a section whose rows are in local files, with their places in the config; the section itself is
+    among them where it is all of them."""
+    own = section if section.path or section.target or section.mixture else train  # validation data of the same place
+    if own.target and own.target.split(".")[-1] not in BUILT_IN_TARGETS:
+        return  # who makes rows may take anything
+    parts = own.mixture or (own,)
+    here = [is_local(part.path or "", part.data_files or section.data_files) for part in parts]
+    if all(here):
+        yield where, section, ", ".join(str(part.path) for part in parts)
+    for number, part in enumerate(section.mixture or ()):
+        if here[number]:
+            yield f"{where}.mixture.{number}", part, part.path
+
+
+def _given(section: Any, names: tuple[str, ...]) -> list[str]:
+    """Those keys of a section that are not left at their defaults."""
+    return [f.name for f in fields(section) if f.name in names and getattr(section, f.name) != f.default]

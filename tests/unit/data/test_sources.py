@@ -300,3 +300,28 @@ def test_letters_on_the_border_of_two_chunks_are_whole(tmp_path, monkeypatch):
     bad.write_bytes("abc\u20ac\nd\u20ac\n".encode() + b"ab\xff")
     with pytest.raises(UserError, match="line 3 holds the byte 0xff"):
         cells.check_encoding(bad, "dataset")
+
+
+def test_files_are_chosen_only_where_there_are_several(load, tmp_path):
+    """The key was dropped, even where there was no such file."""
+    write(tmp_path / "folder" / "a.csv")
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
+    for path, what in (
+        (tmp_path / "folder" / "a.csv", "is a file"),
+        (tmp_path / "saved", "was written by save_to_disk"),
+        (tmp_path / "folder" / "*.csv", "is a pattern of files"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load(path, role="validation", data_files="missing.csv")
+        assert str(caught.value) == (
+            f"validation_dataset.data_files chooses files of a folder, but '{path}' {what}. Remove it, or name the "
+            "folder in validation_dataset.path."
+        )
+    assert len(load(tmp_path / "folder", data_files="a.csv")) == len(ROWS)
+
+
+def test_a_folder_has_no_configurations(load, tmp_path):
+    write(tmp_path / "folder" / "a.csv")
+    with pytest.raises(UserError, match=r"dataset.name: 'mrpc' would be a configuration on the hub, but '.*folder' is"):
+        load(tmp_path / "folder", name="mrpc")
+    assert len(load(tmp_path / "folder" / "a.csv", name="mrpc")) == len(ROWS), "a shared file may have it: see the plan"

@@ -6,8 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from automodel.checkpoint.config import CheckpointConfig
+from automodel.config.errors import UserError
+from automodel.data.config import DatasetConfig
+from automodel.engine.prepare import _best
 from automodel.engine.state import Best, TrainState
+from automodel.models.config import ModelConfig
 from automodel.plan.check import load_run_config
+from automodel.plan.config import RunConfig
 
 
 def stock(values: list[float], greater: bool, threshold: float) -> tuple[list[int], float]:
@@ -91,3 +97,18 @@ def test_two_names_of_one_metric_are_no_contradiction(tmp_path, watched, best):
     file.write_text("model: bert\ndataset: x.csv\nvalidation_dataset: y.csv\n")
     cfg = load_run_config([file], [f"early_stopping.metric={watched}", f"checkpoint.best_metric={best}"])
     assert (cfg.early_stopping.metric, cfg.checkpoint.best_metric) == (watched, best)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode"), [(None, "max"), ("perplexity", "max"), ("f1", "min"), ("eval_loss", "max")]
+)
+def test_the_worst_is_never_exported_as_the_best(metric, mode):
+    def config(best_mode: str) -> RunConfig:
+        told = {"model": ModelConfig(pretrained_model_name_or_path="bert"), "dataset": DatasetConfig(path="a.csv")}
+        return RunConfig(**told, checkpoint=CheckpointConfig(best_metric=metric, best_mode=best_mode))
+
+    task = "causal-lm" if metric == "perplexity" else "text-classification"
+    with pytest.raises(UserError, match=rf"checkpoint.best_mode: is {mode}, but the \w+ \w+ is the best"):
+        _best(config(mode), task, None)
+    other = "min" if mode == "max" else "max"
+    assert _best(config(other), task, None)[1] == other

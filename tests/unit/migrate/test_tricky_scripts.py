@@ -250,3 +250,81 @@ trainer = Seq2SeqTrainer(model=model, args=Seq2SeqTrainingArguments("o"), train_
         "path": "xsum", "split": "train", "source_prefix": "summarize: ", "source_column": "document",
         "max_length": 512, "target_column": "summary", "max_target_length": 64,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        '.rename_column("target", "labels")',
+        '.rename_column("target", "middle").rename_column("middle", "labels")',
+        '.rename_columns({"target": "labels", "labels": "target"})',
+        '.rename_column(new_column_name="labels", original_column_name="target")',
+    ],
+)
+def test_columns_of_a_summary_have_the_names_of_the_data(tmp_path, steps):
+    text = f"""from datasets import load_dataset
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, Seq2SeqTrainer, Seq2SeqTrainingArguments
+tokenizer = AutoTokenizer.from_pretrained("t5-small")
+model = AutoModelForSeq2SeqLM.from_pretrained("t5-small")
+def preprocess(examples):
+    return tokenizer(examples["source"], text_target=examples["labels"], truncation=True)
+data = load_dataset("me/pairs"){steps}.map(preprocess, batched=True).rename_column("id", "number")
+trainer = Seq2SeqTrainer(model=model, args=Seq2SeqTrainingArguments("o"), train_dataset=data["train"])
+"""
+    document, found = migrated(tmp_path, text)
+    columns = {"source_column": "source", "target_column": "target"}
+    assert found["dataset"] == {"path": "me/pairs", "split": "train", **columns}
+    left_out = [note.text for note in document.left_out]
+    assert "the column 'id' is not renamed to 'number': nothing is read from it" in left_out
+
+
+def test_a_language_model_has_no_label_column(tmp_path):
+    text = """from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling
+from transformers import Trainer, TrainingArguments
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+data = load_dataset("me/texts", split="train").rename_column("body", "text").rename_column("label", "labels")
+data = data.map(lambda e: tokenizer(e["text"], truncation=True, max_length=64), batched=True)
+trainer = Trainer(model=model, args=TrainingArguments("o"), train_dataset=data,
+                  data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False))
+"""
+    document, found = migrated(tmp_path, text)
+    assert found["dataset"] == {
+        "path": "me/texts", "split": "train", "text_column": "body", "max_length": 64, "on_long": "cut",
+    }  # fmt: skip
+    assert "line 6: the column 'label' is not renamed to 'labels': nothing is read from it" in map(
+        str, document.left_out
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "name"),
+    [
+        ("dataset_text_field='story'", "text_column", "story"),
+        ("assistant_only_loss=True", "messages_column", "messages"),
+    ],
+)
+def test_columns_that_supervised_tuning_finds_by_name(tmp_path, more, key, name):
+    text = SFT.format(more=f", {more}").replace('split="train")', f'split="train").rename_column("mine", "{name}")')
+    assert migrated(tmp_path, text)[1]["dataset"][key] == "mine"
+
+
+def test_names_of_columns_that_only_a_run_knows(tmp_path):
+    text = SFT.format(more=", assistant_only_loss=True").replace(
+        'split="train")', 'split="train").rename_column(input(), "messages")'
+    )
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(UserError, match="line 3: rows come from"):
+        read_source(tmp_path / "train.py")
+
+
+def test_tags_of_words_have_the_name_of_the_data(tmp_path):
+    head = HEAD.replace("SequenceClassification", "TokenClassification").replace(
+        'return tokenizer(batch["text"], truncation=True, max_length=256)',
+        'out = tokenizer(batch["words"], is_split_into_words=True)\n'
+        '    out["labels"] = [out.word_ids(i) and tags for i, tags in enumerate(batch["tags"])]\n    return out',
+    )
+    text = head.replace('load_dataset("imdb")', 'load_dataset("x").rename_columns({"ner": "tags", "tokens": "words"})')
+    found = migrated(tmp_path, text + ARGS + TAIL)[1]["dataset"]
+    assert (found["tokens_column"], found["label_column"]) == ("tokens", "ner")

@@ -87,6 +87,15 @@ def test_a_wrong_attribute_is_refused(bert_folder, fields, arguments, message):
         load_hf_config(cfg(bert_folder, **fields), TEXT, **arguments)
 
 
+@pytest.mark.parametrize(("kind", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq"), ("bert", "token-classification")])
+def test_a_problem_type_means_nothing_for_other_tasks(tmp_path, kind, task):
+    """It was accepted, and nothing came of it."""
+    tiny_models.tiny(kind, task)[1].save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=rf"model\.problem_type: regression means nothing for {task}; remove it"):
+        load_hf_config(cfg(tmp_path, problem_type="regression"), task)
+    load_hf_config(cfg(tmp_path), task, problem_type="single_label_classification")  # what data has is not asked for
+
+
 def test_num_labels_means_nothing_for_a_language_model(tmp_path):
     tiny_models.tiny_config("llama").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"model\.num_labels: 2 means nothing for causal-lm"):
