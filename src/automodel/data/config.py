@@ -9,6 +9,8 @@ from automodel.config.section import Count, CountOrZero, Positive, Section
 
 OnLong = Literal["cut", "split"]
 DEFAULT_TARGET_LENGTH = 128
+BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
+"""Datasets by whose names the loading here is meant."""
 
 
 @dataclass(frozen=True, kw_only=True)

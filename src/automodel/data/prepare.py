@@ -106,14 +106,8 @@ def prepare(
         with problems.collecting():
             # Its text is part of the key, not the name of its file.
             member = replace(member, chat_template=template)
-            source = find_source(
-                member,
-                role=role,
-                section=where,
-                resolved_target=resolved_target,
-                memory=cache_root(cfg),
-                tokenizer=tokenizer,
-            )
+            place: Any = {"resolved_target": resolved_target, "memory": cache_root(cfg), "tokenizer": tokenizer}
+            source = find_source(member, role=role, section=where, **place)
             request = Request(
                 cfg=member,
                 task=task,

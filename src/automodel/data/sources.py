@@ -18,12 +18,11 @@ from typing import Any, ClassVar, Protocol
 
 from automodel.config.errors import UserError
 from automodel.data import files as local
-from automodel.data.config import DatasetConfig
+from automodel.data.config import BUILT_IN_TARGETS, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
 from automodel.data.splits import chosen_split, split_names, take
 
 DEFAULT_MEMORY = "~/.cache/automodel/tokens"
-BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
 SQUAD = "rajpurkar/squad"  # what `make_squad_dataset` means where no path is given
 PATTERN = "*?["
 BUILDERS = {"csv", "json", "parquet", "arrow", "text"}  # names under which `datasets` reads files

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from automodel.data.config import DatasetConfig
-from automodel.data.sources import BUILT_IN_TARGETS, is_local
+from automodel.data.config import BUILT_IN_TARGETS, DatasetConfig
+from automodel.data.sources import is_local
 from automodel.metrics.progress import format_lr
 from automodel.optim.kinds import Kind
 from automodel.optim.schedule import Schedule

@@ -63,3 +63,32 @@ def test_problems_come_in_the_order_of_the_files(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         load_run_config(["a.yaml", "b.yaml"], ["optimizer.lr=0"])
     assert [p.where for p in caught.value.problems] == ["a.yaml:3", "a.yaml:4", "b.yaml:1", "command line"]
+
+
+KEYS = "dataset: {path: a.jsonl, source_prefix: 'x '}\nvalidation_dataset: {path: b.jsonl, labels: [a, b]}\n"
+
+
+@pytest.mark.parametrize(("model", "names"), [("model: m\ntask: causal-lm\n", 2), ("model: m\n", 0)])
+def test_keys_of_another_task(model, names, tmp_path, monkeypatch):
+    """Said with their lines where the config itself tells the task; otherwise once the model's own config is read."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(model + KEYS)
+    if not names:
+        load_run_config(["run.yaml"])
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(["run.yaml"])
+    places = [str(problem).partition(" has no use")[0] for problem in caught.value.problems]
+    assert places == [
+        "run.yaml:3: dataset.source_prefix: causal-lm",
+        "run.yaml:4: validation_dataset.labels: causal-lm",
+    ]
+
+
+def test_a_maker_may_take_keys_of_any_task(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("rows_of_mine.py").write_text("def make(source_prefix):\n    return []\n")
+    text = "model: m\ntask: causal-lm\ndataset: {_target_: rows_of_mine.make, source_prefix: 'x '}\n"
+    Path("run.yaml").write_text(text)
+    assert load_run_config(["run.yaml"], trust=["rows_of_mine"]).dataset.source_prefix == "x "
