@@ -126,13 +126,19 @@ def test_a_run_starts_from_an_adapter(run, tmp_path):
 def test_a_language_model_generates_from_its_adapter(tmp_path):
     tiny.write_run(tmp_path, kind="llama", text=PEFT + "task: causal-lm\n")
     text = (tmp_path / "run.yaml").read_text().replace("task: text-classification\n", "")
-    rows = [{"prompt": "what is the capital", "completion": r["text"]} for r in tiny.reviews(24)]
+    rows = [{"question": "what is", "context": r["text"], "answer": r["text"][:9]} for r in tiny.reviews(24)]
     tiny.write_jsonl(tmp_path / "train.jsonl", rows)
     tiny.write_jsonl(tmp_path / "test.jsonl", rows[:4])
     (tmp_path / "run.yaml").write_text(text)
     finetune(tmp_path)
-    done = tiny.automodel("generate", tmp_path / "out", "-p", "what is the capital", "--max-new-tokens", "4", "--json")
-    assert "prediction" in json.loads(done.stdout)
+    asked = tiny.write_jsonl(tmp_path / "asked.jsonl", [{"question": "what is", "context": c} for c in ("good", "bad")])
+    tiny.automodel("export", tmp_path / "out", "--merge", "--out", tmp_path / "merged", "--text", "good film")
+    answers = [
+        tiny.automodel("generate", tmp_path / place, "--input", asked, "--max-new-tokens", "4", "--json").stdout
+        for place in ("out", "merged")
+    ]
+    assert "prediction" in json.loads(answers[0].splitlines()[0])
+    assert answers[0] == answers[1], "the merged model is asked otherwise"
 
 
 def test_a_target_that_does_not_exist_is_refused_by_name(run):

@@ -284,6 +284,20 @@ def test_sequences_to_sequences(finetune, models, kind):
     assert tokenizer.decode(model.generate(**asked, max_new_tokens=4)[0], skip_special_tokens=True) == "good"
 
 
+def test_translations_in_records(finetune, models):
+    """As WMT's data have them; held-out data and a prefix beside, and what the run notes of it."""
+    rows = [{"translation": {"en": text, "de": ("bad", "good")[label]}} for text, label in sentences(32, 0)]
+    jsonl("train.jsonl", rows), jsonl("test.jsonl", rows[:8])
+    run = finetune(
+        f"model: {models / 't5'}\ndataset: {{path: train.jsonl, source_column: en, source_prefix: 'film ', "
+        "max_target_length: 9}\nvalidation_dataset: test.jsonl\nstep_scheduler: {max_steps: 4, log_every_steps: 1}\n"
+    )
+    assert run.plan["columns"].startswith("en → de")
+    assert run.summary["validation"]["loss"] > 0
+    noted = json.loads((run.folder / "run" / "layout.json").read_text())
+    assert noted == {"kind": "sources", "prefix": "film ", "target_length": 9}
+
+
 def test_already_tokenised_rows_in_a_saved_dataset(finetune, models):
     """`datasets.DatasetDict.save_to_disk` of tokenised rows: splits by name, no text column anywhere."""
     from datasets import Dataset, DatasetDict

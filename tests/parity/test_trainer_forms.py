@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 
 import numpy as np
 import pytest
@@ -26,9 +27,9 @@ def few_objects_to_look_through():
 
 
 def rows(count=20, label="class", name="label", pair=False, plain=False, end=(), seed=0):
-    random, made = np.random.default_rng(seed), []
+    draw, made = np.random.default_rng(seed), []
     for _ in range(count):
-        ids = [*random.integers(5, 40, int(random.integers(4, 20))).tolist(), *end]
+        ids = [*draw.integers(5, 40, int(draw.integers(4, 20))).tolist(), *end]
         row = {"input_ids": ids, "attention_mask": [1] * len(ids)}
         if pair:
             row["token_type_ids"] = [0] * 2 + [1] * (len(ids) - 2)
@@ -130,10 +131,90 @@ class Drawn(LookedUp):
         return item
 
 
+class OwnGenerator(LookedUp):
+    """Draws from a generator of its own, for few rows: two readings of some may well be equal."""
+
+    def __init__(self, given):
+        super().__init__(given)
+        self.rng = random.Random(0)
+
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        if self.rng.random() < 0.3:
+            item["input_ids"] = torch.full_like(item["input_ids"], 4)
+        return item
+
+
+class Wrapped(torch.utils.data.Dataset):
+    """A dataset around another one."""
+
+    def __init__(self, given):
+        self.dataset = OwnGenerator(given)
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, index):
+        return self.dataset[index]
+
+
+class Counted(LookedUp):
+    """Knows how often it was asked, and could mind."""
+
+    asked = 0
+
+    def __getitem__(self, index):
+        self.asked += 1
+        return super().__getitem__(index)
+
+
+class Staged(LookedUp):
+    """Other labels on another page."""
+
+    stage = 0
+
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        return item if self.stage == 0 else {**item, "labels": (item["labels"] + 1) % 3}
+
+
+class TurnsThePage(transformers.TrainerCallback):
+    def on_epoch_begin(self, args, state, control, train_dataloader=None, **given):
+        self.dataset.stage = round(state.epoch or 0)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_curriculum_is_followed(persistent, tmp_path):
+    """What a callback tells the dataset as an epoch begins; workers that live on never hear of it, in stock either."""
+    options = {"max_steps": -1, "num_train_epochs": 3}
+    if persistent:
+        options |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    made = []
+    for trainer_kind in (Trainer, transformers.Trainer):
+        trainer = trainer_of(trainer_kind, tmp_path, options=options)
+        trainer.train_dataset = Staged(rows(plain=True))
+        turns = TurnsThePage()
+        turns.dataset = trainer.train_dataset
+        trainer.add_callback(turns)
+        trainer.train()
+        made.append(trainer)
+    assert "20 rows held" in made[0].acceleration.reason
+    losses = [[entry["loss"] for entry in trainer.state.log_history if "loss" in entry] for trainer in made]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    still = trainer_of(Trainer, tmp_path, options=options)
+    still.train_dataset = Staged(rows(plain=True))
+    still.train()
+    without = [entry["loss"] for entry in still.state.log_history if "loss" in entry]
+    assert (without == pytest.approx(losses[0], abs=1e-4)) == persistent
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
         (LookedUp, {}, "20 rows held"),
+        (OwnGenerator, {}, "OwnGenerator has a generator of random numbers"),
+        (Wrapped, {}, "Wrapped has a generator of random numbers"),
+        (Counted, {}, "Counted computes its rows anew each time"),
         (LookedUp, {"max_steps": 2}, "the run takes 8 of the 20 rows of LookedUp"),
         (Drawn, {}, "Drawn computes its rows anew each time"),
     ],

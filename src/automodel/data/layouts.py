@@ -334,10 +334,10 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
 
 def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
     _only_cut(request, "sources and targets")
-    source, target, record = source_and_target(columns, request.cfg)
+    source, target, both = source_and_target(columns, request.cfg)
     require_language(request.tokenizer)
     encoder = SourceTarget(
-        request.tokenizer, source, target, record, request.cfg.prefix, request.max_length,
+        request.tokenizer, source, target, both, request.cfg.prefix, request.max_length,
         request.cfg.target_length,
     )  # fmt: skip
     return Layout(encoder, f"{source} → {target}")

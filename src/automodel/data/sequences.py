@@ -57,7 +57,7 @@ class SourceTarget:
     tokenizer: Any
     source: str
     target: str
-    record: str | None
+    both: str | None
     """Column that holds both as a record (`{"en": …, "de": …}`)."""
     prefix: str
     max_length: int
@@ -65,11 +65,16 @@ class SourceTarget:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return (self.record,) if self.record else (self.source, self.target)
+        return (self.both,) if self.both else (self.source, self.target)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a run notes of it, for whoever asks the model later."""
+        return {"kind": "sources", "prefix": self.prefix, "target_length": self.max_target_length}
 
     def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
-        if self.record:
-            records = [record or {} for record in rows[self.record]]
+        if self.both:
+            records = [record or {} for record in rows[self.both]]
             sources = [record.get(self.source) for record in records]
             targets = [record.get(self.target) for record in records]
         else:

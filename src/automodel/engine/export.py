@@ -20,6 +20,7 @@ from torch import Tensor
 from automodel.adapters.attach import merge
 from automodel.adapters.peft_folder import is_adapter_folder
 from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.engine.folder import LAYOUT, RunFolder
 from automodel.engine.read_data import read_data
 from automodel.engine.saved import SavedModel, open_saved
 from automodel.models.adapted import base_source
@@ -80,6 +81,9 @@ def export_merged(
     except Exception:
         shutil.rmtree(target)
         raise
+    if saved.layout is not None:
+        RunFolder(target).run.mkdir()
+        RunFolder(target).write_json(LAYOUT, saved.layout)  # `generate` asks as the training data did
     name = next(name for name, value in DTYPES.items() if value == wanted)
     return Exported(target, layers, name, len(rows), difference)
 

@@ -233,12 +233,17 @@ class Predictor:
         """As long as the targets of the training; an answer where nobody said."""
         if self.task != "seq2seq":
             return 256
-        longest, room = self.saved.dataset.target_length, self.limits.max_positions
+        longest, room = self._as_asked("target_length"), self.limits.max_positions
         return longest if room is None else min(longest, room - 1)
+
+    def _as_asked(self, name: str) -> Any:
+        """What the run's config says of sources and targets; an exported model has a note of it."""
+        noted = {} if self.saved.run else self.saved.layout or {}
+        return noted.get(name, getattr(self.saved.dataset, name))
 
     def _sources(self, prompts: Sequence[Prompt], raw: bool) -> TokenStore:
         """Source texts of an encoder-decoder, with the run's prefix before them."""
-        prefix = "" if raw else self.saved.dataset.prefix
+        prefix = "" if raw else self._as_asked("prefix")
         encoder = SourceTarget(self.tokenizer, "text", "target", None, prefix, self.max_length, max_target_length=8)
         return self._encoded(encoder, {"text": prompts, "target": ["x"] * len(prompts)}, len(prompts))
 

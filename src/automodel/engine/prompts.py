@@ -184,10 +184,10 @@ def prompt_writer(saved: SavedModel, *, raw: bool = False, system: str | None = 
 
 def _training_encoder(saved: SavedModel) -> tuple[Instructions | Chats | PlainText | None, list[str]]:
     """The encoder that wrote the training samples; None where the run does not tell."""
-    if saved.run is None:
-        return None, []
     if saved.layout is not None:
         return encoder_of(saved.layout, saved.tokenizer), []
+    if saved.run is None:
+        return None, []
     cfg = replace(saved.dataset, chat_template=None)  # the tokenizer was saved with it
     features = _columns_in_config(cfg) or _columns_of_data(cfg)
     if features is None and cfg.text_column:

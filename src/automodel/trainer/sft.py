@@ -204,8 +204,10 @@ def as_sft_config(args: Any, model: Any) -> SFTConfig:
 
 
 def _rows(dataset: Any, form: RowFormat, args: SFTConfig, packs: bool, what: str) -> Any:
-    if dataset is None or (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
-        return dataset
+    if dataset is None:
+        return None
+    if (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
+        return _as_they_are(dataset, what)
     if packs and args.packing_strategy != "bfd":
         form = replace(form, max_length=None)  # nothing is cut off: it goes on in another row
     rows = prepared(dataset, form, args.dataset_num_proc, what)
@@ -213,6 +215,19 @@ def _rows(dataset: Any, form: RowFormat, args: SFTConfig, packs: bool, what: str
         rows = rows.shuffle(seed=args.seed) if args.shuffle_dataset else rows
         rows = packed_rows(rows, args.max_length or 0, args.packing_strategy)
     return rows.shuffle(seed=args.seed) if args.shuffle_dataset else rows
+
+
+def _as_they_are(dataset: Any, what: str) -> Any:
+    """Rows that are not to be prepared: all tokens are learned where there are no labels."""
+    columns = getattr(dataset, "column_names", None) or ()
+    if "input_ids" not in columns or "labels" in columns:
+        return dataset
+    if {"completion_mask", "assistant_masks"} & set(columns):
+        raise UserError(
+            f"SFTTrainer: rows of the {what} dataset have masks and no `labels`, and skip_prepare_dataset leaves masks "
+            "alone, so every token would be learned. Give them labels (-100: not learned), or remove that setting."
+        )
+    return dataset.map(lambda row: {"labels": row["input_ids"]})
 
 
 def _adapted(model: Any, config: Any) -> Any:

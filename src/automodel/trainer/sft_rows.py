@@ -73,12 +73,13 @@ class RowFormat:
         if row.get("labels") is not None:
             return ids, [label != IGNORE for label in row["labels"]]
         learned = [True] * len(ids)
-        if row.get("completion_mask") is not None and self.completion_only is not False:
-            learned = [a and bool(b) for a, b in zip(learned, row["completion_mask"])]
-        if self.assistant_only:
-            if row.get("assistant_masks") is None:
-                raise UserError("SFTTrainer: assistant_only_loss needs `assistant_masks` beside input_ids.")
-            learned = [a and bool(b) for a, b in zip(learned, row["assistant_masks"])]
+        masks = ["completion_mask"] if self.completion_only else []  # as TRL does: asked for, or left alone
+        masks += ["assistant_masks"] if row.get("assistant_masks") is not None else []  # applied wherever it is
+        if self.assistant_only and "assistant_masks" not in masks:
+            raise UserError("SFTTrainer: assistant_only_loss needs `assistant_masks` beside input_ids.")
+        for name in masks:
+            if row.get(name) is not None:
+                learned = [a and bool(b) for a, b in zip(learned, row[name])]
         return ids, learned
 
     def _chat(self, messages: Any, options: dict[str, Any]) -> tuple[list[int], list[bool]]:

@@ -12,12 +12,13 @@ way. A dataset that computes its rows (a torch `Dataset`, a transform) may give 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.data.collate import PackedCollator
 from automodel.data.store import TokenStore
@@ -77,12 +78,28 @@ class StoredRows:
         self.evaluated_at_once = 1
         self.origin: Any = None
         """The dataset that the rows were read from, which samplers may ask for lengths."""
+        self.again: Callable[[], StoredRows | None] | None = None
+        """Where the rows came from a class of the script's own: other rows, if it gives others now."""
         self.counts_first = False
         """Whether the loss of a language model is divided by all labels, although nothing predicts a row's first token:
         what Trainer does for classes that are not called `…ForCausalLM` (GPT-2)."""
 
     def __len__(self) -> int:
         return len(self.widths)
+
+    def follow(self) -> None:
+        """Takes other rows where the script's dataset gives others in this epoch."""
+        new = None if self.again is None else self.again()
+        if new is None:
+            return
+        assert self.collator is not None
+        if len(new) != len(self) or new.store.lengths.max() > self.collator.max_seqlen:
+            raise UserError(
+                "the training dataset changed its length, or has longer rows than before training began. Give it a "
+                "`set_epoch` method, and its rows are read along the way, by Trainer's own steps."
+            )
+        self.store, self.widths, self.firsts = new.store, new.widths, new.firsts
+        self.collator = dataclasses.replace(self.collator, store=new.store)
 
     def most_documents(self, rows: int) -> int:
         """How many documents so many rows can have."""

@@ -34,6 +34,7 @@ from automodel.models.drop_in import speed_up
 from automodel.trainer.acceleration import Acceleration
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
 from automodel.trainer.fast_path import FastPath, check_schedule, compile_ahead, make_fast_path
+from automodel.trainer.held_rows import held_rows
 from automodel.trainer.obstacles import task_of, why_stock
 from automodel.trainer.optimizers import (
     RateOnly,
@@ -46,8 +47,7 @@ from automodel.trainer.optimizers import (
     trial_scheduler,
 )
 from automodel.trainer.raw_rows import evaluated, tokenise_datasets
-from automodel.trainer.read_once import read_once, samples_taken
-from automodel.trainer.stored_rows import MOST_FOR_A_PART, MOST_TOKENS, Held, NotStored, known_padding, store_rows
+from automodel.trainer.stored_rows import Held, NotStored
 from automodel.trainer.watched_events import unwatch_events, watch_events
 
 logger = logging.getLogger(__name__)
@@ -137,21 +137,8 @@ class Trainer(transformers.Trainer):
 
     def _make_fast(self) -> FastPath:
         task = task_of(self.model)
-        dataset: Any = self.train_dataset
         assert task is not None
-        if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names") and hasattr(dataset, "format"):
-            dataset = self._remove_unused_columns(dataset, description="training")
-        else:
-            known_padding(self.data_collator, self.processing_class)  # before anything is read
-            dataset = dataset if type(dataset) is list else read_once(dataset, samples_taken(self.args, dataset))
-        if type(dataset) is list and self.args.remove_unused_columns:
-            self._set_signature_columns_if_needed()
-            used = set(self._signature_columns or ())
-            dataset = [{k: v for k, v in row.items() if k in used} if type(row) is dict else row for row in dataset]
-        whole = hasattr(dataset, "__len__") and samples_taken(self.args, dataset) >= len(dataset)
-        most = MOST_TOKENS if whole else MOST_FOR_A_PART
-        rows = store_rows(dataset, self.data_collator, task, self.model.config, self.processing_class, most)
-        rows.origin = dataset
+        rows = held_rows(self, task)
         if self.args.dataloader_drop_last and len(rows) < self.args.train_batch_size:
             raise NotStored("there is not one full batch")
         loader = self._rows_loader(rows)
@@ -228,6 +215,7 @@ class Trainer(transformers.Trainer):
     ) -> None:  # fmt: skip
         fast.check_trained()
         fast.keep_gradients()
+        fast.rows.follow()
         begun, accumulation = 0, self.args.gradient_accumulation_steps
         resumes = epoch == epochs_trained and resume_from_checkpoint is not None
         if resumes and steps_trained_in_current_epoch:

@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from automodel import SFTConfig, SFTTrainer, TrainingArguments
 from automodel.config.errors import UserError
+from automodel.trainer.sft import _as_they_are
 from automodel.trainer.sft_packing import FlatCollator, packed_rows
 from automodel.trainer.sft_rows import RowFormat, prepared
 from tiny_models import tiny
@@ -50,11 +51,35 @@ def test_answers_of_a_conversation():
 
 
 def test_tokens_formats_and_limits():
-    row = form(max_length=3)({"input_ids": [5, 6, 7, 8], "completion_mask": [0, 0, 1, 1]})
+    row = form(max_length=3, completion_only=True)({"input_ids": [5, 6, 7, 8], "completion_mask": [0, 0, 1, 1]})
     assert row == {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "labels": [-100, -100, 7]}
     assert learned(form(formatting=lambda row: f"the {row['a']}")({"a": "film"})) == "the film [SEP]"
     with pytest.raises(UserError, match="a row has the columns story"):
         form()({"story": "the film"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "masks", "labels"),
+    [
+        ({}, {"completion_mask": [0, 1, 1]}, [5, 6, 7]),  # TRL looks at it only where it is asked for
+        ({"completion_only": False}, {"completion_mask": [0, 1, 1]}, [5, 6, 7]),
+        ({"completion_only": True}, {"completion_mask": [0, 1, 1]}, [-100, 6, 7]),
+        ({}, {"assistant_masks": [0, 0, 1]}, [-100, -100, 7]),  # and at this one wherever it is
+        ({"completion_only": True}, {"completion_mask": [0, 1, 1], "assistant_masks": [1, 1, 0]}, [-100, 6, -100]),
+    ],
+)
+def test_masks_beside_tokens(asked, masks, labels):
+    assert form(**asked)({"input_ids": [5, 6, 7], **masks})["labels"] == labels
+
+
+def test_rows_that_are_not_to_be_prepared():
+    whole = _as_they_are(Dataset.from_list([{"input_ids": [5, 6, 7]}]), "training")
+    assert whole[0]["labels"] == [5, 6, 7]
+    own = Dataset.from_list([{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}])
+    assert _as_they_are(own, "training") is own
+    masked = Dataset.from_list([{"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1]}])
+    with pytest.raises(UserError, match="training dataset have masks and no `labels`, and skip_prepare_dataset leaves"):
+        _as_they_are(masked, "training")
 
 
 def test_packing_keeps_documents_whole_and_apart():
