@@ -13,7 +13,6 @@ end.
 from __future__ import annotations
 
 import copy
-import runpy
 import statistics
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from transformers import TrainerCallback
 from automodel.checkpoint import randomness
 from automodel.config.errors import UserError
 from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.as_main import run_as_main
 from automodel.trainer.children import Children, gputil_module
 from automodel.trainer.old_flags import ArgumentParser
 from automodel.trainer.trainer import Trainer
@@ -205,7 +205,7 @@ def run_script(script: Path, arguments: list[str], compare: int = 0) -> list[str
     sys.path.insert(0, str(script.parent.resolve()))
     try:
         with stand_in():
-            runpy.run_path(str(script), run_name="__main__")
+            run_as_main(script)
     finally:
         sys.argv, sys.path[:] = before
         Trainer.watchers.remove(watch)
