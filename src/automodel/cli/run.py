@@ -22,23 +22,26 @@ def run(
 
     At the end it says what was accelerated. Options for this command stand before the script.
     """
+    import os
+
     from automodel.config.errors import EXIT_FAILED, UserError
     from automodel.trainer.stand_in import run_script
 
+    file = os.path.abspath(script)  # now: the script may change the folder
     try:
         run_script(script, arguments or [], compare)
     except UserError:
         raise
     except Exception as error:
-        _print_as_python_would(error, script)
+        _print_as_python_would(error, file)
         raise typer.Exit(EXIT_FAILED) from None
 
 
-def _print_as_python_would(error: Exception, script: Path) -> None:
+def _print_as_python_would(error: Exception, file: str) -> None:
     """The traceback from the script's own first line on; the way there is ours and of no interest."""
     import traceback
 
     place = error.__traceback__
-    while place is not None and place.tb_frame.f_code.co_filename != str(script):
+    while place is not None and place.tb_frame.f_code.co_filename != file:
         place = place.tb_next
     traceback.print_exception(type(error), error, place or error.__traceback__)

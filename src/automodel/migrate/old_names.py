@@ -9,8 +9,10 @@ Used by the drop-in `TrainingArguments`, and by `automodel migrate`, which never
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
@@ -79,6 +81,16 @@ def _set(arguments: dict[str, Any], new: str, value: Any, old: str) -> None:
             f"Keep {new}."
         )
     arguments[new] = value
+
+
+def _mapping(config: Any) -> dict[str, Any]:
+    """A config as TrainingArguments take it: a mapping, JSON, or the name of a JSON file."""
+    if isinstance(config, str) and config:
+        try:
+            config = json.loads(config if config.startswith("{") else Path(config).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"TrainingArguments: {config!r} is no JSON and no file with it: {error}.") from None
+    return dict(config or {})
 
 
 def _group_by_length(arguments: dict[str, Any], value: Any) -> str | None:
@@ -152,7 +164,7 @@ def _fsdp(arguments: dict[str, Any], value: Any) -> str | None:
         return None
     if not words:
         return None
-    config = dict(arguments.get("fsdp_config") or {})
+    config = _mapping(arguments.get("fsdp_config"))
     config.setdefault("reshard_after_forward", "full_shard" in words or "hybrid_shard" in words)
     if "offload" in words:
         config.setdefault("cpu_offload", True)
@@ -164,7 +176,7 @@ def _accelerator(key: str) -> Callable[[dict[str, Any], Any], str | None]:
     def translate(arguments: dict[str, Any], value: Any) -> str | None:
         if value is None:
             return None
-        config = dict(arguments.get("accelerator_config") or {})
+        config = _mapping(arguments.get("accelerator_config"))
         config.setdefault(key, value)
         arguments["accelerator_config"] = config
         return f"{key} is now accelerator_config={{'{key}': {value!r}}}"

@@ -8,7 +8,6 @@ the same weights, and every loss must agree.
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.as_main import run_as_main
 
 TOLERANCE = 1e-3
 
@@ -106,7 +106,7 @@ def script_losses(source: Path, folder: Path, steps: int) -> list[float]:
             setattr(transformers, name, value)
         sys.argv = [str(source)]
         sys.path.insert(0, str(source.parent.resolve()))
-        runpy.run_path(str(source), run_name="__main__")
+        run_as_main(source)
     except _Enough:
         pass
     finally:

@@ -6,19 +6,19 @@ removed are understood, and everything else is transformers' own, so that a base
 
 from __future__ import annotations
 
-import runpy
 import sys
 from pathlib import Path
 
 
 def main() -> None:
+    from automodel.trainer.as_main import run_as_main
     from automodel.trainer.stand_in import stand_in
 
     script = Path(sys.argv[1])
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(script.parent.resolve()))
     with stand_in(trainer=False):
-        runpy.run_path(str(script), run_name="__main__")
+        run_as_main(script)
 
 
 if __name__ == "__main__":

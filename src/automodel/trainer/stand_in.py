@@ -13,7 +13,6 @@ end.
 from __future__ import annotations
 
 import copy
-import runpy
 import statistics
 import sys
 import tempfile
@@ -34,45 +33,13 @@ from transformers import TrainerCallback
 
 from automodel.checkpoint import randomness
 from automodel.config.errors import UserError
-from automodel.migrate.old_names import RENAMED, WITHOUT_EFFECT
 from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.as_main import run_as_main
 from automodel.trainer.children import Children, gputil_module
+from automodel.trainer.old_flags import ArgumentParser
 from automodel.trainer.trainer import Trainer
 
 STOCK_TRAINER = transformers.trainer.Trainer
-STOCK_PARSER = transformers.hf_argparser.HfArgumentParser
-
-
-class ArgumentParser(STOCK_PARSER):
-    """`HfArgumentParser` that knows old flags, where it fills our `TrainingArguments`."""
-
-    def parse_args_into_dataclasses(self, args: Any = None, *rest: Any, **options: Any) -> Any:
-        if any(isinstance(kind, type) and issubclass(kind, TrainingArguments) for kind in self.dataclass_types):
-            args = modern_flags(list(sys.argv[1:] if args is None else args))
-        return super().parse_args_into_dataclasses(args, *rest, **options)
-
-
-def modern_flags(flags: list[str]) -> list[str]:
-    """The command line with today's names of Trainer's flags."""
-    modern: list[str] = []
-    renamed = RENAMED | {"warmup_ratio": "warmup_steps"}
-    skips = False
-    for flag in flags:
-        name, equals, value = flag.removeprefix("--").partition("=")
-        if not flag.startswith("--"):
-            if not skips:
-                modern.append(flag)
-            skips = False
-        elif name in WITHOUT_EFFECT:
-            skips = not equals
-        elif name == "group_by_length":
-            skips = not equals
-            if value.lower() != "false":
-                modern += ["--train_sampling_strategy", "group_by_length"]
-        else:
-            skips = False
-            modern.append(f"--{renamed.get(name, name)}{equals}{value}")
-    return modern
 
 
 def _amp_module() -> types.ModuleType:
@@ -238,7 +205,7 @@ def run_script(script: Path, arguments: list[str], compare: int = 0) -> list[str
     sys.path.insert(0, str(script.parent.resolve()))
     try:
         with stand_in():
-            runpy.run_path(str(script), run_name="__main__")
+            run_as_main(script)
     finally:
         sys.argv, sys.path[:] = before
         Trainer.watchers.remove(watch)
