@@ -158,6 +158,15 @@ class Wrapped(torch.utils.data.Dataset):
         return self.dataset[index]
 
 
+class KnowsItsHolder(LookedUp):
+    """Two datasets that know each other."""
+
+    def __init__(self, given):
+        super().__init__(given)
+        self.inner = LookedUp(given)
+        self.inner.holder = self
+
+
 class Counted(LookedUp):
     """Knows how often it was asked, and could mind."""
 
@@ -214,6 +223,7 @@ def test_a_curriculum_is_followed(persistent, tmp_path):
         (LookedUp, {}, "20 rows held"),
         (OwnGenerator, {}, "OwnGenerator has a generator of random numbers"),
         (Wrapped, {}, "Wrapped has a generator of random numbers"),
+        (KnowsItsHolder, {}, "20 rows held"),
         (Counted, {}, "Counted computes its rows anew each time"),
         (LookedUp, {"max_steps": 2}, "the run takes 8 of the 20 rows of LookedUp"),
         (Drawn, {}, "Drawn computes its rows anew each time"),

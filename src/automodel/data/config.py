@@ -8,7 +8,8 @@ from typing import Any, ClassVar, Literal
 from automodel.config.section import Count, CountOrZero, Positive, Section
 
 OnLong = Literal["cut", "split"]
-DEFAULT_TARGET_LENGTH = 128
+WHERE_NOBODY_SAYS: dict[str, Any] = {"answer_only_loss": True, "source_prefix": "", "max_target_length": 128}
+"""What holds for keys that validation data take from `dataset`, where neither says anything."""
 BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
 """Datasets by whose names the loading here is meant."""
 
@@ -149,24 +150,28 @@ class DatasetConfig(Section):
 
     @property
     def answers_only(self) -> bool:
-        return self.answer_only_loss is not False
+        return bool(self._holds("answer_only_loss"))
 
     @property
     def prefix(self) -> str:
-        return self.source_prefix or ""
+        return str(self._holds("source_prefix"))
 
     @property
     def target_length(self) -> int:
-        return self.max_target_length or DEFAULT_TARGET_LENGTH
+        return int(self._holds("max_target_length"))
+
+    @property
+    def has_maker(self) -> bool:
+        """Whether `_target_` is a class or function of the user's, which may take any key."""
+        return self.target is not None and self.target.split(".")[-1] not in BUILT_IN_TARGETS
+
+    def _holds(self, key: str) -> Any:
+        said = getattr(self, key)
+        return WHERE_NOBODY_SAYS[key] if said is None else said
 
     def with_defaults(self) -> DatasetConfig:
         """With what holds where nobody says anything."""
-        return replace(
-            self,
-            answer_only_loss=self.answers_only,
-            source_prefix=self.prefix,
-            max_target_length=self.target_length,
-        )
+        return replace(self, **{key: self._holds(key) for key in WHERE_NOBODY_SAYS})
 
 
 @dataclass(frozen=True, kw_only=True)

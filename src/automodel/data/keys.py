@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from automodel.config.errors import Problem, UserError
-from automodel.data.config import DEFAULT_TARGET_LENGTH, DatasetConfig
+from automodel.data.config import WHERE_NOBODY_SAYS, DatasetConfig
 from automodel.data.problems import Problems
 
 OF_CHATS = frozenset({"messages_column", "chat_template", "answer_only_loss"})
@@ -84,8 +84,7 @@ def keys_set(section: Any) -> list[str]:
     Earlier versions wrote the default of `answer_only_loss` into every run's config."""
     told = {key for keys in OF_TASKS.values() for key in keys}
     given = {f.name: getattr(section, f.name) for f in fields(section) if f.name in told}
-    usual = {"answer_only_loss": True, "max_target_length": DEFAULT_TARGET_LENGTH, "source_prefix": ""}
-    return [key for key, value in given.items() if value is not None and value != usual.get(key)]
+    return [key for key, value in given.items() if value is not None and value != WHERE_NOBODY_SAYS.get(key)]
 
 
 def unused(

@@ -270,8 +270,8 @@ def _chats(columns: Columns, request: Request, messages: str, completion: str | 
     own = (chat, tools, system, completion)
     encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answers_only, *own)
     where = f"'{messages}'" + (f" and '{completion}', of which the latter is learned" if completion else "")
-    rest: Any = {"notes": tuple(notes), "chat_template": template, "used": OF_CHATS, "fault": fault}
-    return Layout(encoder, f"chat messages in {where}", **rest)
+    how = f"chat messages in {where}"
+    return Layout(encoder, how, notes=tuple(notes), chat_template=template, used=OF_CHATS, fault=fault)
 
 
 def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str] | None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from automodel.config.errors import UserError
 from automodel.data.build import Part, build, look_ahead, names_of, part_of
 from automodel.data.chat import PLAIN_TEMPLATE, template_text
-from automodel.data.config import DEFAULT_TARGET_LENGTH, DatasetConfig
+from automodel.data.config import DatasetConfig
 from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
 from automodel.data.inheritance import members_of
 from automodel.data.keys import keys_taken, unused
@@ -154,7 +154,7 @@ def within_limits(
     for name, least in (("num_samples_limit", 1), ("max_length", SHORTEST), ("max_target_length", 2), ("num_proc", 1)):
         value = getattr(cfg, name)
         if value is not None and value < least:
-            aside[name] = DEFAULT_TARGET_LENGTH if name == "max_target_length" else None
+            aside[name] = None
             problems.found.append(UserError(f"{section}.{name} must be at least {least}; got {value}."))
     if "max_length" not in aside:
         with problems.collecting():

@@ -17,7 +17,7 @@ import yaml
 from automodel.checkpoint.catalog import complete
 from automodel.config.dump import dump_config, to_plain
 from automodel.config.errors import UserError
-from automodel.data.config import DatasetConfig
+from automodel.data.config import WHERE_NOBODY_SAYS
 from automodel.data.keys import OF_TASKS
 from automodel.engine.folder import RunFolder
 from automodel.engine.state import Best
@@ -137,13 +137,12 @@ def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[t
     begun, now = _begun_with(folder), _as_used(yaml.safe_load(dump_config(cfg)))
     used = _as_used(begun)
     used["optimizer"] |= {k: own for k, own in _perhaps_unused(begun).items() if now["optimizer"].get(k) == own}
-    before, after = _flat(used), _flat(now)
+    before, after, unread = _flat(used), _flat(now), _without_meaning(folder)
     watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
-    watched = [k for k in watched if k not in _without_meaning(folder)]
     return [
         (key, _shown(before.get(key)), _shown(after.get(key)))
         for key in dict.fromkeys(watched)
-        if before.get(key) != after.get(key)
+        if before.get(key) != after.get(key) and key not in unread
     ]
 
 
@@ -188,8 +187,7 @@ def _as_used(tree: dict[str, Any]) -> dict[str, Any]:
     Whether that is written out, as older versions did, changes nothing."""
     given = tree.get("optimizer") or {}
     used = tree | {"optimizer": _left_open(given) | given}
-    default = DatasetConfig().with_defaults()
-    holds = {key: getattr(default, key) for key in ("answer_only_loss", "source_prefix", "max_target_length")}
+    holds = dict(WHERE_NOBODY_SAYS)
     for section in ("dataset", "validation_dataset"):  # the second has what it does not say from the first
         if used.get(section):
             holds |= {key: said for key in holds if (said := used[section].get(key)) is not None}

@@ -17,7 +17,7 @@ from automodel.config.gate import REMOTE_CODE, canonical
 from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
-from automodel.data.config import BUILT_IN_TARGETS, MixtureEntry
+from automodel.data.config import MixtureEntry
 from automodel.data.keys import foreign_keys
 from automodel.distributed.layout import ranks_wanted
 from automodel.distributed.step_aside import BECAUSE
@@ -141,8 +141,7 @@ def _task(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("task", f"is {cfg.task}, but the model's `_target_` {name} is for {task}. Change one of the two.")
     elif known := cfg.task or task:  # otherwise the model's own config tells, once it is read
         for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
-            maker = (section.target or "").split(".")[-1] if section else ""
-            if maker in ("", *BUILT_IN_TARGETS):  # one of the user's may take any key
+            if section is not None and not section.has_maker:
                 yield from foreign_keys(known, section, where)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from automodel.data.config import BUILT_IN_TARGETS, DatasetConfig
+from automodel.data.config import DatasetConfig
 from automodel.data.sources import is_local
 from automodel.metrics.progress import format_lr
 from automodel.optim.kinds import Kind
@@ -222,7 +222,7 @@ def _read_here(where: str, section: DatasetConfig, train: DatasetConfig) -> Iter
     """The parts of a section whose rows are in local files, with their places in the config; the section itself is
     among them where it is all of them."""
     own = section if section.path or section.target or section.mixture else train  # validation data of the same place
-    if own.target and own.target.split(".")[-1] not in BUILT_IN_TARGETS:
+    if own.has_maker:
         return  # who makes rows may take anything
     parts = own.mixture or (own,)
     here = [is_local(part.path or "", part.data_files or section.data_files) for part in parts]

@@ -82,13 +82,16 @@ def _nothing_drawn() -> Generator[None]:
         randomness.restore(tensors, values)
 
 
-def _parts(dataset: Any) -> Iterator[Any]:
+def _parts(dataset: Any, seen: tuple[int, ...] = ()) -> Iterator[Any]:
     """A dataset and those it is made of (`Subset`, `ConcatDataset`, a wrapper of somebody's)."""
     yield dataset
-    for value in vars(dataset).values() if hasattr(dataset, "__dict__") else ():
-        for inner in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(inner, torch.utils.data.Dataset):
-                yield from _parts(inner)
+    for value in getattr(dataset, "__dict__", {}).values():
+        inner = value if isinstance(value, list | tuple) else [value]
+        if not inner or not isinstance(inner[0], torch.utils.data.Dataset):  # most lists are the rows, and long
+            continue
+        for part in inner:
+            if id(part) not in seen:  # one may know who holds it
+                yield from _parts(part, (*seen, id(dataset)))
 
 
 def _has_generator(dataset: Any) -> bool:
