@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import random
 
 import numpy as np
@@ -12,6 +13,7 @@ import transformers
 from datasets import Dataset
 
 from automodel import Trainer, TrainingArguments
+from automodel.config.errors import UserError
 from tiny_models import tiny
 from tiny_runs import make_tokenizer
 
@@ -239,3 +241,33 @@ def test_a_dataset_class_is_read_once_where_it_looks_rows_up(kind, options, reas
     assert reason in made[0].acceleration.reason
     losses = [[entry["loss"] for entry in trainer.state.log_history if "loss" in entry] for trainer in made]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+class Grows(Staged):
+    """Longer rows on another page."""
+
+    def __getitem__(self, index):
+        item = LookedUp.__getitem__(self, index)
+        if self.stage == 0:
+            return item
+        return {k: torch.cat([v] * 3) if k != "labels" else v for k, v in item.items()}
+
+
+def test_rows_that_outgrow_the_plan_are_refused_in_words(tmp_path):
+    trainer = trainer_of(Trainer, tmp_path, options={"max_steps": -1, "num_train_epochs": 2})
+    trainer.train_dataset = Grows(rows(plain=True))
+    turns = TurnsThePage()
+    turns.dataset = trainer.train_dataset
+    trainer.add_callback(turns)
+    with pytest.raises(UserError, match="has longer rows than before training began. Give it a `set_epoch` method"):
+        trainer.train()
+
+
+def test_held_rows_go_to_workers_of_another_process(tmp_path):
+    trainer = trainer_of(Trainer, tmp_path)
+    trainer.train_dataset = LookedUp(rows(plain=True))
+    fast = trainer._make_fast()
+    assert fast.rows.again is not None
+    there = pickle.loads(pickle.dumps(fast.rows))
+    assert there.again is None
+    assert torch.equal(there.collate([0, 1]).batch.input_ids_T, fast.rows.collate([0, 1]).batch.input_ids_T)

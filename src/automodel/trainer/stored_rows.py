@@ -84,20 +84,26 @@ class StoredRows:
         """Whether the loss of a language model is divided by all labels, although nothing predicts a row's first token:
         what Trainer does for classes that are not called `…ForCausalLM` (GPT-2)."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "again": None}  # a loader's workers, which may be new processes, only collate
+
     def __len__(self) -> int:
         return len(self.widths)
 
     def follow(self) -> None:
         """Takes other rows where the script's dataset gives others in this epoch."""
-        new = None if self.again is None else self.again()
-        if new is None:
-            return
-        assert self.collator is not None
-        if len(new) != len(self) or new.store.lengths.max() > self.collator.max_seqlen:
+        try:
+            new = None if self.again is None else self.again()
+            if new is None:
+                return
+            assert self.collator is not None
+            if len(new) != len(self) or new.store.lengths.max() > self.collator.max_seqlen:
+                raise NotStored("it changed its length, or has longer rows than before training began")
+        except NotStored as obstacle:
             raise UserError(
-                "the training dataset changed its length, or has longer rows than before training began. Give it a "
-                "`set_epoch` method, and its rows are read along the way, by Trainer's own steps."
-            )
+                f"the training dataset changed, and cannot be followed: {obstacle}. Give it a `set_epoch` method, and "
+                "its rows are read along the way, by Trainer's own steps."
+            ) from obstacle
         self.store, self.widths, self.firsts = new.store, new.widths, new.firsts
         self.collator = dataclasses.replace(self.collator, store=new.store)
 
