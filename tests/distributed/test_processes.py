@@ -13,7 +13,7 @@ import pytest
 def torchrun(what: str, ranks: int, script: str = "one_rank.py") -> subprocess.CompletedProcess[str]:
     options = ["--standalone", "--nproc-per-node", str(ranks), "--monitor-interval", "0.1"]
     command = [sys.executable, "-m", "torch.distributed.run", *options, str(Path(__file__).with_name(script))]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     return subprocess.run([*command, *what.split()], env=env, capture_output=True, text=True, timeout=120)
 
 

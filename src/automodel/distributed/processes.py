@@ -8,6 +8,7 @@ Small things (counts, signals, metrics) go through gloo also where there are GPU
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.distributed.farewell import wait_for_gloo
 from automodel.distributed.overlapped import OverlappedSum
 from automodel.distributed.own_gpu import claim_gpu, own_gpu
 from automodel.distributed.watch import Watch, patience_of_environment
@@ -56,6 +58,7 @@ class Processes(Alone):
             self._store = _existing_store() if self._found else _shared_store()
             # Before the ranks connect to each other: one that is killed meanwhile would be waited for, for hours.
             self._watch = Watch(world.rank, world.size, _own_connection(self._store))
+        atexit.register(wait_for_gloo)  # whoever ends the group, and however this rank ends
         if not self._found:
             self._store.set_timeout(PATIENCE)  # only now: a second connection must not be tried for so long
             with self._together("meeting"):

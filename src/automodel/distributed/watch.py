@@ -27,11 +27,10 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 from automodel.config.errors import EXIT_FAILED
+from automodel.distributed.farewell import FAREWELL
 
 PATIENCE = "AUTOMODEL_HANG_SECONDS"
 DEFAULT_PATIENCE = 300.0
-FAREWELL = 3.0
-"""Seconds in which a rank may still be ending by itself when the store is gone."""
 
 
 def patience_of_environment() -> float:
@@ -95,8 +94,7 @@ class Watch:
             self.here.doing, self.here.since = around, time.monotonic()
 
     def end(self) -> None:
-        """Returns when the thread has. One that comes back from the store's C++ while Python ends is unwound by force,
-        which C++ answers by aborting the process: a run that is done and saved would end as a crash."""
+        """Returns when the thread has: it must not come back from the store while Python ends (`farewell.py`)."""
         atexit.unregister(self.end)
         self._ended.set()
         self._thread.join(FAREWELL)
