@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from automodel.adapters.attach import attach, resolve, trained_tensors
 from automodel.adapters.config import Packing, PeftConfig
 from automodel.adapters.packed_linear import pack_layers
+from automodel.distributed.farewell import wait_for_gloo
 from automodel.distributed.fully_sharded import shard
 from automodel.distributed.grid import make_grid
 from automodel.distributed.layout import Layout
@@ -63,6 +64,7 @@ def rank_of_many(rank, ranks, place, resident):
     if rank == 0:
         torch.save(gradients, Path(place) / "gradients.pt")
     dist.destroy_process_group()
+    wait_for_gloo()
 
 
 @pytest.mark.parametrize(("ranks", "resident"), [(2, True), (4, False)])
@@ -110,6 +112,7 @@ def cut_over(rank, ranks, place, kind, layout):
     if rank == 0:
         torch.save(gradients, Path(place) / "gradients.pt")
     dist.destroy_process_group()
+    wait_for_gloo()
 
 
 @pytest.mark.parametrize(("kind", "layout"), [("llama", Layout(1, 2, 1, 2, True))])

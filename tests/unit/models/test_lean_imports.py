@@ -151,6 +151,8 @@ model(torch.ones(2, 4)).sum().backward()
 assert is_dtensor(model.weight.grad)
 assert not isinstance(fsdp.fully_shard, StandIn)
 dist.destroy_process_group()
+from automodel.distributed.farewell import wait_for_gloo
+wait_for_gloo()
 print("sharded")
 """)
     assert printed.strip() == "sharded"
