@@ -20,11 +20,13 @@ from automodel.config.errors import UserError
 from automodel.data import files as local
 from automodel.data.config import BUILT_IN_TARGETS, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
+from automodel.data.problems import Problems
 from automodel.data.splits import chosen_split, split_names, take
 
 DEFAULT_MEMORY = "~/.cache/automodel/tokens"
 SQUAD = "rajpurkar/squad"  # what `make_squad_dataset` means where no path is given
 PATTERN = "*?["
+WHERE_FROM = ("path", "name", "data_files", "revision", "mixture")
 BUILDERS = {"csv", "json", "parquet", "arrow", "text"}  # names under which `datasets` reads files
 
 
@@ -281,21 +283,39 @@ class CallableSource:
         return None
 
     def load(self) -> Any:
-        name = self.cfg.target or getattr(self.target, "__qualname__", repr(self.target))
         try:
             made = self.target(**self._arguments())
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{self.section}._target_: {name} failed with {type(error).__name__}: {error}.") from error
-        return limited(as_rows(made, self.cfg.split, self.role, self.section, name), self.cfg)
+            raise UserError(
+                f"{self.section}._target_: {self._name} failed with {type(error).__name__}: {error}."
+            ) from error
+        return limited(as_rows(made, self.cfg.split, self.role, self.section, self._name), self.cfg)
+
+    @property
+    def _name(self) -> str:
+        return self.cfg.target or getattr(self.target, "__qualname__", repr(self.target))
 
     def _arguments(self) -> dict[str, Any]:
-        """Its own arguments, and those keys of the section that it has parameters for."""
+        """Its own arguments, and those keys of the section that it has parameters for. Keys that say where rows come
+        from mean nothing beside it otherwise, and are refused."""
         parameters = inspect.signature(self.target).parameters
         known = {f.name: getattr(self.cfg, f.name) for f in fields(self.cfg) if f.name not in ("target", "extra")}
         known.update({alias: known[field] for alias, field in DatasetConfig.ALIASES.items()})
         offered = {name: value for name, value in known.items() if name in parameters and value is not None}
+        taken = {DatasetConfig.ALIASES.get(name, name) for name in offered}
+        left = {key: known[key] for key in WHERE_FROM if known[key] is not None and key not in taken}
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            offered.update(left)
+        elif left:
+            problems = Problems()
+            for key in left:
+                why = f"{self._name} makes the rows itself, and has no parameter for it"
+                problems.found.append(
+                    UserError(f"{self.section}.{key}: {why}. Remove it, or give it one named `{key}`.")
+                )
+            problems.raise_if_any()
         if "tokenizer" in parameters and self.tokenizer is not None:
             offered["tokenizer"] = self.tokenizer
         return {**offered, **self.cfg.extra}

@@ -230,6 +230,28 @@ def test_a_target_of_the_users_gets_what_it_asks_for(load):
     assert rows["text"][:] == ["0", "1", "2", "3"]
 
 
+def test_keys_that_a_target_of_the_users_cannot_take_are_refused_together(load):
+    def make(size=2):
+        return [{"text": "a", "label": 0}] * size
+
+    with pytest.raises(UserError) as caught:
+        load("somewhere", target="mine.make", resolved_target=make, name="en", revision="v2")
+    for key in ("path", "name", "revision"):
+        assert f"dataset.{key}: mine.make makes the rows itself, and has no parameter for it" in str(caught.value)
+    assert len(load(target="mine.make", resolved_target=make, split="train")) == 2
+
+
+def test_a_target_that_takes_everything_gets_where_the_rows_are(load):
+    seen = {}
+
+    def make(name, **rest):
+        seen.update(rest, name=name)
+        return [{"text": "a", "label": 0}]
+
+    load("somewhere", target="mine.make", resolved_target=make, name="en", extra={"shout": True}, num_samples_limit=1)
+    assert seen == {"path": "somewhere", "name": "en", "shout": True}
+
+
 def test_a_target_that_returns_splits(load):
     def make():
         return datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:2]))
