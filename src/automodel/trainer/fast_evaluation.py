@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers.trainer_pt_utils import EvalLoopContainer
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
+from automodel.data.batch import IGNORE
 from automodel.data.collate import PackedCollator
 from automodel.distributed.gpu_memory import free_bytes
 from automodel.engine.step import labels_of
@@ -21,6 +23,7 @@ from automodel.losses.unprojected import Unprojected
 from automodel.models.families import packing_support
 from automodel.trainer.fast_path import FastPath
 from automodel.trainer.obstacles import own_method
+from automodel.trainer.read_once import Listed
 from automodel.trainer.stored_rows import NotStored, StoredRows, store_rows
 
 MOST_TOKENS_AT_ONCE = 32_768
@@ -55,11 +58,14 @@ class Evaluations:
 
     def __init__(self) -> None:
         self.rows: dict[str, tuple[Any, StoredRows]] = {}
-        """With the dataset itself, so that no other one gets its identity."""
+        """With the dataset itself, or what watches it, so that no other one gets its identity."""
 
     def rows_of(self, trainer: Any, fast: FastPath, dataset: Any) -> StoredRows:
         """Raises `NotStored`."""
         key = getattr(dataset, "_fingerprint", None) or str(id(dataset))
+        watched = self.rows[key][0] if key in self.rows else None
+        if isinstance(watched, Listed) and watched.again():  # somebody changed it in place
+            del self.rows[key]
         if key not in self.rows:
             rows = store_rows(dataset, trainer.data_collator, fast.task, fast.model.config, trainer.processing_class)
             labels, taught = rows.store.labels, fast.rows.store.labels
@@ -80,7 +86,7 @@ class Evaluations:
                 sort_tokens=fast.plan.capture,
             )
             rows.counts_first = fast.rows.counts_first
-            self.rows[key] = dataset, rows
+            self.rows[key] = Listed(dataset) if type(dataset) is list else dataset, rows
         return self.rows[key][1]
 
 
@@ -98,7 +104,7 @@ def batches_at_once(fast: FastPath, rows: StoredRows, size: int) -> int:
 def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: bool, prefix: str) -> EvalLoopOutput:
     """All rows once, in their order."""
     size, count = trainer.args.eval_batch_size, len(rows)
-    losses, logits, weights = [], [], []
+    losses, weights, logits = [], [], EvalLoopContainer(do_nested_concat=True, padding_index=IGNORE)
     done, moved, moves = 0, 0, trainer.args.eval_accumulation_steps
     assert rows.collator is not None
     fast.model.eval()  # and so it stays until the next step, as in Trainer
@@ -114,14 +120,16 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
         weights.append(len(chosen))
         if not loss_only:
             made = outputs.logits() if isinstance(outputs, Unprojected) else outputs
-            logits += _as_asked(trainer, made[:documents].float(), batch.labels_R[:documents])
+            for part in _as_asked(trainer, made[:documents].float(), batch.labels_R[:documents]):
+                logits.add(part)
         done += -(-documents // size)
         if not loss_only and moves and done - moved >= moves:
-            logits, moved = [_to_host(logits)], done
+            logits.to_cpu_and_numpy()
+            moved = done
         for _ in range(0, documents, size):
             trainer.control = trainer.callback_handler.on_prediction_step(trainer.args, trainer.state, trainer.control)
     mean = float(np.average(torch.stack(losses).float().cpu().numpy(), weights=weights))
-    predictions: Any = None if loss_only else _to_host(logits).numpy()
+    predictions: Any = None if loss_only else logits.get_arrays()
     labels: Any = None if loss_only else np.asarray(rows.store.labels)
     metrics: dict[str, Any] = {}
     if trainer.compute_metrics is not None and predictions is not None:
@@ -134,13 +142,8 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
     return EvalLoopOutput(predictions=predictions, label_ids=labels, metrics=named, num_samples=count)
 
 
-def _to_host(logits: list[torch.Tensor]) -> torch.Tensor:
-    """What was moved before comes first, and alone lies on the host."""
-    return torch.cat([part.cpu() for part in logits] if len({part.device for part in logits}) > 1 else logits).cpu()
-
-
-def _as_asked(trainer: Any, logits: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
-    """The logits batch by batch, as `preprocess_logits_for_metrics` is called with them."""
+def _as_asked(trainer: Any, logits: torch.Tensor, labels: torch.Tensor) -> list[Any]:
+    """The logits, or what `preprocess_logits_for_metrics` makes of them batch by batch: one tensor or several."""
     asked, size = trainer.preprocess_logits_for_metrics, trainer.args.eval_batch_size
     if asked is None:
         return [logits]

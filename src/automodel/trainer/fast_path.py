@@ -77,7 +77,8 @@ class FastPath:
         self.sums_batch_means = sums
         self.schedule = Schedule(cfg.lr_scheduler, plan.total_steps)
         self.step: Any = None
-        self._is_stock = False
+        self.is_stock = False
+        """Whether somebody looks at the model at this moment: a callback that evaluates does so with what it sees."""
         self._gradients: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
         """Places that accumulating gradients must keep."""
         self.losses: list[torch.Tensor] = []
@@ -156,16 +157,16 @@ class FastPath:
     @contextmanager
     def stock_model(self) -> Generator[None]:
         """The model as transformers knows it, with full-precision weights, for as long as the block lasts."""
-        if self.step is None or self._is_stock:
+        if self.step is None or self.is_stock:
             yield
             return
-        was_training, self._is_stock = self.model.training, True
+        was_training, self.is_stock = self.model.training, True
         with stock_attention(self.model), _full_precision(self.step), _without_hooks(self.step):
             try:
                 yield
             finally:
                 _unwrap(self.model)
-                self._is_stock = False
+                self.is_stock = False
         self.model.train(was_training)
 
     def close(self) -> None:

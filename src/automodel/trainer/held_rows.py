@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from automodel.trainer.read_once import ReadOnce, samples_taken
+from automodel.trainer.read_once import Listed, ReadOnce, samples_taken
 from automodel.trainer.stored_rows import MOST_FOR_A_PART, MOST_TOKENS, StoredRows, known_padding, store_rows
 
 
@@ -13,11 +13,9 @@ def held_rows(trainer: Any, task: str) -> StoredRows:
     dataset, args, read = trainer.train_dataset, trainer.args, None
     if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names") and hasattr(dataset, "format"):
         dataset = trainer._remove_unused_columns(dataset, description="training")
-    elif type(dataset) is list:
-        dataset = _used_columns(trainer, dataset)
     else:
         known_padding(trainer.data_collator, trainer.processing_class)  # before anything is read
-        read = ReadOnce(dataset, samples_taken(args, dataset))
+        read = Listed(dataset) if type(dataset) is list else ReadOnce(dataset, samples_taken(args, dataset))
         dataset = _used_columns(trainer, read.rows)
     whole = hasattr(dataset, "__len__") and samples_taken(args, dataset) >= len(dataset)
     most = MOST_TOKENS if whole else MOST_FOR_A_PART

@@ -18,11 +18,11 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from automodel.checkpoint import randomness
 from automodel.data.batch import IGNORE
 from automodel.data.classify import for_words
 from automodel.data.columns import MESSAGES, TAGS, TEXT, TEXT_PAIRS, TOKENS
 from automodel.data.python_tokenizers import word_numbers
+from automodel.trainer.read_once import draws, nothing_drawn
 from automodel.trainer.sft_rows import RowFormat
 from automodel.trainer.stored_rows import NotStored, known_padding
 
@@ -160,13 +160,13 @@ def _first_row(dataset: Any) -> dict[str, Any] | None:
         return dict(next(iter(dataset)))
     if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__getitem__"):
         return None
-    tensors, values = randomness.capture()
+    if type(dataset) is not list and draws(dataset):
+        return None
     try:
-        row = dataset[0] if len(dataset) else None
+        with nothing_drawn():
+            row = dataset[0] if len(dataset) else None
     except Exception:  # whatever is wrong with it shows itself where it is used
         return None
-    finally:
-        randomness.restore(tensors, values)
     return dict(row) if isinstance(row, dict) else None
 
 

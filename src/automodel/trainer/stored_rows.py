@@ -221,6 +221,8 @@ def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: str
         if bool((arrays["labels"] == IGNORE).any()):
             raise NotStored(f"some rows have the label {IGNORE}, which counts nowhere")
         _check_range(arrays["labels"], config.num_labels, "label")
+    elif "labels" in arrays and arrays["labels"].dtype.kind == "f" and bool(np.isnan(arrays["labels"]).any()):
+        raise NotStored(f"row {int(np.argwhere(np.isnan(arrays['labels']))[0][0])} has a label that is no number")
     if task == "text-classification":
         if family.pooling == "last" and config.pad_token_id is None:
             raise NotStored("the config has no pad token, by which a classifier finds the end of a row")

@@ -196,7 +196,7 @@ class Trainer(transformers.Trainer):
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self.callback_handler.model, self.callback_handler.optimizer = self.model, rates
         self.callback_handler.lr_scheduler = self.lr_scheduler
-        self.callback_handler.train_dataloader = train_dataloader
+        self.callback_handler.train_dataloader = self.get_train_dataloader()  # theirs has batches, ours row numbers
         watch_events(self.callback_handler, fast)
         return self.model, train_dataloader
 
@@ -329,7 +329,7 @@ class Trainer(transformers.Trainer):
             return super().evaluation_loop(dataloader, *rest)
         rows = None
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        if ignore_keys is None and not cannot(self, fast, Trainer, loss_only):
+        if ignore_keys is None and not fast.is_stock and not cannot(self, fast, Trainer, loss_only):
             with contextlib.suppress(NotStored):
                 rows = self._evaluations.rows_of(self, fast, dataloader.dataset)
         if rows is not None:

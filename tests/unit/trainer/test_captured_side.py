@@ -8,6 +8,7 @@ evaluations in full precision, the optimizer and the weights that are left after
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -220,7 +221,7 @@ def test_half_copies_are_put_aside_for_whoever_looks(tmp_path, replayed):
 
     class Looks(transformers.TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            seen.append(next(iter(found["it"].parameters())).dtype)  # behind everybody's back
+            seen.append(next(iter(found["it"]().parameters())).dtype)  # behind everybody's back
 
         def on_step_begin(self, args, state, control, model=None, **kwargs):
             seen.append(("asked for", model.dtype))
@@ -233,7 +234,7 @@ def test_half_copies_are_put_aside_for_whoever_looks(tmp_path, replayed):
     found = {}
 
     def with_callback(*args, **kwargs):
-        found["it"] = kwargs["model"]
+        found["it"] = weakref.ref(kwargs["model"])
         return Watched(*args, callbacks=[Looks()], **kwargs)
 
     ours = trained(with_callback, tmp_path / "a", bf16=True, save_strategy="steps", save_steps=4)
