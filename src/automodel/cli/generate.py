@@ -28,9 +28,7 @@ def generate(
     input_file: Annotated[
         str | None,
         typer.Option(
-            "--input",
-            "-i",
-            help="JSONL, CSV, Parquet, …: columns are kept; .txt, or `-` for stdin: a prompt on each line.",
+            "--input", "-i", help="JSONL, CSV, …: columns are kept; .txt, `-` (stdin): a prompt on each line."
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,

@@ -31,11 +31,7 @@ def predict(
     ] = None,
     input_file: Annotated[
         str | None,
-        typer.Option(
-            "--input",
-            "-i",
-            help="CSV, JSONL, Parquet, …: columns are kept; .txt, or `-` for stdin: a text on each line.",
-        ),
+        typer.Option("--input", "-i", help="CSV, JSONL, …: columns are kept; .txt, `-` (stdin): a text on each line."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,
