@@ -181,6 +181,7 @@ WRONG = [
     (["out", "validation_dataset.num_sample_limit=4"], "num_samples_limit"),
     (["out", "task=causal-lm"], "a model for text-classification, but the config says task: causal-lm"),
     (["--dataloader.batch_size", "4", "out"], "the run folder comes first"),
+    (["out", "--batch-size", "4"], "Did you mean `validation_dataloader.batch_size=4`?"),
 ]
 
 

@@ -184,6 +184,7 @@ WRONG = {
     "an output of no known kind": (("qa/out", "-p", "x", "-o", "out.txt"), "must end in .jsonl or .csv"),
     "overwrite what": (("qa/out", "-p", "x", "--overwrite"), "--output names"),
     "no room": (("qa/out", "-p", "good " * 200), "positions"),
+    "a device": (("qa/out", "-i", "/dev/null"), "--input: '/dev/null' is no regular file but a pipe or a device"),
     "not a temperature": (("qa/out", "-p", "x", "--temperature", -1), "--temperature must be 0 or more"),
 }
 
@@ -203,6 +204,29 @@ def test_bad_rows_can_be_left_unanswered(run, work):
     code, out, errors = run("generate", "qa/out", "-i", "gaps.jsonl", "--on-bad-row", "skip")
     assert (code, out) == (0, "fine film\n(no answer)\n")
     assert "1 of 2 rows cannot be used" in errors
+
+
+@pytest.mark.parametrize("verb", ["generate", "predict"])
+def test_prompts_come_from_stdin(run, monkeypatch, verb):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("what is good\r\nwhat is warm\n"))
+    assert run(verb, "qa/out", "-i", "-") == (0, "fine film\nlovely music\n", "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    code, _, errors = run(verb, "qa/out", "-i", "-")
+    assert code == 2
+    assert "stdin is empty; one text is read from each of its lines." in errors
+
+
+def test_chats_with_a_system_message_keep_it_and_are_counted(run, work):
+    asked = {"role": "user", "content": "what is good"}
+    own = [{"role": "system", "content": "film"}, asked]
+    rows = [{"messages": [asked]}, {"messages": own}]
+    tiny.write_jsonl(work / "own.jsonl", rows)
+    code, _, errors = run("generate", "chat/out", "-i", "own.jsonl", "--system", "good", "--max-new-tokens", 2)
+    assert code == 0
+    assert "note: 1 of 2 prompts have a system message of their own: --system is for those without one" in errors
+    tiny.write_jsonl(work / "own.jsonl", [{"messages": [asked], "system": "film"}])
+    assert "note: 1 of 1 prompts" in run("generate", "chat/out", "-i", "own.jsonl", "--system", "good")[2]
+    assert run("generate", "chat/out", "-p", "what is good", "--system", "good")[2] == ""
 
 
 def test_other_models_are_sent_to_predict(run, work):

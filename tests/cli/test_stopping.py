@@ -338,6 +338,32 @@ def test_relative_paths_work_from_any_folder(folder, monkeypatch):
     assert (project / "checkpoints" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_while_the_model_is_written_is_waited_out(folder, monkeypatch, number):
+    """It ended the process there, and the checkpoint of the last step was lost with it."""
+    from automodel.engine import run as engine
+
+    write, heard = engine.save_hf_folder, []
+
+    def asked_to_stop(*given):
+        os.kill(os.getpid(), number)
+        write(*given)
+
+    monkeypatch.setattr(engine, "save_hf_folder", asked_to_stop)
+    before = signal.signal(number, lambda *_: heard.append(number))
+    try:
+        summary, said = finetune(folder, "step_scheduler.max_steps=2")
+        assert not heard, "the process would have ended"
+        os.kill(os.getpid(), number)
+        assert heard == [number], "the handler of before is back"
+    finally:
+        signal.signal(number, before)
+    assert summary["status"] == "finished"
+    assert f"{number.name} came at the end: nothing was left to train, and everything is written" in said
+    assert steps_kept(folder) == [2]
+    assert (folder / "out" / "model.safetensors").exists()
+
+
 def test_a_second_interrupt_ends_at_once_and_the_run_stays_resumable(folder):
     """Large batches make a step long enough to be interrupted inside; the checkpoint of step 1 is what remains."""
     tiny.write_jsonl(folder / "train.jsonl", tiny.reviews(1200, longest=100))

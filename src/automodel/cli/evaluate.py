@@ -49,7 +49,7 @@ def evaluate(
     """
     if run.startswith("-"):
         raise UserError(f"the run folder comes first: automodel evaluate RUN {run} …")
-    settings = collect_overrides(context.args)
+    settings = collect_overrides(context.args, measures=True)
     for flag, value in (("--max-samples", max_samples), ("--max-new-tokens", max_new_tokens)):
         if value is not None and not generate:
             raise UserError(f"{flag} is about generated answers; give --generate too.")

@@ -27,7 +27,9 @@ def generate(
     ] = None,
     input_file: Annotated[
         str | None,
-        typer.Option("--input", "-i", help="JSONL, CSV, Parquet, …: columns are kept; or .txt: a prompt on each line."),
+        typer.Option(
+            "--input", "-i", help="JSONL, CSV, …: columns are kept; .txt, `-` (stdin): a prompt on each line."
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,
@@ -38,7 +40,7 @@ def generate(
     num_beams: Annotated[int, typer.Option(min=1, help="Search with this many beams.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of drawn tokens.")] = 42,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts at a time.")] = 32,
-    system: Annotated[str | None, typer.Option(help="System message for a chat model.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message for chats that have none.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Give prompts as they are, without any template.")] = False,
     on_bad_row: Annotated[
         Literal["error", "skip"], typer.Option(help="Prompts that cannot be used: stop, or leave them unanswered.")

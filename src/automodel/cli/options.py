@@ -11,8 +11,9 @@ TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """`context_settings` of a verb that takes settings."""
 
 
-def collect_overrides(args: list[str]) -> list[str]:
-    """The arguments typer left over, each as `section.key=value`. Raises `UserError` for anything else."""
+def collect_overrides(args: list[str], measures: bool = False) -> list[str]:
+    """The arguments typer left over, each as `section.key=value`. Raises `UserError` for anything else. `measures`: the
+    verb reads the sections of validation data, so hints name those."""
     overrides: list[str] = []
     rest = list(args)
     while rest:
@@ -22,7 +23,7 @@ def collect_overrides(args: list[str]) -> list[str]:
             continue
         path, equals, value = arg.lstrip("-").partition("=")
         if not arg.startswith("--") or "." not in path:
-            raise UserError(_unknown_flag(arg, path, value or _value_after(rest)))
+            raise UserError(_unknown_flag(arg, path, value or _value_after(rest), measures))
         if not equals:
             value = _value_after(rest)
             if value is None:
@@ -47,7 +48,7 @@ def _plain(arg: str) -> str:
     raise UserError(f"`{arg}` sets nothing. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
 
 
-def _unknown_flag(arg: str, name: str, value: str | None) -> str:
+def _unknown_flag(arg: str, name: str, value: str | None, measures: bool) -> str:
     # Only now, since it reads every section's class; a right command line never needs it.
     from automodel.config.names import FAMILIAR, homes_of, near
     from automodel.plan.config import RunConfig
@@ -57,6 +58,8 @@ def _unknown_flag(arg: str, name: str, value: str | None) -> str:
         FAMILIAR.get(key) or next(iter(homes_of(RunConfig, key)), None) or FAMILIAR.get(near(key, list(FAMILIAR)) or "")
     )
     flag = arg.partition("=")[0]
+    if home and measures and f"validation_{home}" in homes_of(RunConfig, home.rpartition(".")[2]):
+        home = f"validation_{home}"
     if home:
         return f"there is no option `{flag}`. Did you mean `{home}={value or '…'}`?"
     return f"there is no option `{flag}`. Settings are written `section.key=value`, e.g. `optimizer.lr=1e-5`."

@@ -31,7 +31,7 @@ def predict(
     ] = None,
     input_file: Annotated[
         str | None,
-        typer.Option("--input", "-i", help="CSV, JSONL, Parquet, …: columns are kept; or .txt: a text on each line."),
+        typer.Option("--input", "-i", help="CSV, JSONL, …: columns are kept; .txt, `-` (stdin): a text on each line."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,
@@ -48,7 +48,7 @@ def predict(
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens of this share.")] = None,
     num_beams: Annotated[int | None, typer.Option(min=1, help="Search with this many beams.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of drawn tokens; 42 by default.")] = None,
-    system: Annotated[str | None, typer.Option(help="System message for a chat model.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message for chats that have none.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Give prompts as they are, without any template.")] = False,
     on_bad_row: Annotated[
         Literal["error", "skip"], typer.Option(help="Empty texts: stop, or give them no prediction.")
@@ -167,10 +167,9 @@ def _texts(texts: list[str], input_file: str | None) -> list[str]:
         return texts
     if texts != ["-"]:
         raise UserError("`-` reads all texts from stdin; give no others beside it.")
-    lines = [line.rstrip("\r\n") for line in sys.stdin]  # not splitlines: texts may hold U+2028 and form feeds
-    if not lines:
-        raise UserError("stdin is empty; one text is read from each of its lines.")
-    return lines
+    from automodel.engine.stdin import lines_of_stdin
+
+    return lines_of_stdin()
 
 
 def _ask(predictor: Predictor, questions: Any, generation: dict[str, Any], threshold: float | None) -> list[Any]:

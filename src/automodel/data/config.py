@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
 
 from automodel.config.section import Count, CountOrZero, Positive, Section
 
 OnLong = Literal["cut", "split"]
+SHORTEST = 4  # a sample needs room for special tokens and at least one real one
+SHORTEST_TARGET = 2
 WHERE_NOBODY_SAYS: dict[str, Any] = {"answer_only_loss": True, "source_prefix": "", "max_target_length": 128}
 """What holds for keys that validation data take from `dataset`, where neither says anything."""
 BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
@@ -126,10 +130,10 @@ class DatasetConfig(Section):
     NLLB); default: the tokenizer's own."""
     target_lang: str | None = None
     """Language of the targets; such models need it. It is kept with the model, which then generates in it."""
-    max_length: Count | None = None
+    max_length: Annotated[int, Ge(SHORTEST)] | None = None
     """Longest sample in tokens; longer ones are cut. Default: the model's limit, at most 512 (classification) or
     2048 (language models)."""
-    max_target_length: Count | None = None
+    max_target_length: Annotated[int, Ge(SHORTEST_TARGET)] | None = None
     """Longest target in tokens (seq2seq); default 128, for validation data as `dataset`."""
     on_long: OnLong | None = None
     """Documents longer than `max_length`: `cut` leaves the rest out, `split` continues them in further samples, so that

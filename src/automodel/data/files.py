@@ -369,13 +369,18 @@ def _has_stray_quotes(path: Path) -> bool:
 
 
 def missing_path(path: str, section: str) -> UserError:
-    """A path that does not exist, with the nearest name beside it."""
+    """A path that does not exist, with the nearest name beside it, or that is neither a file nor a folder."""
     if "://" in path:
         return UserError(
             f"{section}.path: '{path}' is an address; files are read from disks, and the hub's datasets by name. "
             "Download it and give its path."
         )
     expanded = Path(path).expanduser()
+    if expanded.exists() and not expanded.is_file() and not expanded.is_dir():
+        return UserError(
+            f"{section}.path: '{path}' is no regular file but a pipe or a device, and data is read more than once. "
+            "Write it to a file, and give that."
+        )
     parent = expanded.parent
     near = ""
     if parent.is_dir():

@@ -28,6 +28,7 @@ from automodel.data.language import (
     check_prompt,
     places_of,
 )
+from automodel.data.not_learned import what_is_not_learned
 from automodel.data.own_classes import numbered, own_names
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
@@ -238,11 +239,17 @@ def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
     messages = columns.required(m, "messages_column") if (m := cfg.messages_column) else ask
     if messages and not cfg.column_mapping:
         _only_cut(request, "conversations")
-        return _chats(columns, request, messages, pair[1] if both and messages == pair[0] else None)
+        chosen = _chats(columns, request, messages, pair[1] if both and messages == pair[0] else None)
+        unheard = what_is_not_learned(rows, columns, cfg, f"messages_column: {messages}")
+        return replace(chosen, fault=unheard or chosen.fault)
     mapping = _instruction_columns(columns, cfg)
     if mapping is not None:
         _only_cut(request, "prompts with answers")
-        return _instructions(columns, request, *mapping)
+        named = ", ".join(f"{role}: {column}" for role, column in {**mapping[0], "answer": mapping[1]}.items())
+        unheard = what_is_not_learned(rows, columns, cfg, f"column_mapping: {{{named}}}", history=True)
+        return replace(_instructions(columns, request, *mapping), fault=unheard)
+    if (unheard := what_is_not_learned(rows, columns, cfg)) is not None:
+        raise unheard
     what, ways = "plain text, chat messages, or prompts and answers", columns.section + known.LANGUAGE_COLUMNS
     text = columns.text(cfg.text_column, "text_column", known.TEXT, what, ways=f"Name the right one: {ways}")
     split = cfg.on_long != "cut"
@@ -286,7 +293,7 @@ def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str
                 f"got {', '.join(cfg.column_mapping)}.{'' if answers else answer_meant(cfg.column_mapping)}"
             )
         prompt = {role: column for role, column in cfg.column_mapping.items() if role not in answers}
-        if not prompt:
+        if not prompt and cfg.prompt_template is None:
             raise UserError(f"{columns.section}.column_mapping names an answer but no prompt, e.g. question: <column>.")
         return prompt, cfg.column_mapping[answers[0]]
     if cfg.prompt_template is not None:
@@ -315,12 +322,17 @@ def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, s
 
 
 def _instructions(columns: Columns, request: Request, prompt: dict[str, str], answer: str) -> Layout:
-    cfg, tokenizer = request.cfg, request.tokenizer
+    cfg, tokenizer, notes = request.cfg, request.tokenizer, ()
     if cfg.prompt_template is not None:
-        for name in places_of(cfg.prompt_template or "", columns.section):
+        places = places_of(cfg.prompt_template, columns.section)
+        for name in places:
             if name not in prompt and name not in prompt.values():
                 columns.required(name, "prompt_template")
                 prompt = {**prompt, name: name}
+        unused = {role: column for role, column in prompt.items() if not {role, column} & {*places}}
+        prompt = {role: column for role, column in prompt.items() if role not in unused}
+        what = f"{columns.section}.column_mapping: not used, since prompt_template has no place for it"
+        notes = tuple(f"{what}: {{{role}}} ('{column}')" for role, column in unused.items())
     check_prompt(columns.section, cfg.prompt_template, prompt.values(), answer)
     template = cfg.chat_template if cfg.prompt_template is None else None
     has_one = template or tokenizer.chat_template
@@ -329,7 +341,8 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
     how = "chat template" if chat else "plain prompt"
     unread = {"chat_template"} if cfg.prompt_template is not None else set()
     used = OF_INSTRUCTIONS - unread | ({"target_column"} if answer == cfg.target_column else set())
-    return Layout(encoder, f"{' + '.join(prompt.values())} → {answer} ({how})", chat_template=template, used=used)
+    description = f"{' + '.join(prompt.values())} → {answer} ({how})"
+    return Layout(encoder, description, notes=notes, chat_template=template, used=used)
 
 
 def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from automodel.config.errors import UserError
 from automodel.data.build import Part, build, look_ahead, names_of, part_of
 from automodel.data.chat import PLAIN_TEMPLATE, template_text
-from automodel.data.config import DatasetConfig
+from automodel.data.config import SHORTEST, SHORTEST_TARGET, DatasetConfig
 from automodel.data.fingerprint import ENCODERS, digest, tokenizer_digest
 from automodel.data.inheritance import members_of
 from automodel.data.keys import keys_taken, unused
@@ -30,7 +30,6 @@ from automodel.data.store import TokenStore, open_or_build
 
 DEFAULT_CACHE = "~/.cache/automodel/tokens"
 DEFAULT_LIMITS = {"text-classification": 512, "token-classification": 512, "causal-lm": 2048, "seq2seq": 512}
-SHORTEST = 4  # a sample needs room for special tokens and at least one real one
 LOOKED_AT = 100_000  # samples that are looked at where a few would tell: files of any size lie behind them
 
 # These change nothing about the samples.
@@ -151,7 +150,12 @@ def within_limits(
 ) -> DatasetConfig:
     """The section with numbers that cannot be meant complained about and put aside, so that the rest can be checked."""
     aside: dict[str, Any] = {}
-    for name, least in (("num_samples_limit", 1), ("max_length", SHORTEST), ("max_target_length", 2), ("num_proc", 1)):
+    for name, least in (
+        ("num_samples_limit", 1),
+        ("max_length", SHORTEST),
+        ("max_target_length", SHORTEST_TARGET),
+        ("num_proc", 1),
+    ):
         value = getattr(cfg, name)
         if value is not None and value < least:
             aside[name] = None

@@ -20,6 +20,9 @@ def leave(code: int) -> NoReturn:
     """Ends the process with this exit code, from its main thread. For commands: nothing after it is run."""
     with suppress(ValueError):  # not the main thread, which alone may set handlers
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending already
+        if code == 0:  # nobody should read of finished work that it was ended by SIGTERM
+            for name in {"SIGTERM", "SIGUSR1"} & {known.name for known in signal.Signals}:
+                signal.signal(signal.Signals[name], signal.SIG_IGN)
     threading._shutdown()  # ty: ignore[missing-attribute]  # as Python does: waits for threads, a checkpoint's too
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -38,44 +38,43 @@ class Outcome:
     signal: str | None = None
 
 
-def train(run: Run, observer: Observer) -> Outcome:
+def train(run: Run, observer: Observer, stop: StopRequest) -> Outcome:
     """Runs to the planned number of steps, to an early stop, or to a signal."""
     plan, state, patience = run.prepared.plan, run.state, run.prepared.cfg.early_stopping
     throughput, memory = Throughput(), MemoryMeter(plan.device)
     seconds_before = state.train_seconds
     outcome = Outcome("finished", memory, None)
     observer.loop_begins(plan)
-    with StopRequest() as stop:
-        for batch in run.loader:
-            observer.step_begins()
-            result = run.step(state.step, batch)
-            state.add(result, batch.epochs_done)
-            last = state.step >= plan.total_steps
-            validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
-            saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)
-            observer.step_ends(result, pauses=bool(last or validates or saves))
-            throughput.update(result.samples, result.tokens)
-            if last or state.step % run.prepared.cfg.step_scheduler.log_every_steps == 0:
-                _log(run, result, throughput, memory)
-            else:
-                run.progress.step(state.step)
-            throughput.pause()
-            state.train_seconds = seconds_before + throughput.train_s
-            improved = False
-            requested = stop.agreed(run.prepared.ranks)
-            if validates or saves or requested:
-                _check_finite(run, result)
-            if validates:
-                outcome.validation, improved = _validate(run)
-                if patience and state.best.stale >= patience.patience and not last:
-                    outcome.status, last = "stopped early", True
-            if requested and not last:
-                outcome.status, outcome.signal, last = "interrupted", requested, True
-            if saves or (run.checkpoints and (last or improved)):
-                save(run, last)
-            throughput.resume()
-            if last:
-                break
+    for batch in run.loader:
+        observer.step_begins()
+        result = run.step(state.step, batch)
+        state.add(result, batch.epochs_done)
+        last = state.step >= plan.total_steps
+        validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
+        saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)
+        observer.step_ends(result, pauses=bool(last or validates or saves))
+        throughput.update(result.samples, result.tokens)
+        if last or state.step % run.prepared.cfg.step_scheduler.log_every_steps == 0:
+            _log(run, result, throughput, memory)
+        else:
+            run.progress.step(state.step)
+        throughput.pause()
+        state.train_seconds = seconds_before + throughput.train_s
+        improved = False
+        requested = stop.agreed(run.prepared.ranks)
+        if validates or saves or requested:
+            _check_finite(run, result)
+        if validates:
+            outcome.validation, improved = _validate(run)
+            if patience and state.best.stale >= patience.patience and not last:
+                outcome.status, last = "stopped early", True
+        if requested and not last:
+            outcome.status, outcome.signal, last = "interrupted", requested, True
+        if saves or (run.checkpoints and (last or improved)):
+            save(run, last)
+        throughput.resume()
+        if last:
+            break
     observer.loop_ends(outcome.validation)
     return outcome
 

@@ -250,7 +250,7 @@ class Predictor:
     def _prompts(self, prompts, system, raw) -> tuple[TokenStore, list[int], bool]:
         writer = prompt_writer(self.saved, raw=raw, system=system)
         self.notes += writer.notes
-        room, out = self.limits.max_positions, SampleWriter()
+        room, out, own = self.limits.max_positions, SampleWriter(), 0
         for row, prompt in enumerate(prompts):
             try:
                 ids = writer.tokens(prompt)
@@ -264,7 +264,11 @@ class Predictor:
                 unknown = self.tokenizer.convert_ids_to_tokens(max(ids))
                 out.reject(row, f"the prompt has the token {unknown!r}, for which the model has no embedding")
                 continue
+            own += bool(system) and writer.has_own_system(prompt)
             out.add(row, ids)
+        if own:
+            them = f"{own:,} of {len(prompts):,} prompts have a system message of their own"
+            self.notes.append(f"{them}: --system is for those without one")
         store = self._stored(out, len(prompts))  # bad prompts are told before the weights are loaded
         return store, list(dict.fromkeys([*writer.stops(), *self._model_stops()])), not writer.continues
 

@@ -64,6 +64,15 @@ class PromptWriter:
         """Role to column of an instruction layout; empty for other models."""
         return dict(self.encoder.prompt) if isinstance(self.encoder, Instructions) else {}
 
+    def has_own_system(self, prompt: Prompt) -> bool:
+        """Whether a prompt that can be used brings its own system message, which comes before `system`."""
+        if isinstance(prompt, str):
+            return False
+        if isinstance(prompt, Mapping) and "messages" not in prompt:
+            return bool(prompt.get("system", prompt.get(self.columns.get("system", "system"))))
+        messages, beside = (prompt["messages"], prompt.get("system")) if isinstance(prompt, Mapping) else (prompt, None)
+        return (self.chat or ChatTemplate(self.tokenizer)).turns(messages, beside)[0]["role"] == "system"
+
     def asked(self) -> list[str]:
         """Roles that a prompt cannot leave empty (Alpaca's `input`, a context and a system message may be)."""
         return [role for role in self.columns if role not in ("input", "context", "system")] or list(self.columns)

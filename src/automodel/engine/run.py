@@ -40,6 +40,7 @@ from automodel.engine.one_writer import only_writer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import written_at_the_end
 from automodel.engine.same_run import check_same_run
+from automodel.engine.signals import StopRequest
 from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
 from automodel.metrics.progress import Progress
@@ -162,12 +163,23 @@ def _carry_out(
         if not resume:
             start_fresh(folder)  # only now: whatever could be wrong with the new run has not cost the old one
         _write_start(run)
+    with StopRequest() as stop:
+        done = _train_and_finish(run, observer, trained, stop)
+        # Whoever left while the first rank still exports would have no ear for the signal that all of them get.
+        prepared.ranks.barrier()
+    return done
+
+
+def _train_and_finish(run: Run, observer: Observer, trained: bool, stop: StopRequest) -> Finished:
+    """From the first step to the report. A signal that comes when training is over changes nothing: what is being
+    written, the last checkpoint with it, is worth more than the moment that it takes."""
+    prepared = run.prepared
     try:
         with run.progress, run.checkpoints or nullcontext():
             for line in _opening_lines(run):
                 run.progress.info(line)
             try:
-                outcome = only_evaluate(run) if trained else train(run, observer)
+                outcome = only_evaluate(run) if trained else train(run, observer, stop)
             except DivergedError:  # every rank has the same loss, and so this error
                 _close_unfinished(run, "diverged")
                 prepared.ranks.barrier()
@@ -179,8 +191,8 @@ def _carry_out(
                 if prepared.layout.fsdp and _exports(run, outcome):
                     _export(run, outcome)  # everyone has a part of the model
                 code = EXIT_INTERRUPTED if outcome.status == "interrupted" else EXIT_OK
-                return Finished(folder.root, {}, folder.run / "report.html", code)
-            return _finish(run, outcome)
+                return Finished(run.folder.root, {}, run.folder.run / "report.html", code)
+            return _finish(run, outcome, stop)
     except KeyboardInterrupt as interrupt:
         # The second one: the first asks politely. It may come in a step or while the end is written.
         kept = last_saved(run.checkpoints)
@@ -229,7 +241,7 @@ def _write_start(run: Run) -> None:
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
 
 
-def _finish(run: Run, outcome: Outcome) -> Finished:
+def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
     folder, prepared = run.folder, run.prepared
     summary = _summary(run, outcome)
     if _exports(run, outcome):
@@ -261,6 +273,8 @@ def _finish(run: Run, outcome: Outcome) -> Finished:
         run.progress.info(f"Saved the model to {folder.root}")
     else:
         run.progress.info("No model was saved: checkpoint.enabled is false")
+    if stop.requested:
+        run.progress.info(f"{stop.requested} came at the end: nothing was left to train, and everything is written")
     run.progress.info(f"Report: {report}")
     return Finished(folder.root, summary, report, EXIT_OK)
 

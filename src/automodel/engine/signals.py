@@ -1,7 +1,8 @@
 """SIGTERM, SIGINT and SIGUSR1 ask for a clean stop: the current step ends, the state is saved, the process exits.
 
 SIGUSR1 is what batch systems send some minutes before the time is up (`automodel launch slurm`). A second signal means
-now: the previous handlers are back by then, so it ends the process as usual.
+now: the previous handlers are back by then, so it ends the process as usual. When training is over there is nothing to
+stop, and the first signal is waited out: checkpoint, model and report are written, and the run has finished.
 
 Ranks get their signals one after the other. One of them may have agreed to stop before its own comes, which is then
 still the first one, and must not end it while it saves or leaves: it is waited for beyond the context.

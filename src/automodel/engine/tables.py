@@ -28,6 +28,7 @@ from automodel.data.sources import find_source
 from automodel.engine.answers import Classification, Generation, Tagging
 from automodel.engine.predict import Predictor
 from automodel.engine.prompts import prompt_writer
+from automodel.engine.stdin import lines_of_stdin
 
 Answer = Classification | Tagging | Generation
 ANSWERS = {"text-classification": Classification, "token-classification": Tagging}  # other tasks generate text
@@ -43,7 +44,9 @@ class Questions:
 
 
 def read_table(path: str) -> Any:
-    """The rows of any file, folder or hub dataset that training could read."""
+    """The rows of any file, folder or hub dataset that training could read; `-`: a row for each line of stdin."""
+    if path == "-":
+        return _rows_of(lines_of_stdin())
     file = Path(path).expanduser()
     shape = shape_of(file) if file.is_file() else None
     try:
@@ -63,12 +66,16 @@ def _as_in_training(path: str) -> Any:
 
 def _lines(path: Path) -> Any:
     """A row for each line. Blank ones are rows too: without them nobody could tell which answer is whose."""
-    import datasets
-
     check_encoding(path, "--input")
     with open_text(path) as file:
-        texts = {"text": [line.rstrip("\n") for line in file]}
-    return datasets.Dataset.from_dict(texts, features=datasets.Features({"text": datasets.Value("string")}))
+        return _rows_of([line.rstrip("\n") for line in file])
+
+
+def _rows_of(lines: list[str]) -> Any:
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string")})
+    return datasets.Dataset.from_dict({"text": lines}, features=features)
 
 
 def questions_of(

@@ -40,3 +40,10 @@ def test_a_reader_that_is_gone_is_no_traceback():
     code = "import os, sys; from automodel.engine.leave import leave; print('x' * 9); os.close(1); leave(0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_finished_work_is_not_ended_by_a_signal():
+    kill = "atexit.register(os.kill, os.getpid(), 15)"
+    code = f"import atexit, os; from automodel.engine.leave import leave; {kill}; leave({{}})"
+    ended = [subprocess.run([sys.executable, "-c", code.format(own)], timeout=60).returncode for own in (0, 1)]
+    assert ended == [0, -15]
