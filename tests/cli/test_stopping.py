@@ -339,7 +339,7 @@ def test_relative_paths_work_from_any_folder(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_while_the_model_is_written_is_waited_out(folder, monkeypatch, number):
+def test_a_signal_while_the_model_is_written_is_waited_out(folder, monkeypatch, capfd, number):
     """It ended the process there, and the checkpoint of the last step was lost with it."""
     from automodel.engine import run as engine
 
@@ -360,6 +360,7 @@ def test_a_signal_while_the_model_is_written_is_waited_out(folder, monkeypatch, 
         signal.signal(number, before)
     assert summary["status"] == "finished"
     assert f"{number.name} came at the end: nothing was left to train, and everything is written" in said
+    assert f"{number.name}: training is over, and its results are being written." in capfd.readouterr().err
     assert steps_kept(folder) == [2]
     assert (folder / "out" / "model.safetensors").exists()
 

@@ -242,7 +242,7 @@ def _write_start(run: Run) -> None:
 
 
 def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
-    folder, prepared = run.folder, run.prepared
+    folder, prepared, stop.writing = run.folder, run.prepared, outcome.status != "interrupted"
     summary = _summary(run, outcome)
     if _exports(run, outcome):
         with written_at_the_end("the model", folder.root, run.checkpoints):

@@ -10,6 +10,7 @@ still the first one, and must not end it while it saves or leaves: it is waited 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -24,6 +25,8 @@ class StopRequest:
 
     def __init__(self):
         self.requested: str | None = None
+        self.writing = False
+        """Whether training is over, and the end takes as long as it takes: whoever presses Ctrl-C is told."""
         self._to_come = False
         """Whether another rank was asked to stop, and this one's own signal is still on its way."""
         self._previous: dict[signal.Signals, object] = {}
@@ -48,6 +51,9 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.requested = signal.Signals(number).name
         self._restore()
+        if self.writing:  # not by print, which may be what was interrupted
+            told = f"\n{self.requested}: training is over, and its results are being written. Once more ends at once.\n"
+            os.write(2, told.encode())
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
