@@ -39,6 +39,7 @@ TEXTS = [{"text": said()} for _ in range(24)]
 PAIRS = [{"prompt": said() + " ", "completion": said()} for _ in range(24)]
 ASKED = [{"prompt": turns("user"), "completion": turns("assistant")} for _ in range(24)]
 CHATS = [{"messages": turns("system", "user", "assistant", "user", "assistant")} for _ in range(24)]
+LABELLED = [{"input_ids": [5, 6, 7, 8, 9 + n], "labels": [-100, 8, 9 + n, 5, 6]} for n in range(24)]
 
 CASES = {
     "texts": (TEXTS, {}),
@@ -50,6 +51,8 @@ CASES = {
     "completions of chats": (ASKED, {}),
     "chats": (CHATS, {}),
     "answers": (CHATS, {"assistant_only_loss": True}),
+    "answers in completions and prompts": (ASKED, {"assistant_only_loss": True, "completion_only_loss": False}),
+    "labels of one's own": (LABELLED, EVALUATES),
     "packed": (TEXTS * 50, {**PACKS}),
     "packed and shuffled": (TEXTS, {**PACKS, "shuffle_dataset": True, **EVALUATES}),
     "packed, evaluated as they are": (TEXTS, {**PACKS, **EVALUATES, "eval_packing": False}),
@@ -68,11 +71,11 @@ def few_objects_to_look_through():
     gc.unfreeze()
 
 
-def trained(home, folder, rows, options, **given):
+def trained(home, folder, rows, options, family="llama", **given):
     transformers.set_seed(1)
     data = Dataset.from_list(rows)
     evaluates = data.select(range(9)) if "eval_strategy" in options else None
-    model = tiny("llama", "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
+    model = tiny(family, "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
     trainer = home.SFTTrainer(
         model, home.SFTConfig(str(folder), **BASE | options),
         train_dataset=data, eval_dataset=evaluates, processing_class=make_tokenizer(decoder=True), **given,
@@ -104,3 +107,31 @@ def test_adapters_and_formatting(tmp_path):
     ours, theirs = (trained(home, tmp_path, TEXTS, {"max_length": 20}, **given)[1] for home in (Ours, trl))
     assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
     assert ours["loss"][0] != pytest.approx(ours["loss"][-1], abs=1e-4)
+
+
+@pytest.mark.parametrize("loss_only", [True, False])
+def test_evaluated_means_of_models_that_count_labels_otherwise(loss_only, tmp_path):
+    """GPT-2's training counts every row's first token; its evaluation does not, in TRL."""
+    options = {**EVALUATES, "prediction_loss_only": loss_only}
+    ours, theirs = (trained(home, tmp_path, TEXTS, options, family="gpt2")[1] for home in (Ours, trl))
+    for key in ("loss", "eval_loss"):
+        assert ours[key] == pytest.approx(theirs[key], abs=1e-4), key
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "given"),
+    [
+        (CHATS, {"assistant_only_loss": True}, {}),
+        (TEXTS, PACKS, {}),
+        (TEXTS, {"max_length": 8}, {"formatting_func": lambda row: f"what is {row['text']} ?"}),
+    ],
+)
+def test_rows_that_are_given_later_are_made_as_the_first_ones(rows, options, given, tmp_path):
+    found = []
+    for home in (Ours, trl):
+        trainer = trained(home, tmp_path, rows, {**options, **EVALUATES}, **given)[0]
+        at_first = trainer.evaluate()["eval_loss"]
+        later = trainer.evaluate(Dataset.from_list(rows).select(range(9)))["eval_loss"]
+        assert later == pytest.approx(at_first, abs=1e-6)
+        found.append(later)
+    assert found[0] == pytest.approx(found[1], abs=1e-4)

@@ -85,7 +85,7 @@ class Evaluations:
                 micro_batch_size=rows.most_documents(rows.evaluated_at_once),
                 sort_tokens=fast.plan.capture,
             )
-            rows.counts_first = fast.rows.counts_first
+            rows.counts_first = fast.rows.counts_first and trainer.counts_as_trained
             self.rows[key] = Listed(dataset) if type(dataset) is list else dataset, rows
         return self.rows[key][1]
 

@@ -108,6 +108,12 @@ class SFTConfig(TrainingArguments):
 class SFTTrainer(Trainer):
     """TRL's SFTTrainer for supervised tuning, on the drop-in Trainer."""
 
+    counts_as_trained = False
+
+    @classmethod
+    def ours(cls) -> type:
+        return SFTTrainer
+
     def __init__(
         self,
         model: Any,
@@ -141,13 +147,9 @@ class SFTTrainer(Trainer):
             args.assistant_only_loss,
             formatting_func,
         )
-        packs = args.packing
+        packs, self._form = args.packing, form
         train_dataset = _rows(train_dataset, form, args, packs, "training")
-        evaluation_packs = packs if args.eval_packing is None else args.eval_packing
-        if isinstance(eval_dataset, dict):
-            eval_dataset = {n: _rows(part, form, args, evaluation_packs, n) for n, part in eval_dataset.items()}
-        else:
-            eval_dataset = _rows(eval_dataset, form, args, evaluation_packs, "evaluation")
+        eval_dataset = _evaluated(eval_dataset, form, args)
         flat = packs and args.packing_strategy != "wrapped"
         if flat:
             args.remove_unused_columns = False  # `seq_lengths` is for the collator
@@ -158,6 +160,42 @@ class SFTTrainer(Trainer):
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=words, **given
         )  # fmt: skip
+
+    def prediction_step(self, *args: Any, **given: Any) -> Any:
+        """As in TRL, the loss of an evaluated batch is the model's own mean. Trainer divides by a count of labels,
+        which for GPT-2 and its like has every row's first token in it."""
+        vars(self)["_get_num_items_in_batch"] = lambda *_: None
+        try:
+            return super().prediction_step(*args, **given)
+        finally:
+            del vars(self)["_get_num_items_in_batch"]
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
+        return super().evaluate(self._as_at_first(eval_dataset), *args, **given)
+
+    def predict(self, test_dataset: Any, *args: Any, **given: Any) -> Any:
+        return super().predict(self._as_at_first(test_dataset), *args, **given)
+
+    def _as_at_first(self, dataset: Any) -> Any:
+        """Rows that are handed over later are made as those that the constructor saw; tokens with labels are ready."""
+        columns = getattr(dataset, "column_names", None)
+        ready = isinstance(columns, list) and {"input_ids", "labels"} <= {*columns}
+        if dataset is None or isinstance(dataset, str) or dataset is self.eval_dataset or ready:
+            return dataset
+        if isinstance(dataset, dict):
+            return {name: self._as_at_first(part) for name, part in dataset.items()}
+        if type(dataset) is list:
+            import datasets  # not above: nobody who names a dataset needs it here
+
+            dataset = datasets.Dataset.from_list(dataset)
+        return _evaluated(dataset, self._form, self.args)
+
+
+def _evaluated(dataset: Any, form: RowFormat, args: Any) -> Any:
+    if isinstance(dataset, dict):
+        return {name: _evaluated(part, form, args) for name, part in dataset.items()}
+    packs = args.packing if args.eval_packing is None else args.eval_packing
+    return _rows(dataset, form, args, packs, "evaluation")
 
 
 def _words(given: Any, model: Any, args: SFTConfig) -> Any:
@@ -232,9 +270,14 @@ def _as_they_are(dataset: Any, what: str) -> Any:
 
 def _adapted(model: Any, config: Any) -> Any:
     try:
-        from peft import get_peft_model
+        from peft import PeftModel, get_peft_model
     except ImportError as error:
         raise UserError(
             "SFTTrainer(peft_config=…) needs the package peft: pip install 'automodel[compare]'."
         ) from error
+    if isinstance(model, PeftModel):
+        raise UserError(
+            "SFTTrainer: the model has adapters already, and peft_config would put others around them, which nobody "
+            "could load. Leave peft_config out to train those, or give model.merge_and_unload() to begin new ones."
+        )
     return get_peft_model(model, config)

@@ -12,6 +12,7 @@ Rows of which nothing is learned (a prompt that fills `max_length` by itself) ar
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,9 +36,10 @@ class RowFormat:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, list[int]]:
         """One row as `input_ids`, `attention_mask` and `labels`."""
-        if self.formatting is not None:
-            text = self.formatting(row)
-            row = {self.text_field: text[0] if isinstance(text, list) else text}
+        if self.formatting is not None and "input_ids" not in row:
+            row = {self.text_field: self._formatted(row)}
+        if row.get("labels") is not None and "input_ids" in row:
+            return self._labelled(list(row["input_ids"]), list(row["labels"]))
         if "input_ids" in row:
             ids, learned = self._tokenised(row)
         elif "prompt" in row and "completion" in row:
@@ -46,6 +48,8 @@ class RowFormat:
             ids, learned = self._chat(row.get("messages") or row.get("conversations"), _of_the_template(row))
         elif self.text_field in row:
             self._answers_are_marked()
+            if not isinstance(row[self.text_field], str):
+                raise UserError(f"SFTTrainer: `{self.text_field}` of a row is {row[self.text_field]!r}, and no text.")
             ids = self._ended(self._ids(row[self.text_field]))
             learned = [True] * len(ids)
         else:
@@ -53,9 +57,23 @@ class RowFormat:
                 f"SFTTrainer: a row has the columns {', '.join(row)}; expected one of `{self.text_field}`, `messages`, "
                 "`prompt` and `completion`, or `input_ids`. Name the column of texts with dataset_text_field."
             )
-        labels = [token if wanted else IGNORE for token, wanted in zip(ids, learned)]
+        return self._labelled(ids, [token if wanted else IGNORE for token, wanted in zip(ids, learned)])
+
+    def _labelled(self, ids: list[int], labels: list[int]) -> dict[str, list[int]]:
+        if len(ids) != len(labels):
+            raise UserError(f"SFTTrainer: a row has {len(ids)} input_ids and {len(labels)} labels; each needs one.")
         cut = slice(0, self.max_length)
         return {"input_ids": ids[cut], "attention_mask": [1] * len(ids[cut]), "labels": labels[cut]}
+
+    def _formatted(self, row: dict[str, Any]) -> str:
+        assert self.formatting is not None
+        text = self.formatting(row)
+        if not isinstance(text, str):
+            raise UserError(
+                f"SFTTrainer: formatting_func returned a {type(text).__name__}. It is called with one row, and returns "
+                "its text; one that walks over a batch of rows, as TRL's did before 0.12, would walk over letters here."
+            )
+        return text
 
     def _answers_are_marked(self) -> None:
         if self.assistant_only:
@@ -70,8 +88,6 @@ class RowFormat:
 
     def _tokenised(self, row: dict[str, Any]) -> tuple[list[int], list[bool]]:
         ids = list(row["input_ids"])
-        if row.get("labels") is not None:
-            return ids, [label != IGNORE for label in row["labels"]]
         learned = [True] * len(ids)
         masks = ["completion_mask"] if self.completion_only else []  # as TRL does: asked for, or left alone
         masks += ["assistant_masks"] if row.get("assistant_masks") is not None else []  # applied wherever it is
@@ -84,16 +100,19 @@ class RowFormat:
 
     def _chat(self, messages: Any, options: dict[str, Any]) -> tuple[list[int], list[bool]]:
         made = self._templated(messages, **options)
-        ids = list(made["input_ids"])
+        return list(made["input_ids"]), self._answers(made)
+
+    def _answers(self, made: Any) -> list[bool]:
+        """What the assistant says, where that alone is learned."""
         if not self.assistant_only:
-            return ids, [True] * len(ids)
+            return [True] * len(made["input_ids"])
         marked = [bool(mark) for mark in made["assistant_masks"]]
         if not any(marked):
             raise UserError(
                 "SFTTrainer: assistant_only_loss: the chat template marks no answers. It needs {% generation %} … "
                 "{% endgeneration %} around what the assistant says."
             )
-        return ids, marked
+        return marked
 
     def _templated(self, messages: Any, **options: Any) -> Any:
         if not getattr(self.tokenizer, "chat_template", None):
@@ -111,18 +130,30 @@ class RowFormat:
         if isinstance(prompt, list):
             options = _of_the_template(row)
             begin = list(self._templated(prompt, add_generation_prompt=True, **options)["input_ids"])
-            ids = list(self._templated([*prompt, *completion], **options)["input_ids"])
+            made = self._templated([*prompt, *completion], **options)
+            ids, learned = list(made["input_ids"]), self._answers(made)
         else:
             self._answers_are_marked()
             begin, ids = self._ids(prompt), self._ended(self._ids(prompt + completion))
-        if ids[: len(begin)] != begin:
-            raise UserError(
-                "SFTTrainer: the prompt's tokens are not the beginning of prompt and completion together, so where the "
-                "completion begins cannot be told. End prompts with a space or a new line."
-            )
+            learned = [True] * len(ids)
         if self.completion_only is False:
-            return ids, [True] * len(ids)
-        return ids, [place >= len(begin) for place in range(len(ids))]
+            return ids, learned
+        same = next((place for place, pair in enumerate(zip(begin, ids)) if pair[0] != pair[1]), len(begin))
+        if same < len(begin):
+            _say_once(
+                "automodel: SFTTrainer: the tokens of a prompt are not the beginning of prompt and completion: "
+                f"{self.tokenizer.decode(begin[same:])!r} at its end is something else there, where the completion is "
+                "taken to begin. Spaces between the two belong to the completion; a chat template should write a "
+                "prompt alone as it does before an answer."
+            )
+        return ids, [wanted and place >= same for place, wanted in enumerate(learned)]
+
+
+def _say_once(text: str, said: list[str] = []) -> None:  # noqa: B006
+    """The first of its kind; the others would fill the screen."""
+    if not said:
+        said.append(text)
+        print(text, file=sys.stderr)
 
 
 def _turn(message: dict[str, Any]) -> dict[str, Any]:
@@ -134,7 +165,8 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
 
 def _of_the_template(row: dict[str, Any]) -> dict[str, Any]:
     """What a row says to the chat template: the tools of the conversation, and keywords of its own."""
-    tools = {"tools": row["tools"]} if row.get("tools") else {}
+    given = row.get("tools")
+    tools = {"tools": json.loads(given) if isinstance(given, str) else given} if given else {}
     return {**tools, **(row.get("chat_template_kwargs") or {})}
 
 

@@ -68,6 +68,13 @@ class Trainer(transformers.Trainer):
     lr_scheduler: Any
     model: Any
     _fast: FastPath | None = None
+    counts_as_trained: ClassVar[bool] = True
+    """Whether an evaluated batch is divided by the count of labels that a trained one would be."""
+
+    @classmethod
+    def ours(cls) -> type:
+        """The class of this house whose methods a script's subclass may have replaced."""
+        return Trainer
 
     def __init__(self, model: Any = None, args: Any = None, *more: Any, tokenizer: Any = None, **given: Any):
         if tokenizer is not None:  # its name until version 5
@@ -329,7 +336,7 @@ class Trainer(transformers.Trainer):
             return super().evaluation_loop(dataloader, *rest)
         rows = None
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        if ignore_keys is None and not fast.is_stock and not cannot(self, fast, Trainer, loss_only):
+        if ignore_keys is None and not fast.is_stock and not cannot(self, fast, self.ours(), loss_only):
             with contextlib.suppress(NotStored):
                 rows = self._evaluations.rows_of(self, fast, dataloader.dataset)
         if rows is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 import torch
 import transformers
@@ -9,6 +12,7 @@ from datasets import Dataset
 
 from automodel import SFTConfig, SFTTrainer, TrainingArguments
 from automodel.config.errors import UserError
+from automodel.trainer import sft_rows
 from automodel.trainer.sft import _as_they_are
 from automodel.trainer.sft_packing import FlatCollator, packed_rows
 from automodel.trainer.sft_rows import RowFormat, prepared
@@ -56,6 +60,73 @@ def test_tokens_formats_and_limits():
     assert learned(form(formatting=lambda row: f"the {row['a']}")({"a": "film"})) == "the film [SEP]"
     with pytest.raises(UserError, match="a row has the columns story"):
         form()({"story": "the film"})
+
+
+def test_given_labels_are_kept():
+    row = form(max_length=3)({"input_ids": [5, 6, 7, 8], "labels": [-100, 60, 70, 80]})
+    assert row == {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "labels": [-100, 60, 70]}
+    with pytest.raises(UserError, match="a row has 2 input_ids and 1 labels"):
+        form()({"input_ids": [5, 6], "labels": [5]})
+
+
+@pytest.mark.parametrize("made", [["the film"], [{"role": "user", "content": "the film"}], None])
+def test_a_formatting_function_makes_one_text(made):
+    with pytest.raises(UserError, match="formatting_func returned a"):
+        form(formatting=lambda row: made)({"a": "film"})
+
+
+def test_a_text_that_is_none_is_refused_in_words():
+    with pytest.raises(UserError, match="`text` of a row is None, and no text"):
+        form()({"text": None})
+
+
+def test_tools_may_be_written_as_json():
+    seen = []
+
+    class Words:
+        chat_template = "something"
+
+        def apply_chat_template(self, messages, tools=None, **given):
+            seen.append(tools)
+            return {"input_ids": [5, 6]}
+
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    made = RowFormat(Words(), "text", None, None, False)
+    for given in (tools, json.dumps(tools)):
+        made({"messages": ANSWER, "tools": given})
+    assert seen == [tools, tools]
+
+
+def test_a_prompt_that_ends_within_a_token(capsys):
+    """As byte-level tokenizers have it: a space belongs to the word behind it."""
+    sft_rows._say_once.__defaults__[0].clear()
+
+    class Words:
+        eos_token_id, known = 0, ["", "q", " ", " a"]
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [self.known.index(part) for part in re.findall(r" ?\w+| ", text)]}
+
+        def decode(self, ids):
+            return "".join(self.known[i] for i in ids)
+
+    made = RowFormat(Words(), "text", None, None, False)
+    for prompt, completion in (("q ", "a"), ("q", " a")):
+        row = made({"prompt": prompt, "completion": completion})
+        assert row["input_ids"] == [1, 3, 0]
+        assert row["labels"] == [-100, 3, 0]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "' ' at its end is something else there" in said
+
+
+def test_adapters_around_adapters_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(tiny("llama", "causal-lm", pad_token_id=0)[1], config)
+    given = {"train_dataset": Dataset.from_list([{"text": "the film"}]), "processing_class": TOKENIZER}
+    with pytest.raises(UserError, match="the model has adapters already"):
+        SFTTrainer(model, SFTConfig(str(tmp_path), use_cpu=True), peft_config=config, **given)
 
 
 @pytest.mark.parametrize(
