@@ -149,10 +149,13 @@ class RowFormat:
         return ids, [wanted and place >= same for place, wanted in enumerate(learned)]
 
 
-def _say_once(text: str, said: list[str] = []) -> None:  # noqa: B006
+_said: list[str] = []
+
+
+def _say_once(text: str) -> None:
     """The first of its kind; the others would fill the screen."""
-    if not said:
-        said.append(text)
+    if not _said:
+        _said.append(text)
         print(text, file=sys.stderr)
 
 

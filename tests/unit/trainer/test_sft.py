@@ -97,9 +97,9 @@ def test_tools_may_be_written_as_json():
     assert seen == [tools, tools]
 
 
-def test_a_prompt_that_ends_within_a_token(capsys):
+def test_a_prompt_that_ends_within_a_token(capsys, monkeypatch):
     """As byte-level tokenizers have it: a space belongs to the word behind it."""
-    sft_rows._say_once.__defaults__[0].clear()
+    monkeypatch.setattr(sft_rows, "_said", [])
 
     class Words:
         eos_token_id, known = 0, ["", "q", " ", " a"]
