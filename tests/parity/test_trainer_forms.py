@@ -198,7 +198,7 @@ def test_rows_that_outgrow_the_plan_are_refused_in_words(tmp_path):
     turns = TurnsThePage()
     turns.dataset = trainer.train_dataset
     trainer.add_callback(turns)
-    with pytest.raises(UserError, match="has longer rows than before training began. Give it a `set_epoch` method"):
+    with pytest.raises(UserError, match="has longer rows than before training began. Give its rows as a class"):
         trainer.train()
 
 

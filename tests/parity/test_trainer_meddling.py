@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from automodel import Trainer
+from automodel.config.errors import UserError
 from trainer_pairs import LookedUp, rows, same, trainer_of
 
 EPOCHS = {"max_steps": -1, "num_train_epochs": 3, "eval_strategy": "epoch", "eval_steps": None}
@@ -137,13 +138,38 @@ class Relabels(transformers.TrainerCallback):
         self.change()
 
 
-@pytest.mark.parametrize("what", ["labels of a class", "a row of a list", "held-out rows"])
+class InADictionary(torch.utils.data.Dataset):
+    def __init__(self, made):
+        self.halves = {"a": LookedUp(made[:25]), "b": LookedUp(made[25:])}
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, index):
+        return self.halves["a" if index < 25 else "b"][index % 25]
+
+
+def test_rows_that_outgrow_a_list_are_refused_with_a_way_out(tmp_path):
+    trainer = trainer_of(Trainer, tmp_path, options=EPOCHS)
+    trainer.train_dataset = grows = rows(plain=True)
+    callback = Relabels()
+    callback.change = lambda: grows.append(grows[0])
+    trainer.add_callback(callback)
+    with pytest.raises(UserError, match="it changed its length.* Give its rows as a class with a `set_epoch` method"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("what", ["labels of a class", "labels of a part", "a row of a list", "held-out rows"])
 def test_rows_that_are_changed_in_place_are_followed(what, tmp_path):
     def prepare(trainer):
         callback = Relabels()
         if what == "labels of a class":
             trainer.train_dataset = LookedUp(rows(50, plain=True))
             labels = trainer.train_dataset.labels
+            callback.change = lambda: labels.__setitem__(1, (labels[1] + 1) % 3)
+        elif what == "labels of a part":
+            trainer.train_dataset = InADictionary(rows(50, plain=True))
+            labels = trainer.train_dataset.halves["b"].labels
             callback.change = lambda: labels.__setitem__(1, (labels[1] + 1) % 3)
         elif what == "a row of a list":
             trainer.train_dataset = changed = rows(50, plain=True)

@@ -10,6 +10,7 @@ operations do. So a rank looks, in its last moment, whether they still work.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 FAREWELL = 3.0
@@ -34,11 +35,9 @@ def wait_for_gloo(threads: Path = Path("/proc/self/task")) -> None:
 def _states(threads: Path) -> list[str]:
     """Of gloo's threads: S sleeps, R runs or would, D waits for a disk."""
     found = []
-    try:
-        for stat in threads.glob("*/stat"):
-            name, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+    for stat in threads.glob("*/stat"):
+        with suppress(OSError):  # a thread that ended meanwhile
+            name, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
             if name == GLOO:
                 found.append(rest.split()[0])
-    except OSError:  # a thread that ended meanwhile, or another system
-        return _states(threads) if threads.exists() else []
     return found

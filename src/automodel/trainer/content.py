@@ -39,7 +39,7 @@ class _Pickler(pickle.Pickler):
             return tuple, ((id(value), value._version, value.data_ptr(), small),)
         if hasattr(value, "_fingerprint"):  # of `datasets`, which knows its own content
             return str, (value._fingerprint,)
-        as_object = (torch.utils.data.Dataset, torch.nn.Module, FunctionType, MethodType, ModuleType, type)
+        as_object = (torch.nn.Module, FunctionType, MethodType, ModuleType, type)
         if isinstance(value, as_object) or type(value).__module__.partition(".")[0] in ("transformers", "tokenizers"):
             inner = getattr(value, "data", None)  # a `BatchEncoding` has its columns there
             return (dict, (inner,)) if isinstance(inner, dict) else (int, (id(value),))

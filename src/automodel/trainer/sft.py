@@ -191,11 +191,11 @@ class SFTTrainer(Trainer):
         return _evaluated(dataset, self._form, self.args)
 
 
-def _evaluated(dataset: Any, form: RowFormat, args: Any) -> Any:
+def _evaluated(dataset: Any, form: RowFormat, args: Any, what: str = "evaluation") -> Any:
     if isinstance(dataset, dict):
-        return {name: _evaluated(part, form, args) for name, part in dataset.items()}
+        return {name: _evaluated(part, form, args, name) for name, part in dataset.items()}
     packs = args.packing if args.eval_packing is None else args.eval_packing
-    return _rows(dataset, form, args, packs, "evaluation")
+    return _rows(dataset, form, args, packs, what)
 
 
 def _words(given: Any, model: Any, args: SFTConfig) -> Any:

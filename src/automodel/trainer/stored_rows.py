@@ -79,7 +79,7 @@ class StoredRows:
         self.origin: Any = None
         """The dataset that the rows were read from, which samplers may ask for lengths."""
         self.again: Callable[[], StoredRows | None] | None = None
-        """Where the rows came from a class of the script's own: other rows, if it gives others now."""
+        """Where the script can change them (a list, a class of its own): other rows, if they are others now."""
         self.counts_first = False
         """Whether the loss of a language model is divided by all labels, although nothing predicts a row's first token:
         what Trainer does for classes that are not called `…ForCausalLM` (GPT-2)."""
@@ -101,8 +101,8 @@ class StoredRows:
                 raise NotStored("it changed its length, or has longer rows than before training began")
         except NotStored as obstacle:
             raise UserError(
-                f"the training dataset changed, and cannot be followed: {obstacle}. Give it a `set_epoch` method, and "
-                "its rows are read along the way, by Trainer's own steps."
+                f"the training dataset changed, and cannot be followed: {obstacle}. Give its rows as a class with a "
+                "`set_epoch` method, and they are read along the way, by Trainer's own steps."
             ) from obstacle
         self.store, self.widths, self.firsts = new.store, new.widths, new.firsts
         self.collator = dataclasses.replace(self.collator, store=new.store)
