@@ -3,8 +3,8 @@
 FOLDER has a run.yaml. Two ranks are forked for every start: importing takes longer than training, so this process
 imports what the first run came to import, and never computes anything itself. Every kill but the first is one of a run
 that goes on after the kill before, until one comes through. Every second kill waits for a checkpoint
-that is being written. Whatever a kill leaves, the other rank must end by itself and every checkpoint must be whole; a
-run that comes through must have the losses and the weights of the one that was left alone.
+that is being written. Whatever a kill leaves, the other rank must end by itself, every checkpoint must be whole and the
+next run must start; one that comes through must have the losses and the weights of the one that was left alone.
 Prints what happened as JSON.
 """
 
@@ -24,6 +24,7 @@ import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from safetensors.torch import load_file
@@ -36,6 +37,8 @@ from automodel.distributed.world import joined
 from automodel.models.lean_imports import import_transformers
 
 RANKS = 2
+PATIENCE = 90
+"""Seconds for a rank to end in. Torch's store looks for another rank for up to 40 where its limit is 16."""
 FORK = multiprocessing.get_context("fork")
 
 
@@ -87,11 +90,33 @@ def start(config: Path, out: Path) -> list[multiprocessing.process.BaseProcess]:
 
 def wait_for_a_save(out: Path, ranks: list) -> bool:
     """Whether a checkpoint is being written now."""
+    until = time.monotonic() + PATIENCE
     while all(rank.is_alive() for rank in ranks):
-        if any((out / "run" / "steps").glob(".unfinished-*")):
-            return True
+        with suppress(FileNotFoundError):  # a new run puts away what the one before left
+            if any((out / "run" / "steps").glob(".unfinished-*")):
+                return True
         time.sleep(0.001)
+        if time.monotonic() > until:
+            give_up(ranks, "neither rank ends or saves")
     return False
+
+
+def give_up(ranks: list, why: str) -> NoReturn:
+    """Says where the ranks are, and leaves none: one that hangs has no ear for the end of this process, either."""
+    for rank in ranks:
+        if rank.is_alive():
+            os.kill(rank.pid, signal.SIGUSR2)
+    time.sleep(1)
+    for rank in ranks:
+        rank.kill()
+    raise AssertionError(why)
+
+
+def wait_for_the_end(ranks: list) -> None:
+    for rank in ranks:
+        rank.join(PATIENCE)
+        if rank.exitcode is None:
+            give_up(ranks, "a rank waits for one that is gone")
 
 
 def finished(out: Path) -> bool:
@@ -109,9 +134,9 @@ def same(out: Path, alone: Path) -> None:
 def left_alone(config: Path, out: Path) -> float:
     """A run that nobody kills, and the seconds it takes."""
     begun = time.monotonic()
-    for rank in start(config, out):
-        rank.join()
-        assert rank.exitcode == 0, "the run that is left alone"
+    ranks = start(config, out)
+    wait_for_the_end(ranks)
+    assert [rank.exitcode for rank in ranks] == [0, 0], "the run that is left alone"
     return time.monotonic() - begun
 
 
@@ -142,13 +167,10 @@ def main(folder: Path, kills: int, seed: int) -> None:
                 done["kills"] += 1
                 done["in_a_save"] += in_a_save
         killed = time.monotonic()
-        for rank in ranks:
-            rank.join(60)
-            if rank.exitcode is None:
-                os.kill(rank.pid, signal.SIGUSR2)
-                time.sleep(1)
-                raise AssertionError("a rank waits for one that is gone")
-        if any(rank.exitcode == -signal.SIGKILL for rank in ranks):
+        wait_for_the_end(ranks)
+        codes = [rank.exitcode for rank in ranks]
+        assert -signal.SIGKILL in codes or codes == [0, 0], f"nobody was killed, and the ranks ended with {codes}"
+        if -signal.SIGKILL in codes:
             done["slowest_end_s"] = max(done["slowest_end_s"], time.monotonic() - killed)
         _, notes = CheckpointStore(out / "run" / "steps").latest()
         assert not notes, notes

@@ -45,4 +45,4 @@ def test_every_resume_continues_exactly(tmp_path):
     assert done["in_a_save"] >= int(kills) // 5
     assert done["resumed"] >= int(kills) // 5
     assert done["finished"] >= 1
-    assert done["slowest_end_s"] < 40
+    assert done["slowest_end_s"] < 60

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +42,18 @@ def flush_to_disk(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a small file so that readers see either the old or the new text."""
+    """Writes a small file so that readers see either the old or the new text. A kill may leave what `is_left_over`
+    knows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     flush_to_disk(temporary)
     os.replace(temporary, path)
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether `replace_text` was killed while it wrote this."""
+    return re.fullmatch(r"\..+\.\d+", path.name) is not None
 
 
 def write_text(path: Path, text: str) -> Written:

@@ -12,17 +12,19 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from automodel.checkpoint.store import replace_text
+from automodel.checkpoint.disk import is_left_over, replace_text
 from automodel.config.errors import UserError
 from automodel.plan.config import RunConfig
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
 BASE = "base.json"  # what tells the weights below an adapter from others
 LAYOUT = "layout.json"  # how the model is asked
+REMOVED = ".removed-run-"  # an earlier run that a new one is about to remove
 WRITTEN_ANEW = ("plan.json", "summary.json", EXPORTED)  # by every start or end of a run
 MODEL_FILE = re.compile(
     r"adapter_(config\.json|model\.safetensors)"
@@ -74,7 +76,8 @@ class RunFolder:
         return self.read_json(EXPORTED) or []
 
     def holds_run(self) -> bool:
-        return self.run.is_dir() and any(self.run.iterdir())
+        """A run that was killed while it wrote its first file is none."""
+        return self.run.is_dir() and not all(is_left_over(path) for path in self.run.iterdir())
 
     def holds_something_else(self) -> bool:
         """Whether `run/` has files, but none that a run writes: it belongs to somebody else."""
@@ -155,7 +158,10 @@ def start_fresh(folder: RunFolder) -> None:
         else:
             for name in folder.exported():
                 (folder.root / name).unlink(missing_ok=True)
-            shutil.rmtree(folder.run)
+            # Out of the way at once: a kill amid removing would leave what nobody knows for a run.
+            os.replace(folder.run, folder.root / f"{REMOVED}{os.getpid()}-{time.time_ns()}")
+    for removed in folder.root.glob(f"{REMOVED}*"):
+        shutil.rmtree(removed, ignore_errors=True)
     folder.run.mkdir(parents=True, exist_ok=True)  # a run that was killed in this very place left it empty
 
 

@@ -1,9 +1,13 @@
 """Nothing a user made is lost: what may live in a run folder, and what is refused."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
+from automodel.checkpoint.disk import replace_text
 from automodel.config.errors import UserError
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, open_folder, refuse_what_it_reads, start_fresh
 from automodel.plan.check import load_run_config
@@ -137,6 +141,36 @@ def test_a_run_that_was_killed_before_it_wrote_anything_is_in_nobodys_way(tmp_pa
     folder = open_folder(str(tmp_path), resume=False, overwrite=False)
     start_fresh(folder)
     assert folder.run.is_dir()
+
+
+def test_a_run_that_was_killed_amid_its_first_file_is_in_nobodys_way(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    folder = RunFolder(tmp_path)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", killed)
+        replace_text(folder.config, "model: somewhere")
+    assert list(folder.run.iterdir()), "what a kill leaves"
+    with pytest.raises(UserError, match="there is no run in"):
+        open_folder(str(tmp_path), resume=True, overwrite=False)
+    for overwrite in (False, True):
+        start_fresh(open_folder(str(tmp_path), resume=False, overwrite=overwrite))
+
+
+def test_a_kill_amid_removing_the_earlier_run_leaves_nothing_in_the_way(tmp_path, monkeypatch):
+    root = finished_run(tmp_path)
+    def killed(path, **_):
+        for found in Path(path).glob("*.yaml"):
+            found.unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(shutil, "rmtree", killed)
+        start_fresh(open_folder(str(root), resume=False, overwrite=True))
+    start_fresh(open_folder(str(root), resume=False, overwrite=False))
+    assert sorted(path.name for path in root.iterdir()) == ["notes.md", "run"]
+    assert not list((root / "run").iterdir())
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"ranks', b"[1]", b"5", b"null", b"\xff"])
