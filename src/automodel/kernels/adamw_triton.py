@@ -151,10 +151,11 @@ def update_kernel(
     block = tl.program_id(0)
     if CHOSEN is not None:
         block = tl.load(CHOSEN + block)
-    # Four elements a thread for every buffer: 16 bytes of fp32, 8 of bf16. Left to choose, Triton takes eight for the
-    # 16-bit loads, and then exchanges every fp32 result between threads before it is stored.
-    lanes = tl.max_contiguous(tl.arange(0, BLOCK), 4)
-    flat = tl.max_contiguous(block.to(tl.int64) * BLOCK + lanes, 4)
+    # As many elements a thread for every buffer: 16 bytes of weights and moments, 8 of bf16 gradients beside fp32 ones.
+    # Left to choose, Triton takes 16 of those as well, and exchanges every fp32 result between threads to store it.
+    TOGETHER: tl.constexpr = 128 // WEIGHT.dtype.element_ty.primitive_bitwidth
+    lanes = tl.max_contiguous(tl.arange(0, BLOCK), TOGETHER)
+    flat = tl.max_contiguous(block.to(tl.int64) * BLOCK + lanes, TOGETHER)
     # The buffers are padded, so these loads need no mask and do not wait for the tables.
     # Nobody reads these again in this step: they should not push activations out of the cache.
     weight = tl.load(WEIGHT + flat, eviction_policy="evict_first").to(tl.float32)
@@ -162,7 +163,7 @@ def update_kernel(
     exp_avg_sq = tl.load(EXP_AVG_SQ + flat, eviction_policy="evict_first").to(tl.float32)
 
     parameter = tl.load(BLOCKS + block)
-    at = tl.max_contiguous(tl.multiple_of(tl.load(BLOCKS + n_blocks + block), 16) + lanes, 4)
+    at = tl.max_contiguous(tl.multiple_of(tl.load(BLOCKS + n_blocks + block), 16) + lanes, TOGETHER)
     real = tl.load(BLOCKS + 2 * n_blocks + block)
     table = TABLE + tl.load(BLOCKS + 3 * n_blocks + block) * SETTINGS
     wide = tl.load(BLOCKS + 4 * n_blocks + block)

@@ -100,7 +100,7 @@ class Recorder:
         from automodel.kernels import dispatch
 
         driver.set_active(StandInDriver(self.gpu.capability))
-        dispatch.stand_in_processors = self.gpu.processors
+        dispatch.stand_in_processors, dispatch.stand_in_capability = self.gpu.processors, self.gpu.capability
         knobs.runtime.jit_cache_hook = self._write_down
 
     def __exit__(self, *exception: Any) -> None:

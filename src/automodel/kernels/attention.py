@@ -23,6 +23,7 @@ Documents of length 0 are allowed. Every token must lie in a document, and no do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from automodel.kernels.dispatch import power_of_two_above, runs_triton
+from automodel.kernels.dispatch import capability, power_of_two_above, runs_triton
 from automodel.kernels.philox import THRESHOLD_BITS, drop_threshold, philox
 from automodel.kernels.rope import rope_reference, turn_in_place
 
@@ -47,7 +48,7 @@ _LOW = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class Tiles:
-    """Launch shapes: tile of queries, tile of keys, warps, stages of the loop over the other side."""
+    """Launch shapes: rows of a tile of queries, tile of keys, warps, stages of the loop over the other side."""
 
     queries: int
     keys: int
@@ -60,9 +61,18 @@ class Tiles:
 
 # By head dimension, rounded up to a power of two.
 FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2)}
-BACKWARD = {16: Tiles(64, 64, 4, 1), 32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1, 168), 128: Tiles(64, 64, 8, 1)}
+BACKWARD = {16: Tiles(64, 64, 4, 1), 32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1, 168), 128: Tiles(64, 64, 4, 1)}
 # Only with capped scores, which no other kernel has; not measured.
 FORWARD[256], BACKWARD[256] = Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1)
+
+MOST_MEMBERS = 4
+GROUPED_FORWARD = {64: Tiles(64, 32, 4, 2), 128: Tiles(64, 32, 4, 2)}
+GROUPED_BACKWARD = {64: Tiles(64, 64, 4, 1), 128: Tiles(64, 64, 4, 1)}
+HOPPERS_BACKWARD = GROUPED_BACKWARD | {64: Tiles(128, 64, 4, 1)}  # elsewhere it spills what it holds
+"""Where query heads share a key head, up to `MOST_MEMBERS` of them share a tile: as many rows or twice as many, fewer
+queries of each. One load of keys and values serves all, and a tile of keys has seen its queries in fewer turns. Forward
+and backward in µs: Llama 1B, 1,344 tokens, 12.6 + 39.9 to 10.3 + 32.1; 16,384 tokens, 121 + 333 to 94 + 311; Qwen3 8B,
+1,344 tokens, 20.8 + 102 to 15.1 + 61. Tiles of 256 rows lose, with as many warps more."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,12 @@ class Attention:
     def block(self) -> int:
         """The head dimension as a tile has it."""
         return max(16, power_of_two_above(self.head_dim))
+
+    def launch(self, alone: dict[int, Tiles], grouped: dict[int, Tiles]) -> tuple[Tiles, int, int]:
+        """(tiles, query heads of one, queries of each)."""
+        members = math.gcd(self.heads // self.key_heads, MOST_MEMBERS) if self.block in grouped else 1
+        tiles = (grouped if members > 1 else alone)[self.block]
+        return tiles, members, tiles.queries // members
 
 
 class Turned(NamedTuple):
@@ -164,19 +180,21 @@ class _Attention(torch.autograd.Function):
         from automodel.kernels.attention_triton import attention_backward_kernel, attention_delta_kernel
 
         qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, positions_T, table = ctx.saved_tensors
-        how, tiles, T = ctx.how, BACKWARD[ctx.how.block], qkv_TW.shape[0]
+        how, T = ctx.how, qkv_TW.shape[0]
+        on_hopper = capability(qkv_TW.device) // 10 == 9
+        tiles, members, queries = how.launch(BACKWARD, HOPPERS_BACKWARD if on_hopper else GROUPED_BACKWARD)
         dout_TN, delta_HT, dqkv_TW = dout_TN.contiguous(), torch.empty_like(lse_HT), torch.empty_like(qkv_TW)
         attention_delta_kernel[(-(-T // DELTA_ROWS), how.heads)](
             out_TN, dout_TN, delta_HT, T, H=how.heads, D=how.head_dim, BLOCK_D=how.block, ROWS=DELTA_ROWS, num_warps=4
         )
-        blocks = -(-ctx.longest // min(tiles.queries, tiles.keys))
-        attention_backward_kernel[(2 * blocks, how.heads, len(cu_seqlens) - 1)](
+        key_blocks, query_blocks = -(-ctx.longest // tiles.keys), -(-ctx.longest // queries)
+        attention_backward_kernel[(key_blocks + query_blocks, how.heads // members, len(cu_seqlens) - 1)](
             qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, cu_seqlens, positions_T, table,
-            T, 0 if table is None else table.shape[1], blocks,
+            T, 0 if table is None else table.shape[1], key_blocks,
             how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
             H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
             CAP=how.softcap,
-            BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
+            BLOCK_M=queries, BLOCK_N=tiles.keys, MEMBERS=members, num_warps=tiles.warps, num_stages=tiles.stages,
             maxnreg=tiles.registers if words_HT is None else None,
         )  # fmt: skip
         return dqkv_TW, None, None, None, None, None, None
@@ -188,16 +206,17 @@ def _forward(
     """Outputs, log-sum-exp of the scores, and the random word of each query and head."""
     from automodel.kernels.attention_triton import attention_forward_kernel
 
-    T, tiles = qkv_TW.shape[0], FORWARD[how.block]
+    T = qkv_TW.shape[0]
+    tiles, members, queries = how.launch(FORWARD, GROUPED_FORWARD)
     out_TN = torch.empty((T, how.heads * how.head_dim), dtype=qkv_TW.dtype, device=qkv_TW.device)
     lse_HT = torch.empty((how.heads, T), dtype=torch.float32, device=qkv_TW.device)
     words_HT = None if seed is None else torch.empty((how.heads, T), dtype=torch.int32, device=qkv_TW.device)
-    attention_forward_kernel[(-(-longest // tiles.queries), how.heads, len(cu_seqlens) - 1)](
+    attention_forward_kernel[(-(-longest // queries), how.heads // members, len(cu_seqlens) - 1)](
         qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, seed,
         T, how.scale, how.site, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
         H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
-            CAP=how.softcap,
-        BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, num_warps=tiles.warps, num_stages=tiles.stages,
+        CAP=how.softcap,
+        BLOCK_M=queries, BLOCK_N=tiles.keys, MEMBERS=members, num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return out_TN, lse_HT, words_HT
 

@@ -1,7 +1,9 @@
 """The Triton half of `attention`.
 
 Scores are kept in units of log 2, so that the exponential is the hardware's exp2. A program sees one tile of one
-document and one head; the many programs past the end of a short document leave at once.
+document and of MEMBERS query heads that share a key head. Their queries stand below each other: the rows of a tile are
+BLOCK_M queries of the first head, the same queries of the second, and so on. The many programs past the end of a short
+document leave at once.
 """
 
 import triton
@@ -20,10 +22,17 @@ MIX_B = tl.constexpr(attention.MIX_B)
 
 
 @triton.jit
-def row_words(SEED, site, head, rows):
+def tile_of_queries(first, head, BLOCK_M: tl.constexpr, MEMBERS: tl.constexpr):
+    """(query, head) of every row of a tile."""
+    row = tl.arange(0, MEMBERS * BLOCK_M)
+    return first + row % BLOCK_M, head + row // BLOCK_M
+
+
+@triton.jit
+def row_words(SEED, site, heads, rows):
     """A random word for every query of a head."""
     zero = rows * 0
-    word, _, _, _ = tl.philox(tl.load(SEED), rows, zero + head, zero + site, zero, PHILOX_ROUNDS)
+    word, _, _, _ = tl.philox(tl.load(SEED), rows, heads, zero + site, zero, PHILOX_ROUNDS)
     return word.to(tl.uint32, bitcast=True)
 
 
@@ -87,28 +96,28 @@ def queries_of(first, length, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUS
 def attention_forward_kernel(
     QKV, OUT, LSE, WORDS, CU, SEED, n_tokens, scale, site, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * BLOCK_M
-    head = tl.program_id(1)
+    head = tl.program_id(1) * MEMBERS
     document = tl.program_id(2)
     begin = tl.load(CU + document)
     length = tl.load(CU + document + 1) - begin
     if first < length:
         WIDTH: tl.constexpr = (H + 2 * K) * D
-        rows = first + tl.arange(0, BLOCK_M)
+        rows, heads = tile_of_queries(first, head, BLOCK_M, MEMBERS)
         dims = tl.arange(0, BLOCK_D)
         stream = QKV + begin.to(tl.int64) * WIDTH
         key_head = head // (H // K)
         real = rows < length
         inside = real[:, None] & (dims < D)[None, :]
-        q = tl.load(stream + rows[:, None] * WIDTH + head * D + dims[None, :], mask=inside, other=0.0)
-        highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_M,), tl.float32)
-        out = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        q = tl.load(stream + (rows * WIDTH + heads * D)[:, None] + dims[None, :], mask=inside, other=0.0)
+        highest = tl.full((MEMBERS * BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((MEMBERS * BLOCK_M,), tl.float32)
+        out = tl.zeros((MEMBERS * BLOCK_M, BLOCK_D), tl.float32)
         if SEED is not None:
-            words = row_words(SEED, site, head, begin + rows)
-            kept_words = WORDS + head.to(tl.int64) * n_tokens + begin + rows
+            words = row_words(SEED, site, heads, begin + rows)
+            kept_words = WORDS + heads.to(tl.int64) * n_tokens + begin + rows
             tl.store(kept_words, words.to(tl.int32, bitcast=True), mask=real)  # the backward pass reads them
         low, high = keys_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
         for n in range(low, high, BLOCK_N):
@@ -135,11 +144,9 @@ def attention_forward_kernel(
             out *= kept_scale
         out = out / total[:, None]
         place = begin + rows
-        tl.store(
-            OUT + place.to(tl.int64)[:, None] * (H * D) + head * D + dims[None, :],
-            out.to(OUT.dtype.element_ty), mask=inside,
-        )  # fmt: skip
-        tl.store(LSE + head.to(tl.int64) * n_tokens + place, highest + tl.log2(total), mask=real)
+        at = (place.to(tl.int64) * (H * D) + heads * D)[:, None] + dims[None, :]
+        tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=inside)
+        tl.store(LSE + heads.to(tl.int64) * n_tokens + place, highest + tl.log2(total), mask=real)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -159,17 +166,16 @@ def attention_delta_kernel(
 
 @triton.jit
 def load_query_side(
-    QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens,
+    QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, heads, n_tokens,
     WIDTH: tl.constexpr, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """q, dout, log-sum-exp, delta and random words of a tile of queries. Rows that do not exist get weight zero."""
     dims = tl.arange(0, BLOCK_D)
     place = (begin + rows).to(tl.int64)
-    at = place[:, None] * (H * D) + head * D + dims[None, :]
     inside = real[:, None] & (dims < D)[None, :]
-    q = tl.load(QKV + place[:, None] * WIDTH + head * D + dims[None, :], mask=inside, other=0.0)
-    dout = tl.load(DOUT + at, mask=inside, other=0.0)
-    row = head.to(tl.int64) * n_tokens + place
+    q = tl.load(QKV + (place * WIDTH + heads * D)[:, None] + dims[None, :], mask=inside, other=0.0)
+    dout = tl.load(DOUT + (place * (H * D) + heads * D)[:, None] + dims[None, :], mask=inside, other=0.0)
+    row = heads.to(tl.int64) * n_tokens + place
     lse = tl.load(LSE + row, mask=real, other=float("inf"))
     delta = tl.load(DELTA + row, mask=real, other=0.0)
     words = rows.to(tl.uint32)
@@ -180,10 +186,11 @@ def load_query_side(
 
 @triton.jit
 def store_turned_back(
-    TO, g, place, exists, POSITIONS, TABLE, n_positions, ROWS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr
+    TO, g, place, columns, exists, POSITIONS, TABLE, n_positions,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of a tile of rotated vectors, (ROWS, D), as that of the vectors before. TO: the head's first column;
-    place: rows of the stream. Both halves of a vector meet in one thread, once a tile."""
+    """The gradient of a tile of rotated vectors, (ROWS, D), as that of the vectors before. place: rows of the stream;
+    columns: where their heads begin in it. Both halves of a vector meet in one thread, once a tile."""
     HALF: tl.constexpr = D // 2
     first, second = tl.split(tl.permute(tl.reshape(g, (ROWS, 2, HALF)), (0, 2, 1)))
     half = tl.arange(0, HALF)
@@ -191,7 +198,7 @@ def store_turned_back(
     inside = exists[:, None] & (half < HALF)[None, :]
     cos = tl.load(TABLE + position[:, None] * HALF + half[None, :], mask=inside, other=1.0)
     sin = tl.load(TABLE + (n_positions + position)[:, None] * HALF + half[None, :], mask=inside, other=0.0)
-    at = TO + place[:, None] * WIDTH + half[None, :]
+    at = TO + (place * WIDTH + columns)[:, None] + half[None, :]
     tl.store(at, (first * cos + second * sin).to(TO.dtype.element_ty), mask=inside)
     tl.store(at + HALF, (second * cos - first * sin).to(TO.dtype.element_ty), mask=inside)
 
@@ -201,7 +208,7 @@ def gradients_of_keys(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
     begin, length, first, head, n_tokens, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys of one key head, from all queries that see them."""
     WIDTH: tl.constexpr = (H + 2 * K) * D
@@ -217,13 +224,12 @@ def gradients_of_keys(
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     low, high = queries_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
-    for member in range(H // K):
-        query_head = head * (H // K) + member
+    for member in range(0, H // K, MEMBERS):
         for m in range(low, high, BLOCK_M):
-            rows = m + tl.arange(0, BLOCK_M)
+            rows, heads = tile_of_queries(m, head * (H // K) + member, BLOCK_M, MEMBERS)
             real = rows < length
             q, dout, lse, delta, words = load_query_side(
-                QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, query_head, n_tokens, WIDTH, H, D, BLOCK_D
+                QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, heads, n_tokens, WIDTH, H, D, BLOCK_D
             )
             # Everything with the keys down and the queries across.
             scores = tl.dot(k, tl.trans(q)) * (scale * LOG2_E)
@@ -248,7 +254,7 @@ def gradients_of_keys(
     if TABLE is not None:
         place = (begin + keys).to(tl.int64)
         store_turned_back(
-            DQKV + (H + head) * D, dk * scale, place, keys < length, POSITIONS, TABLE, n_positions, BLOCK_N, WIDTH, D
+            DQKV, dk * scale, place, (H + head) * D, keys < length, POSITIONS, TABLE, n_positions, BLOCK_N, WIDTH, D
         )
     else:
         tl.store(gradient + at, (dk * scale).to(DQKV.dtype.element_ty), mask=inside)
@@ -259,7 +265,7 @@ def gradient_of_queries(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
     begin, length, first, head, n_tokens, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """dq of a tile of queries, from all keys they see."""
     WIDTH: tl.constexpr = (H + 2 * K) * D
@@ -267,13 +273,13 @@ def gradient_of_queries(
     dims = tl.arange(0, BLOCK_D)
     stream = QKV + begin.to(tl.int64) * WIDTH
     gradient = DQKV + begin.to(tl.int64) * WIDTH
-    rows = first + tl.arange(0, BLOCK_M)
+    rows, heads = tile_of_queries(first, head, BLOCK_M, MEMBERS)
     real = rows < length
     key_head = head // (H // K)
     q, dout, lse, delta, words = load_query_side(
-        QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, head, n_tokens, WIDTH, H, D, BLOCK_D
+        QKV, DOUT, LSE, DELTA, WORDS, begin, rows, real, heads, n_tokens, WIDTH, H, D, BLOCK_D
     )
-    dq = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    dq = tl.zeros((MEMBERS * BLOCK_M, BLOCK_D), tl.float32)
     low, high = keys_of(first, length, BLOCK_M, BLOCK_N, CAUSAL, WINDOW)
     for n in range(low, high, BLOCK_N):
         keys = n + tl.arange(0, BLOCK_N)
@@ -300,20 +306,22 @@ def gradient_of_queries(
         dq = tl.dot(ds.to(k.dtype), k, dq)
     if TABLE is not None:
         place = (begin + rows).to(tl.int64)
-        store_turned_back(DQKV + head * D, dq * scale, place, real, POSITIONS, TABLE, n_positions, BLOCK_M, WIDTH, D)
+        store_turned_back(
+            DQKV, dq * scale, place, heads * D, real, POSITIONS, TABLE, n_positions, MEMBERS * BLOCK_M, WIDTH, D
+        )
     else:
-        at = rows[:, None] * WIDTH + head * D + dims[None, :]
+        at = (rows * WIDTH + heads * D)[:, None] + dims[None, :]
         tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["n_tokens", "n_positions", "blocks", "threshold"])
+@triton.jit(do_not_specialize=["n_tokens", "n_positions", "key_blocks", "threshold"])
 def attention_backward_kernel(
     QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, POSITIONS, TABLE,
-    n_tokens, n_positions, blocks, scale, threshold, kept_scale,
+    n_tokens, n_positions, key_blocks, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """The first `blocks` programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
+    """The first programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
     but the document's end limits what a query sees, weights need no mask: keys past the end were loaded as zeros and
     their own gradients are not stored; queries past the end have weight zero. With TABLE, queries and keys were rotated
     by their positions, and their gradients are those of before."""
@@ -322,21 +330,21 @@ def attention_backward_kernel(
     document = tl.program_id(2)
     begin = tl.load(CU + document)
     length = tl.load(CU + document + 1) - begin
-    if part < blocks:
+    if part < key_blocks:
         first = part * BLOCK_N
         if (first < length) & (head < K):
             gradients_of_keys(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
                 begin, length, first, head, n_tokens, scale, threshold, kept_scale,
-                H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N,
+                H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N, MEMBERS,
             )  # fmt: skip
     else:
-        first = (part - blocks) * BLOCK_M
+        first = (part - key_blocks) * BLOCK_M
         if first < length:
             gradient_of_queries(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
-                begin, length, first, head, n_tokens, scale, threshold, kept_scale,
-                H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N,
+                begin, length, first, head * MEMBERS, n_tokens, scale, threshold, kept_scale,
+                H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N, MEMBERS,
             )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ INTERPRETER_PROCESSORS = 2
 
 stand_in_processors: int = 0
 """Above 0, CPU tensors stand in for those of a GPU with so many processors."""
+stand_in_capability: int = 90
+"""Its compute capability, and the interpreter's."""
 
 
 @functools.cache
@@ -48,6 +50,15 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return stand_in_processors or INTERPRETER_PROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def capability(device: torch.device) -> int:
+    """90 for Hopper."""
+    if device.type != "cuda":
+        return stand_in_capability
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def power_of_two_above(n: int) -> int:

@@ -16,7 +16,7 @@ from automodel.plan.plan import Decision
 if TYPE_CHECKING:
     from automodel.plan.hardware import Hardware  # which imports torch
 
-SMALLEST_BUCKET, LARGEST_BUCKET = 64, 2048
+SMALLEST_BUCKET, LARGEST_BUCKET = 32, 2048
 CAPTURE_S = 0.05  # recording one shape: about 0.05 s for 6 layers, 0.09 s for 12, when each was rehearsed first
 MOST_WORDS = 0.9  # of a word table; where more rows are read, there is little to save on the others
 WORTH_SAYING = 0.005  # share of the arithmetic

@@ -148,9 +148,10 @@ def test_a_run_that_was_killed_amid_its_first_file_is_in_nobodys_way(tmp_path, m
         raise KeyboardInterrupt
 
     folder = RunFolder(tmp_path)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(os, "replace", killed)
-        replace_text(folder.config, "model: somewhere")
+        with pytest.raises(KeyboardInterrupt):
+            replace_text(folder.config, "model: somewhere")
     assert list(folder.run.iterdir()), "what a kill leaves"
     with pytest.raises(UserError, match="there is no run in"):
         open_folder(str(tmp_path), resume=True, overwrite=False)
@@ -160,14 +161,17 @@ def test_a_run_that_was_killed_amid_its_first_file_is_in_nobodys_way(tmp_path, m
 
 def test_a_kill_amid_removing_the_earlier_run_leaves_nothing_in_the_way(tmp_path, monkeypatch):
     root = finished_run(tmp_path)
+
     def killed(path, **_):
         for found in Path(path).glob("*.yaml"):
             found.unlink()
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", killed)
-        start_fresh(open_folder(str(root), resume=False, overwrite=True))
+        folder = open_folder(str(root), resume=False, overwrite=True)
+        with pytest.raises(KeyboardInterrupt):
+            start_fresh(folder)
     start_fresh(open_folder(str(root), resume=False, overwrite=False))
     assert sorted(path.name for path in root.iterdir()) == ["notes.md", "run"]
     assert not list((root / "run").iterdir())

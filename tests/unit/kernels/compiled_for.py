@@ -40,7 +40,8 @@ def compile_kernel(kernel, arguments: dict, capability: int, warps: int):
             if kind.startswith("*") or name.endswith("_stride") or name in MULTIPLES:
                 attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
+    options = {"num_warps": warps} | {name: arguments[name] for name in ("num_stages",) if name in arguments}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def resources(compiled) -> dict:
@@ -191,7 +192,7 @@ def attention_cases():
 
     kinds = types("*bf16", "QKV OUT DOUT DQKV Q KV DQ DKV") | types("*fp32", "LSE DELTA") | types("*i32", "WORDS CU")
     kinds |= types("*i64", "SEED POSITIONS") | types("fp32", "scale kept_scale")
-    kinds |= types("i32", "n_tokens n_positions n_queries blocks site threshold") | constant(TABLE=None)
+    kinds |= types("i32", "n_tokens n_positions n_queries key_blocks site threshold") | constant(TABLE=None)
     for dim in (32, 64):
         sizes = constant(H=12, K=12, D=dim, BLOCK_D=dim, CAUSAL=False, WINDOW=-1, CAP=0.0, BLOCK=KEYS)
         sizes |= constant(ROWS=attention.DELTA_ROWS)
@@ -200,7 +201,7 @@ def attention_cases():
             (kernels.attention_backward_kernel, attention.BACKWARD[dim]),
         )
         for kernel, tiles in pairs:
-            blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys)
+            blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, MEMBERS=1) | {"num_stages": tiles.stages}
             yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes | blocks, tiles.warps
         turned = kinds | sizes | blocks | types("*fp32", "TABLE")
         yield f"attention_backward_kernel, turned, D={dim}", kernels.attention_backward_kernel, turned, tiles.warps
@@ -213,8 +214,23 @@ def attention_cases():
         (kernels.attention_backward_kernel, attention.BACKWARD[256]),
     )
     for kernel, tiles in pairs:
-        blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys)
+        blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, MEMBERS=1) | {"num_stages": tiles.stages}
         yield f"{kernel.__name__}, capped", kernel, kinds | sizes | blocks, tiles.warps
+    for dim in (64, 128):
+        how = attention.Attention(32, 8, dim, 0.1, causal=True)
+        sizes = constant(H=32, K=8, D=dim, BLOCK_D=dim, CAUSAL=True, WINDOW=-1, CAP=0.0, SEED=None, WORDS=None)
+        grouped = [
+            ("", kernels.attention_forward_kernel, attention.FORWARD, attention.GROUPED_FORWARD),
+            ("", kernels.attention_backward_kernel, attention.BACKWARD, attention.GROUPED_BACKWARD),
+        ]
+        if dim == 64:
+            of_hopper = attention.HOPPERS_BACKWARD
+            grouped += [("on Hopper, ", kernels.attention_backward_kernel, attention.BACKWARD, of_hopper)]
+        for where, kernel, alone, several in grouped:
+            tiles, members, queries = how.launch(alone, several)
+            blocks = constant(BLOCK_M=queries, BLOCK_N=tiles.keys, MEMBERS=members) | {"num_stages": tiles.stages}
+            own = kinds | sizes | blocks | types("*fp32", "TABLE")
+            yield f"{kernel.__name__}, grouped, {where}D={dim}", kernel, own, tiles.warps
 
 
 def column_sum_cases():

@@ -24,6 +24,10 @@ CASES = {
     "window": Attention(2, 2, 32, 0.2, window=7),
     "causal window, dropout": Attention(2, 1, 32, 0.2, causal=True, window=70, dropout=0.1),
     "wide heads": Attention(1, 1, 64, 0.125),
+    "four heads in a tile": Attention(8, 2, 64, 0.125, causal=True),
+    "two heads in a tile, dropout, window": Attention(4, 2, 64, 0.125, causal=True, window=70, dropout=0.1, site=2),
+    "three heads, each its own tile": Attention(3, 1, 64, 0.125, causal=True),
+    "four wide heads in a tile": Attention(4, 1, 128, 0.09, dropout=0.1),
     "capped": Attention(4, 2, 32, 0.2, causal=True, window=40, softcap=0.7),
     "capped, the widest heads": Attention(1, 1, 256, 0.1, causal=True, softcap=1.5),
 }
@@ -63,7 +67,7 @@ def low_scores(how, lengths):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("case", ["plain", "dropout", "window", "causal, grouped heads"])
+@pytest.mark.parametrize("case", ["plain", "dropout", "window", "causal, grouped heads", "four heads in a tile"])
 def test_keys_past_the_end_of_a_document_add_nothing_where_all_scores_are_low(case):
     how, lengths = CASES[case], [130, 1, 37]
     qkv, boundaries = low_scores(how, lengths)

@@ -31,10 +31,25 @@ def test_every_kernel_compiles_for_both(report):
 
 
 def test_nothing_spills_below_the_widest_rows(report):
-    """Attention's tiles are chosen on Hopper; on Ampere its backward pass spills a little of what it holds."""
-    allowed = {("attention_backward_kernel D=64", 80): 64}
-    spilled = {(r["kernel"], r["capability"]): r["spilled_bytes"] for r in report if "D=8192" not in r["kernel"]}
-    assert {case: size for case, size in spilled.items() if size > allowed.get(case, 0)} == {}
+    """Attention's tiles are chosen on Hopper; on Ampere its backward pass spills a little of what it holds. Tiles of
+    several heads do so on Hopper too, and are faster than those that do not."""
+
+    def allowed(row):
+        if not row["kernel"].startswith("attention"):
+            return 0
+        return 96 if row["capability"] == 80 else 40 if "grouped" in row["kernel"] else 0
+
+    rows = [
+        r for r in report if "D=8192" not in r["kernel"] and not ("on Hopper" in r["kernel"] and r["capability"] < 90)
+    ]
+    assert [(r["kernel"], r["capability"], r["spilled_bytes"]) for r in rows if r["spilled_bytes"] > allowed(r)] == []
+
+
+def test_attention_fits_the_gpu_of_a_desktop(report):
+    """Which gives a program 99 kB of shared memory; Hopper has 227."""
+    needed = {r["kernel"]: r["shared_bytes"] for r in report if r["kernel"].startswith("attention")}
+    assert len(needed) >= 10
+    assert {name: size for name, size in needed.items() if size > 99 * 1024} == {}
 
 
 def test_no_load_is_narrower_than_a_word(report):
