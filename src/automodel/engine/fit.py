@@ -1,8 +1,9 @@
 """Does the largest batch fit? Asked before step 1, not found out at step 900.
 
 Batches differ in size, and the largest one of a run may come late. So its forward and backward pass are tried once at
-the start. Where the GPU runs out of memory, micro-batches are halved and accumulated twice as often: the same examples
-a step, the same losses, less memory at a time. The plan says so.
+the start. Where the GPU runs out of memory, a captured step first does without its second stream, which holds memory of
+its own: 1.8 GiB of gradients of Llama 1B that could lie where activations were. Then micro-batches are halved and
+accumulated twice as often: the same examples a step, the same losses, less memory at a time. The plan says so.
 
 A captured step has its optimizer's states when it is tried. torch's optimizers make theirs in the first step, and
 gradients of the micro-batches before are there when the next one runs, so as much memory is held free while an eager
@@ -27,7 +28,7 @@ from automodel.engine.prepare import Prepared
 from automodel.engine.step import TrainStep
 from automodel.optim.kinds import ADAMW
 from automodel.plan.memory import Setting, estimate
-from automodel.plan.plan import Decision
+from automodel.plan.plan import Decision, Plan
 
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
 MOST_DEALT = 10_000  # where documents have to be dealt to ranks first
@@ -57,7 +58,7 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
     try:
         if isinstance(step, CapturedStep):
-            step.probe(batch)
+            step.probe(batch, recorded=on_two_streams(plan, step))
         else:
             _try_eager(step, batch, bytes_to_come(prepared, step), plan.device)
     except torch.cuda.OutOfMemoryError:
@@ -87,6 +88,29 @@ def bytes_to_come(prepared: Prepared, step: TrainStep) -> int:
     setting = Setting(plan.precision, False, False, plan.optimizer, plan.checkpointing, tokens=0, rows=0)
     summed = sum(p.numel() * p.element_size() for p in step.parameters) if plan.grad_acc_steps > 1 else 0
     return round(estimate(None, trained, setting).states) + summed
+
+
+def on_two_streams(plan: Plan, step: TrainStep | CapturedStep) -> bool:
+    """Whether gradients of weights are computed beside the backward pass, which only fused blocks do."""
+    return isinstance(step, CapturedStep) and step.side is not None and plan.fused_kernels
+
+
+def smaller(prepared: Prepared, two_streams: bool) -> Prepared:
+    """The same run with less memory at a time. `two_streams`: whether it had as many."""
+    return _on_one_stream(prepared) if two_streams else halved(prepared)
+
+
+def _on_one_stream(prepared: Prepared) -> Prepared:
+    plan = prepared.plan
+    batch = f"a bin of {plan.packed_sequence_size:,} tokens" if plan.packed_sequence_size else "the largest batch"
+    line = Decision(
+        "streams",
+        "one",
+        f"{batch} ran out of GPU memory with gradients of weights computed beside the backward pass; the same numbers",
+    )
+    kept = (d for d in plan.decisions if d.name != "update")  # updates that are put off are the second stream's, too
+    changed = dataclasses.replace(plan, second_stream=False, late_update=False, decisions=(*kept, line))
+    return dataclasses.replace(prepared, plan=changed)
 
 
 def halved(prepared: Prepared) -> Prepared:

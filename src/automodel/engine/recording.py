@@ -33,10 +33,14 @@ _BROKEN: list[torch.cuda.CUDAGraph] = []
 MARGIN = 2  # times the memory that a step has needed so far: the next shape may be larger, and pools have holes
 
 
+def is_roomy() -> bool:
+    """Whether a recording will find memory: what the device has free must do for a step, since nobody can hand any back
+    while it is recorded."""
+    return free_bytes() >= MARGIN * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+
+
 def make_room() -> None:
-    """For a recording: what the device has free must do for a step, whose memory nobody can hand back while it is
-    recorded."""
-    if free_bytes() < MARGIN * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()):
+    if not is_roomy():
         hand_back_unused()
 
 

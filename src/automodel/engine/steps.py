@@ -14,7 +14,7 @@ from automodel.data.loader import StepLoader
 from automodel.data.prepare import PreparedData
 from automodel.engine.captured import CapturedStep
 from automodel.engine.compiled import compile_model, try_compiled
-from automodel.engine.fit import fits, halved
+from automodel.engine.fit import fits, on_two_streams, smaller
 from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.observe import NOBODY, Observer
@@ -71,9 +71,12 @@ def make_fitting_step(
         if not prepared.ranks.highest(int(not fits(prepared, step, loader))):
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
+        two_streams = on_two_streams(prepared.plan, step)
         del model, step
         release_memory()
-        prepared = halved(prepared)
+        if prepared.plan.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # of a batch that is not the run's
+        prepared = smaller(prepared, two_streams)
 
 
 def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
@@ -151,7 +154,7 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     seed = torch.full((1,), own_seed, dtype=torch.int64, device=plan.device)
     # What the second stream reads lives longer: the inner tensors of a layer, into the next one.
     tight = plan.offload and prepared.adapter is not None
-    side = None if accumulates or tight or host else SideStream()
+    side = SideStream() if plan.second_stream and not (accumulates or tight or host) else None
     fused = fuse(model, seed, side, plan.max_length, plan.norms_again) if plan.fused_kernels else 0
     if plan.fp8 and (asked := asked_fp8(cfg)):
         use_fp8(model, asked[1].filter_fqns)

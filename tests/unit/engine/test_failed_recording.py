@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter, deque
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -250,6 +251,42 @@ def test_a_recording_that_is_only_tried_leaves_nothing(cuda, monkeypatch):
     monkeypatch.setattr(Graph, "capture_end", lambda self: None)
     step.try_recording(None)
     assert isinstance(step._record(lambda: None), Graph), "otherwise torch refuses the next one"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "roomy", "error", "tried"),
+    [
+        (True, False, None, 1),
+        (True, True, None, 0),
+        (False, False, None, 0),
+        (True, False, torch.cuda.OutOfMemoryError("CUDA out of memory"), 1),
+        (True, False, RuntimeError("operation not permitted when stream is capturing"), 1),
+    ],
+    ids=["short of memory", "roomy", "not asked", "no memory for a graph", "not to be recorded at all"],
+)
+def test_a_batch_is_tried_as_a_graph_where_memory_is_short(cuda, monkeypatch, recorded, roomy, error, tried):
+    """What fits a plain step need not fit a graph, which would be found out in the first step, too late to halve it.
+    That something cannot be recorded at all is not a matter of memory."""
+    step, said = step_of(cuda)
+    found = []
+
+    def learn(_static) -> None:
+        found.append(cuda.streams[-1].name)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(captured, "StaticBatch", lambda *_: SimpleNamespace(send=lambda *_: None))
+    monkeypatch.setattr(captured, "is_roomy", lambda: roomy)
+    monkeypatch.setattr(Graph, "capture_end", lambda self: None)
+    monkeypatch.setattr(step, "_rehearse", lambda _static: None)
+    monkeypatch.setattr(step, "_learn", learn)
+    expected = pytest.raises(torch.cuda.OutOfMemoryError) if isinstance(error, torch.cuda.OutOfMemoryError) else None
+    with expected or nullcontext():
+        step.probe(SimpleNamespace(num_labels=1), recorded)
+    assert found == ["recording"] * tried
+    assert not said
+    assert not step.graphs
+    assert isinstance(step._record(lambda: None), Graph), "its pool is not used again"
 
 
 def test_nothing_of_a_rehearsal_that_does_not_fit_is_kept(cuda, monkeypatch):

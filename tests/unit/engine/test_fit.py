@@ -93,6 +93,57 @@ class SmallStep:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
 
 
+@pytest.mark.parametrize(
+    ("side", "fused", "recorded"),
+    [(None, True, False), (object(), True, True), (object(), False, False)],
+    ids=["one stream", "two streams", "two, of which nobody uses the second"],
+)
+def test_a_captured_step_on_two_streams_is_tried_as_a_graph(monkeypatch, side, fused, recorded):
+    asked = []
+
+    class Captured:
+        def probe(self, batch, recorded):
+            asked.append(recorded)
+
+    monkeypatch.setattr(fit, "CapturedStep", Captured)
+    step, run = Captured(), eager(8, path="packed")
+    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, fused_kernels=fused))
+    step.side = side
+    assert fits(run, step, loader_of(run))
+    assert asked == [recorded]
+
+
+@pytest.mark.parametrize(("room", "then"), [(16, []), (8, [(8, False, False)])], ids=["all of it", "half of it"])
+def test_the_second_stream_goes_before_batches_are_halved(monkeypatch, room, then):
+    """Its memory is its own; without it the same batch may fit, and no gradients have to be summed up."""
+    tried = []
+
+    class Captured:
+        def __init__(self, plan):
+            self.plan, self.side = plan, object() if plan.second_stream and plan.grad_acc_steps == 1 else None
+
+        def probe(self, batch, recorded):
+            tried.append((self.plan.micro_batch_size, self.side is not None, self.plan.late_update))
+            if self.side is not None or self.plan.micro_batch_size > room:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    run = eager(16, path="packed")
+    lines = (*run.plan.decisions, Decision("update", "under the next step", ""))
+    settings = {"decisions": lines, "late_update": True, "second_stream": True, "fused_kernels": True}
+    run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, **settings))
+    monkeypatch.setattr(steps, "make_step", lambda prepared: (None, Captured(prepared.plan)))
+    monkeypatch.setattr(steps, "make_step_loader", loader_of)
+    monkeypatch.setattr(steps.ahead, "wait", lambda: None)
+    for module in (fit, steps):
+        monkeypatch.setattr(module, "CapturedStep", Captured)
+    found, _, _ = steps.make_fitting_step(run)
+    assert tried == [(16, True, True), (16, False, False), *then]
+    said = {d.name: d for d in found.plan.decisions}
+    assert said["streams"].value == "one"
+    assert "update" not in said
+    assert found.plan.micro_batch_size * found.plan.grad_acc_steps == 16
+
+
 def loader_of(prepared):
     order = order_of([8] * 64, micro_batch_size=prepared.plan.micro_batch_size, grad_acc_steps=1)
     return SimpleNamespace(order=order, collate=list, own=list, ranks=1)
