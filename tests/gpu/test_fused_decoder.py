@@ -8,6 +8,8 @@ gradient is the error that the stock model itself makes when it computes in bf16
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -207,6 +209,7 @@ def test_norms_that_are_made_again_change_no_gradient(kind):
         logits_and_gradients(step.model, step.forward, WRITE, batch, step.side.join)  # tables and workspaces
         step.optimizer.zero_grad(set_to_none=True)
         poison()
+        gc.collect()  # models of earlier tests: what they free meanwhile would count
         before = torch.cuda.memory_allocated()
         logits = step.forward(batch)
         kept.append(torch.cuda.memory_allocated() - before)

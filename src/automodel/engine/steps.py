@@ -73,7 +73,7 @@ def make_fitting_step(
             return prepared, model, step
         two_streams = on_two_streams(prepared.plan, step)
         del model, step
-        release_memory()
+        release_memory(workspaces=True)  # or every attempt would have less than the one before
         if prepared.plan.device == "cuda":
             torch.cuda.reset_peak_memory_stats()  # of a batch that is not the run's
         prepared = smaller(prepared, two_streams)
