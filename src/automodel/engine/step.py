@@ -113,6 +113,7 @@ def release_memory(workspaces: bool = False) -> None:
     stream that a step had; graphs that are still to be replayed write to it."""
     gc.collect()
     if workspaces and torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # products that are under way
         torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
