@@ -76,8 +76,8 @@ def test_a_batch_that_does_not_fit_is_cut_before_step_1(config, small_gpu, setti
     assert any("ran out of GPU memory" in d.reason for d in found.decisions)
     gc.collect()
     torch.cuda.empty_cache()
-    # What this process keeps beside the run: a workspace of cuBLAS for the streams of the last attempt, not for each.
-    assert torch.cuda.memory_allocated() < small_gpu + 120 * 2**20
+    # What this process keeps beside the run: workspaces of cuBLAS for three streams, not for those of every attempt.
+    assert torch.cuda.memory_allocated() < small_gpu + 160 * 2**20
     done = finetune(load_run_config([config], settings), console=Console(file=io.StringIO()))
     assert done.summary["status"] == "finished"
 

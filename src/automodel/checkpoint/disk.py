@@ -42,8 +42,8 @@ def flush_to_disk(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a small file so that readers see either the old or the new text. A kill may leave what `is_left_over`
-    knows."""
+    """Writes a small file so that readers see either the old or the new text. A kill may leave what `left_over_of`
+    finds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
@@ -51,9 +51,11 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def is_left_over(path: Path) -> bool:
-    """Whether `replace_text` was killed while it wrote this."""
-    return re.fullmatch(r"\..+\.\d+", path.name) is not None
+def left_over_of(path: Path) -> list[Path]:
+    """What `replace_text` has left where it was killed while it wrote this file."""
+    own = re.compile(rf"\.{re.escape(path.name)}\.\d+")
+    beside = path.parent.iterdir() if path.parent.is_dir() else ()
+    return [p for p in beside if own.fullmatch(p.name) and p.is_file() and not p.is_symlink()]
 
 
 def write_text(path: Path, text: str) -> Written:

@@ -27,17 +27,18 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
-from automodel.engine.recording import hand_back_unused, is_roomy, make_room, recording
+from automodel.engine.recording import hand_back_unused, is_roomy, make_room, ran_out, recording
 from automodel.engine.static_batch import Ring, StaticBatch, shape_of
 from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors, release_memory
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.lazy_rows import RING
-from automodel.kernels.side_stream import SideStream
+from automodel.kernels.side_stream import SideStream, hand_on, open_stream
 from automodel.losses.task_loss import TaskLoss
 from automodel.models.recompute import forget_pass
 from automodel.optim.schedule import Schedule
 
+ABOVE = -1  # the priority of what a step waits for
 MOST_GRAPHS = 256  # past this the shapes do not repeat, and recording costs more than it saves
 MOST_FAILURES = 3  # past this no recording is tried any more: it is not the shape
 MOST_SHORTAGES = 4  # past this many in a row no recording is tried any more: graphs go before they are worth it
@@ -95,7 +96,7 @@ class CapturedStep:
 
     def _open_streams(self) -> None:
         # Above the second stream: what the step waits for goes first where both want the same processor.
-        self.stream = torch.cuda.Stream(priority=-1)
+        self.stream = open_stream(ABOVE)
         self.ring = Ring(self.device)
         self.pool = torch.cuda.graph_pool_handle()
 
@@ -126,9 +127,17 @@ class CapturedStep:
                 self._try_recording(static)
             except torch.cuda.OutOfMemoryError:
                 raise
-            except RuntimeError:
-                pass  # the first step will say why, and run eagerly
+            except RuntimeError as error:
+                if ran_out(error):
+                    raise torch.cuda.OutOfMemoryError(str(error)) from error
+                # Otherwise the first step will say why, and run eagerly.
             hand_back_unused()
+
+    def hand_on_streams(self) -> None:
+        """To the next step that is made, where this one was only tried."""
+        hand_on(self.stream, ABOVE)
+        if self.side is not None:
+            hand_on(self.side.stream)
 
     def try_recording(self, batch: PackedBatch) -> None:
         """Records forward and backward of a batch and forgets the graph; raises where they cannot be recorded."""

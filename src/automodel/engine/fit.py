@@ -28,7 +28,7 @@ from automodel.engine.prepare import Prepared
 from automodel.engine.step import TrainStep
 from automodel.optim.kinds import ADAMW
 from automodel.plan.memory import Setting, estimate
-from automodel.plan.plan import Decision, Plan
+from automodel.plan.plan import Decision
 
 MOST_STEPS = 200_000  # looked through for the largest batch; a second or two
 MOST_DEALT = 10_000  # where documents have to be dealt to ranks first
@@ -58,7 +58,7 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     batch: Any = loader.collate(largest_micro_batch(loader.order, steps, loader.own, plan.path == "padded").tolist())
     try:
         if isinstance(step, CapturedStep):
-            step.probe(batch, recorded=on_two_streams(plan, step))
+            step.probe(batch, recorded=on_two_streams(prepared, step))
         else:
             _try_eager(step, batch, bytes_to_come(prepared, step), plan.device)
     except torch.cuda.OutOfMemoryError:
@@ -90,9 +90,12 @@ def bytes_to_come(prepared: Prepared, step: TrainStep) -> int:
     return round(estimate(None, trained, setting).states) + summed
 
 
-def on_two_streams(plan: Plan, step: TrainStep | CapturedStep) -> bool:
-    """Whether gradients of weights are computed beside the backward pass, which only fused blocks do."""
-    return isinstance(step, CapturedStep) and step.side is not None and plan.fused_kernels
+def on_two_streams(prepared: Prepared, step: TrainStep | CapturedStep) -> bool:
+    """Whether gradients of weights are computed beside the backward pass, which only fused blocks do. Those of adapters
+    are too small to make room for anything."""
+    if prepared.adapter is not None or not prepared.plan.fused_kernels:
+        return False
+    return isinstance(step, CapturedStep) and step.side is not None
 
 
 def smaller(prepared: Prepared, two_streams: bool) -> Prepared:

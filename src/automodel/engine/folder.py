@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from automodel.checkpoint.disk import is_left_over, replace_text
+from automodel.checkpoint.disk import left_over_of, replace_text
 from automodel.config.errors import UserError
 from automodel.plan.config import RunConfig
 
@@ -76,8 +76,8 @@ class RunFolder:
         return self.read_json(EXPORTED) or []
 
     def holds_run(self) -> bool:
-        """A run that was killed while it wrote its first file is none."""
-        return self.run.is_dir() and not all(is_left_over(path) for path in self.run.iterdir())
+        """One that was killed while it wrote its first file, the config, is none."""
+        return self.run.is_dir() and set(self.run.iterdir()) != set(left_over_of(self.config))
 
     def holds_something_else(self) -> bool:
         """Whether `run/` has files, but none that a run writes: it belongs to somebody else."""
@@ -147,8 +147,9 @@ def refuse_what_it_reads(cfg: RunConfig, resume: bool) -> None:
             )
 
 
-def start_fresh(folder: RunFolder) -> None:
-    """Makes room for a new run: removes what the earlier one wrote (it was `--overwrite`), or puts it aside."""
+def start_fresh(folder: RunFolder) -> list[str]:
+    """Makes room for a new run: removes what the earlier one wrote (it was `--overwrite`), or puts it aside. Returns
+    what could not be removed, in words."""
     if folder.holds_run():
         if folder.is_throwaway():
             number = 1
@@ -158,11 +159,34 @@ def start_fresh(folder: RunFolder) -> None:
         else:
             for name in folder.exported():
                 (folder.root / name).unlink(missing_ok=True)
-            # Out of the way at once: a kill amid removing would leave what nobody knows for a run.
-            os.replace(folder.run, folder.root / f"{REMOVED}{os.getpid()}-{time.time_ns()}")
-    for removed in folder.root.glob(f"{REMOVED}*"):
-        shutil.rmtree(removed, ignore_errors=True)
+            _put_aside(folder)
+    for left in left_over_of(folder.config):
+        left.unlink()
     folder.run.mkdir(parents=True, exist_ok=True)  # a run that was killed in this very place left it empty
+    return _remove_put_aside(folder.root)
+
+
+def _put_aside(folder: RunFolder) -> None:
+    """Out of the way at once: a kill amid removing would leave what nobody knows for a run. A link to another disk is
+    the user's and stays; what it leads to is emptied, and what tells a run goes last."""
+    if not folder.run.is_symlink():
+        os.replace(folder.run, folder.root / f"{REMOVED}{os.getpid()}-{time.time_ns()}")
+        return
+    for path in sorted(folder.run.iterdir(), key=lambda path: path == folder.config):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _remove_put_aside(root: Path) -> list[str]:
+    told = []
+    for path in root.glob(f"{REMOVED}*"):
+        if re.fullmatch(rf"{re.escape(REMOVED)}\d+-\d+", path.name) and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+            if path.exists():
+                told.append(f"The earlier run could not be removed altogether; what is left of it lies in {path}.")
+    return told
 
 
 def model_files(root: Path) -> dict[str, tuple[int, int]]:

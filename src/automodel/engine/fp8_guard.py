@@ -46,7 +46,8 @@ def guarded(prepared: Prepared, model: Any, step: Any, batch: Batch) -> Prepared
     else:
         bf16_again(model)
     before = next(d for d in plan.decisions if d.name == "fp8")
-    reason = f"{before.reason}; {found}" if stands else f"{found}: more than {ALLOWED:.0%} apart"
+    asked = before.reason.partition("; the first batch has loss")[0]  # a batch that did not fit is asked again
+    reason = f"{asked}; {found}" if stands else f"{found}: more than {ALLOWED:.0%} apart"
     line = Decision("fp8", before.value if stands else "off", reason)
     decisions = tuple(line if d is before else d for d in plan.decisions)
     return dataclasses.replace(prepared, plan=dataclasses.replace(plan, fp8=stands, decisions=decisions))

@@ -39,6 +39,12 @@ def is_roomy() -> bool:
     return free_bytes() >= MARGIN * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
 
 
+def ran_out(error: RuntimeError) -> bool:
+    """Whether there was too little memory, whoever says so: torch's allocator, CUDA making a graph, or cuBLAS."""
+    told = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in told or "alloc_failed" in told
+
+
 def make_room() -> None:
     if not is_roomy():
         hand_back_unused()

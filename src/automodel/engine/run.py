@@ -161,7 +161,9 @@ def _carry_out(
         )
     if prepared.ranks.first:
         if not resume:
-            start_fresh(folder)  # only now: whatever could be wrong with the new run has not cost the old one
+            # Only now: whatever could be wrong with the new run has not cost the old one.
+            for problem in start_fresh(folder):
+                console.print(problem, style="yellow", markup=False)
         _write_start(run)
     with StopRequest() as stop:
         done = _train_and_finish(run, observer, trained, stop)

@@ -108,13 +108,9 @@ def fp32_products(tf32: bool) -> Generator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def release_memory(workspaces: bool = False) -> None:
-    """What nobody holds any more goes back to the GPU. `workspaces`: what cuBLAS worked in as well, 33 MiB for every
-    stream that a step had; graphs that are still to be replayed write to it."""
+def release_memory() -> None:
+    """What nobody holds any more goes back to the GPU."""
     gc.collect()
-    if workspaces and torch.cuda.is_initialized():
-        torch.cuda.synchronize()  # products that are under way
-        torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
 
 

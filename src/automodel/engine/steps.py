@@ -71,9 +71,11 @@ def make_fitting_step(
         if not prepared.ranks.highest(int(not fits(prepared, step, loader))):
             randomness.seed_everything(prepared.cfg.seed)
             return prepared, model, step
-        two_streams = on_two_streams(prepared.plan, step)
+        two_streams = on_two_streams(prepared, step)
+        if isinstance(step, CapturedStep):
+            step.hand_on_streams()  # new ones would cost every attempt memory that the one before had
         del model, step
-        release_memory(workspaces=True)  # or every attempt would have less than the one before
+        release_memory()
         if prepared.plan.device == "cuda":
             torch.cuda.reset_peak_memory_stats()  # of a batch that is not the run's
         prepared = smaller(prepared, two_streams)

@@ -108,7 +108,7 @@ class Recorder:
 
         from automodel.kernels import dispatch
 
-        dispatch.stand_in_processors = 0
+        dispatch.stand_in_processors, dispatch.stand_in_capability = 0, dispatch.HOPPER
         knobs.runtime.jit_cache_hook = None
 
     def _write_down(self, *, key: Any, fn: Any, compile: dict[str, Any], **rest: Any) -> bool:

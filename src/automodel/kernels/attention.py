@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from automodel.kernels.dispatch import capability, power_of_two_above, runs_triton
+from automodel.kernels.dispatch import HOPPER, capability, power_of_two_above, runs_triton
 from automodel.kernels.philox import THRESHOLD_BITS, drop_threshold, philox
 from automodel.kernels.rope import rope_reference, turn_in_place
 
@@ -61,18 +61,28 @@ class Tiles:
 
 # By head dimension, rounded up to a power of two.
 FORWARD = {16: Tiles(64, 64, 4, 2), 32: Tiles(64, 64, 4, 2), 64: Tiles(64, 64, 4, 2), 128: Tiles(64, 64, 4, 2)}
-BACKWARD = {16: Tiles(64, 64, 4, 1), 32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1, 168), 128: Tiles(64, 64, 4, 1)}
+BACKWARD = {16: Tiles(64, 64, 4, 1), 32: Tiles(64, 64, 4, 1), 64: Tiles(64, 64, 4, 1, 168), 128: Tiles(64, 64, 8, 1)}
 # Only with capped scores, which no other kernel has; not measured.
 FORWARD[256], BACKWARD[256] = Tiles(64, 32, 8, 1), Tiles(32, 32, 8, 1)
 
 MOST_MEMBERS = 4
 GROUPED_FORWARD = {64: Tiles(64, 32, 4, 2), 128: Tiles(64, 32, 4, 2)}
-GROUPED_BACKWARD = {64: Tiles(64, 64, 4, 1), 128: Tiles(64, 64, 4, 1)}
-HOPPERS_BACKWARD = GROUPED_BACKWARD | {64: Tiles(128, 64, 4, 1)}  # elsewhere it spills what it holds
+GROUPED_BACKWARD = {64: Tiles(64, 64, 4, 1), 128: Tiles(64, 64, 8, 1)}
 """Where query heads share a key head, up to `MOST_MEMBERS` of them share a tile: as many rows or twice as many, fewer
 queries of each. One load of keys and values serves all, and a tile of keys has seen its queries in fewer turns. Forward
 and backward in µs: Llama 1B, 1,344 tokens, 12.6 + 39.9 to 10.3 + 32.1; 16,384 tokens, 121 + 333 to 94 + 311; Qwen3 8B,
 1,344 tokens, 20.8 + 102 to 15.1 + 61. Tiles of 256 rows lose, with as many warps more."""
+
+HOPPERS_BACKWARD = BACKWARD | {128: Tiles(64, 64, 4, 1)}
+HOPPERS_GROUPED_BACKWARD = {64: Tiles(128, 64, 4, 1), 128: Tiles(64, 64, 4, 1)}
+"""Larger tiles, or fewer warps for as many: 115 to 74 µs for heads of 128 without groups. Elsewhere they spill."""
+
+
+def backward_tiles(device: torch.device) -> tuple[dict[int, Tiles], dict[int, Tiles]]:
+    """(for a head alone, for heads that share a tile)."""
+    if capability(device) // 10 == HOPPER // 10:
+        return HOPPERS_BACKWARD, HOPPERS_GROUPED_BACKWARD
+    return BACKWARD, GROUPED_BACKWARD
 
 
 @dataclass(frozen=True)
@@ -181,8 +191,7 @@ class _Attention(torch.autograd.Function):
 
         qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, positions_T, table = ctx.saved_tensors
         how, T = ctx.how, qkv_TW.shape[0]
-        on_hopper = capability(qkv_TW.device) // 10 == 9
-        tiles, members, queries = how.launch(BACKWARD, HOPPERS_BACKWARD if on_hopper else GROUPED_BACKWARD)
+        tiles, members, queries = how.launch(*backward_tiles(qkv_TW.device))
         dout_TN, delta_HT, dqkv_TW = dout_TN.contiguous(), torch.empty_like(lse_HT), torch.empty_like(qkv_TW)
         attention_delta_kernel[(-(-T // DELTA_ROWS), how.heads)](
             out_TN, dout_TN, delta_HT, T, H=how.heads, D=how.head_dim, BLOCK_D=how.block, ROWS=DELTA_ROWS, num_warps=4

@@ -20,7 +20,8 @@ INTERPRETER_PROCESSORS = 2
 
 stand_in_processors: int = 0
 """Above 0, CPU tensors stand in for those of a GPU with so many processors."""
-stand_in_capability: int = 90
+HOPPER = 90
+stand_in_capability: int = HOPPER
 """Its compute capability, and the interpreter's."""
 
 
@@ -52,11 +53,13 @@ def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@functools.cache
 def capability(device: torch.device) -> int:
     """90 for Hopper."""
-    if device.type != "cuda":
-        return stand_in_capability
+    return stand_in_capability if device.type != "cuda" else _capability_of(device)
+
+
+@functools.cache
+def _capability_of(device: torch.device) -> int:
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 

@@ -329,3 +329,16 @@ def test_unused_memory_is_handed_back_before_it_runs_short(cuda, monkeypatch, fr
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append(1))
     recording.make_room()
     assert bool(done) == makes
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("operation not permitted when stream is capturing"), False),
+    ],
+)
+def test_who_ran_out_of_memory(error, short):
+    assert recording.ran_out(error) == short

@@ -44,6 +44,7 @@ class Stub:
     layout: Layout
     cfg: SimpleNamespace
     ranks: object = ALONE
+    adapter: object = None
 
 
 def prepared(micro, accumulation, ranks=1):
@@ -110,13 +111,14 @@ def test_a_captured_step_on_two_streams_is_tried_as_a_graph(monkeypatch, side, f
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, fused_kernels=fused))
     step.side = side
     assert fits(run, step, loader_of(run))
-    assert asked == [recorded]
+    assert fits(dataclasses.replace(run, adapter=object()), step, loader_of(run))
+    assert asked == [recorded, False], "gradients of adapters take no memory worth the attempt"
 
 
 @pytest.mark.parametrize(("room", "then"), [(16, []), (8, [(8, False, False)])], ids=["all of it", "half of it"])
 def test_the_second_stream_goes_before_batches_are_halved(monkeypatch, room, then):
     """Its memory is its own; without it the same batch may fit, and no gradients have to be summed up."""
-    tried = []
+    tried, handed_on = [], []
 
     class Captured:
         def __init__(self, plan):
@@ -126,6 +128,9 @@ def test_the_second_stream_goes_before_batches_are_halved(monkeypatch, room, the
             tried.append((self.plan.micro_batch_size, self.side is not None, self.plan.late_update))
             if self.side is not None or self.plan.micro_batch_size > room:
                 raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+        def hand_on_streams(self):
+            handed_on.append(self.plan.micro_batch_size)
 
     run = eager(16, path="packed")
     lines = (*run.plan.decisions, Decision("update", "under the next step", ""))
@@ -138,6 +143,7 @@ def test_the_second_stream_goes_before_batches_are_halved(monkeypatch, room, the
         monkeypatch.setattr(module, "CapturedStep", Captured)
     found, _, _ = steps.make_fitting_step(run)
     assert tried == [(16, True, True), (16, False, False), *then]
+    assert handed_on == [16] * (len(tried) - 1), "streams of every attempt but the last"
     said = {d.name: d for d in found.plan.decisions}
     assert said["streams"].value == "one"
     assert "update" not in said

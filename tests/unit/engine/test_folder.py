@@ -157,6 +157,36 @@ def test_a_run_that_was_killed_amid_its_first_file_is_in_nobodys_way(tmp_path, m
         open_folder(str(tmp_path), resume=True, overwrite=False)
     for overwrite in (False, True):
         start_fresh(open_folder(str(tmp_path), resume=False, overwrite=overwrite))
+    assert not list(folder.run.iterdir())
+
+
+def test_hidden_files_with_numbers_are_somebody_elses(tmp_path):
+    (tmp_path / "run" / ".snapshots.1").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds files that no run of automodel wrote"):
+        open_folder(str(tmp_path), resume=False, overwrite=True)
+
+
+def test_a_link_to_another_disk_stays_and_is_emptied(tmp_path):
+    root, disk = finished_run(tmp_path / "here"), tmp_path / "disk"
+    os.replace(root / "run", disk)
+    (root / "run").symlink_to(disk)
+    assert start_fresh(open_folder(str(root), resume=False, overwrite=True)) == []
+    assert (root / "run").is_symlink()
+    assert not list(disk.iterdir())
+
+
+def test_what_cannot_be_removed_is_told(tmp_path, monkeypatch):
+    root = finished_run(tmp_path)
+    mine = root / ".removed-run-notes"
+    mine.mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)
+        (told,) = start_fresh(open_folder(str(root), resume=False, overwrite=True))
+    (left,) = (p for p in root.glob(".removed-run-*") if p != mine)
+    assert str(left) in told
+    assert start_fresh(open_folder(str(root), resume=False, overwrite=True)) == []
+    assert not left.exists()
+    assert mine.exists()
 
 
 def test_a_kill_amid_removing_the_earlier_run_leaves_nothing_in_the_way(tmp_path, monkeypatch):

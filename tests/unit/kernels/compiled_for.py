@@ -216,21 +216,20 @@ def attention_cases():
     for kernel, tiles in pairs:
         blocks = constant(BLOCK_M=tiles.queries, BLOCK_N=tiles.keys, MEMBERS=1) | {"num_stages": tiles.stages}
         yield f"{kernel.__name__}, capped", kernel, kinds | sizes | blocks, tiles.warps
-    for dim in (64, 128):
-        how = attention.Attention(32, 8, dim, 0.1, causal=True)
-        sizes = constant(H=32, K=8, D=dim, BLOCK_D=dim, CAUSAL=True, WINDOW=-1, CAP=0.0, SEED=None, WORDS=None)
-        grouped = [
+    for dim, keys in ((64, 8), (128, 8), (128, 32)):
+        how = attention.Attention(32, keys, dim, 0.1, causal=True)
+        sizes = constant(H=32, K=keys, D=dim, BLOCK_D=dim, CAUSAL=True, WINDOW=-1, CAP=0.0, SEED=None, WORDS=None)
+        backward = kernels.attention_backward_kernel
+        grouped = (
             ("", kernels.attention_forward_kernel, attention.FORWARD, attention.GROUPED_FORWARD),
-            ("", kernels.attention_backward_kernel, attention.BACKWARD, attention.GROUPED_BACKWARD),
-        ]
-        if dim == 64:
-            of_hopper = attention.HOPPERS_BACKWARD
-            grouped += [("on Hopper, ", kernels.attention_backward_kernel, attention.BACKWARD, of_hopper)]
+            ("", backward, attention.BACKWARD, attention.GROUPED_BACKWARD),
+            ("on Hopper, ", backward, attention.HOPPERS_BACKWARD, attention.HOPPERS_GROUPED_BACKWARD),
+        )
         for where, kernel, alone, several in grouped:
             tiles, members, queries = how.launch(alone, several)
             blocks = constant(BLOCK_M=queries, BLOCK_N=tiles.keys, MEMBERS=members) | {"num_stages": tiles.stages}
             own = kinds | sizes | blocks | types("*fp32", "TABLE")
-            yield f"{kernel.__name__}, grouped, {where}D={dim}", kernel, own, tiles.warps
+            yield f"{kernel.__name__}, {where}{32 // keys} heads, D={dim}", kernel, own, tiles.warps
 
 
 def column_sum_cases():

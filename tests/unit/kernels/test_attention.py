@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 import torch
 
+from automodel.kernels import dispatch
 from automodel.kernels.attention import (
+    BACKWARD,
+    GROUPED_BACKWARD,
     Attention,
     Turned,
     attention,
     attention_keep_mask,
     attention_reference,
+    backward_tiles,
     can_turn,
 )
 from automodel.kernels.pooled_attention import pooled_attention, pooled_attention_reference
@@ -54,6 +58,14 @@ def test_kernels_equal_the_definition(case):
     ours.backward(upstream)
     theirs.backward(upstream)
     torch.testing.assert_close(qkv.grad, twin.grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("case", [case for case in CASES if "in a tile" in case])
+def test_so_they_do_with_the_tiles_of_other_gpus(case, monkeypatch):
+    monkeypatch.setattr(dispatch, "stand_in_capability", 80)
+    assert backward_tiles(torch.device("cpu")) == (BACKWARD, GROUPED_BACKWARD)
+    test_kernels_equal_the_definition(case)
 
 
 def low_scores(how, lengths):
@@ -157,7 +169,11 @@ def test_a_query_of_an_empty_document_gets_zeros():
     assert out[1].abs().max() == 0.0
 
 
-@pytest.mark.parametrize("case", ["plain", "causal, grouped heads", "causal window, dropout", "wide heads"])
+TURNED = ["plain", "causal, grouped heads", "causal window, dropout", "wide heads"]
+TURNED += ["four heads in a tile", "two heads in a tile, dropout, window", "four wide heads in a tile"]
+
+
+@pytest.mark.parametrize("case", TURNED)
 def test_rotated_on_the_way(path, case):
     """Queries and keys are turned first, and their gradients turned back, as by two operations."""
     how, lengths = CASES[case], [70, 1, 64, 0, 37]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from automodel.kernels.side_stream import PIECES, SideStream
+from automodel.kernels.side_stream import PIECES, SideStream, hand_on, open_stream
 from late_device import Device
 
 LAYERS = 3 * PIECES
@@ -54,3 +54,14 @@ def test_every_gradient_is_there(monkeypatch):
 def test_pieces_hold_what_they_read_and_are_waited_for(monkeypatch):
     assert not all(summed_up(monkeypatch, seed, forget=True) for seed in range(10))
     assert not all(summed_up(monkeypatch, seed, ignored="wait") for seed in range(10))
+
+
+def test_a_stream_that_was_handed_on_is_taken_before_a_new_one_is_made(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda priority=0: made.append(priority) or object())
+    first = open_stream(-1)
+    hand_on(first, -1)
+    assert open_stream() is not first, "of another priority"
+    assert open_stream(-1) is first
+    assert open_stream(-1) is not first, "somebody has it"
+    assert made == [-1, 0, -1]
