@@ -21,6 +21,7 @@ from automodel.data.config import WHERE_NOBODY_SAYS
 from automodel.data.keys import OF_TASKS
 from automodel.engine.folder import RunFolder
 from automodel.engine.state import Best
+from automodel.models.same_base import known
 from automodel.optim.build import left_open
 from automodel.optim.config import OptimizerConfig
 from automodel.plan.config import RunConfig
@@ -63,13 +64,13 @@ def check_same_base(before: str | None, now: str | None, cfg: RunConfig, folder:
     checkpoint holds them, and where they lie elsewhere. `before`, `now`: as `sample_of` tells them. Raises
     `UserError`."""
     moved = _changed(cfg, folder, MOVED[:1])
-    known = before is not None and now is not None
-    if before == now if known else not moved:
+    comparable = known(before) is not None and now is not None
+    if before == now if comparable else not moved:
         return
     if moved:
         key, was, name = moved[0]
         raise UserError(
-            f"--resume: {key} was {was}, now {name}, and {'these are' if known else 'they may be'} other weights. "
+            f"--resume: {key} was {was}, now {name}, and {'these are' if comparable else 'they may be'} other weights. "
             f"Use {folder.config}, or start a new run in another folder."
         )
     if cfg.peft is not None:

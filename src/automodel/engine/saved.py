@@ -31,7 +31,7 @@ from automodel.models.adapted import base_source, foreign_config, load_adapted, 
 from automodel.models.config import ModelConfig
 from automodel.models.load import load_hf_config, load_model, load_tokenizer, read_hf_config
 from automodel.models.match_tokenizer import match_tokenizer
-from automodel.models.same_base import sample_of
+from automodel.models.same_base import known, sample_of
 from automodel.models.save import finish_interrupted_save
 from automodel.models.tasks import TASKS, infer_task
 from automodel.plan.check import load_run_config
@@ -108,7 +108,7 @@ class SavedModel:
     def _compare_base(self) -> None:
         """Says so where the weights below an adapter are not those that it was trained beside."""
         kept, base = RunFolder(self.folder).read_json(BASE), base_source(self.source)
-        if kept is not None and sample_of(base) not in (None, kept["sample"]):
+        if kept is not None and known(kept["sample"]) and sample_of(base) not in (None, kept["sample"]):
             logger.warning(
                 "the weights of '%s' were replaced since the adapter in '%s' was trained beside them: what it answers "
                 "now is not what it learned", base.pretrained_model_name_or_path, self.folder,

@@ -56,14 +56,18 @@ def test_keys_that_earlier_versions_left_unread_may_go(resumed):
 
 def test_model_and_data_may_lie_elsewhere_where_they_are_the_same(resumed):
     check_same_run(*resumed("model=/data/m", "dataset=/data/d.csv"))
-    check_same_base("a", "a", *resumed("model=/data/m"))
-    check_same_base("a", "b", *resumed())  # a checkpoint has all weights
+    check_same_base("tensors-a", "tensors-a", *resumed("model=/data/m"))
+    check_same_base("tensors-a", "tensors-b", *resumed())  # a checkpoint has all weights
+    check_same_base("a", "tensors-b", *resumed("peft={dim: 4}"))  # as earlier versions told it
     check_same_base(None, None, *resumed("peft={dim: 4}"))  # not safetensors, or an early checkpoint
-    for before, now, said in (("a", "b", "these are other weights"), (None, "b", "they may be other weights")):
+    for before, now, said in (
+        ("tensors-a", "tensors-b", "these are other weights"),
+        (None, "tensors-b", "they may be other weights"),
+    ):
         with pytest.raises(UserError, match=rf"pretrained_model_name_or_path was m, now /data/m, and {said}"):
             check_same_base(before, now, *resumed("model=/data/m"))
     with pytest.raises(UserError, match="the weights of 'm' were replaced since"):
-        check_same_base("a", "b", *resumed("peft={dim: 4}"))
+        check_same_base("tensors-a", "tensors-b", *resumed("peft={dim: 4}"))
 
 
 def test_what_bends_the_curves_is_said(resumed):

@@ -1,46 +1,55 @@
-"""Weights are told from others by samples of their files."""
+"""Weights that were replaced are told from those of before, also where only some of them were."""
 
-from __future__ import annotations
-
-import json
-
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from automodel.models.config import ModelConfig
-from automodel.models.same_base import sample_of
+from automodel.models.same_base import MOST_READS, PLACES, known, sample_of
 
 
-def folder(path, value=0.0, shards=1):
-    """Two matrices of a megabyte, in one file or two."""
-    path.mkdir()
-    (path / "config.json").write_text("{}")
-    torch.manual_seed(0)
-    tensors = {name: torch.randn(512, 512) + value for name in ("a", "b")}
-    if shards == 1:
-        save_file(tensors, path / "model.safetensors")
-        return path
-    for name, tensor in tensors.items():
-        save_file({name: tensor}, path / f"{name}.safetensors")
-    index = {"weight_map": {name: f"{name}.safetensors" for name in tensors}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    return path
+@pytest.fixture
+def base(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    names = [f"model.layers.{i}.self_attn.{kind}_proj.weight" for i in range(12) for kind in "qkvo"]
+    tensors = {name: torch.randn(64, 96, generator=generator) for name in names} | {"scale": torch.ones(())}
+    save_file(tensors, tmp_path / "model.safetensors")
+    return tmp_path, tensors
 
 
-def sample(path):
-    return sample_of(ModelConfig(pretrained_model_name_or_path=str(path)))
+def asked(folder):
+    return sample_of(ModelConfig(pretrained_model_name_or_path=str(folder)))
 
 
-def test_trained_weights_differ_and_copies_do_not(tmp_path):
-    for shards in (1, 2):
-        one = sample(folder(tmp_path / f"one-{shards}", shards=shards))
-        assert one == sample(folder(tmp_path / f"copy-{shards}", shards=shards))
-        assert one != sample(folder(tmp_path / f"other-{shards}", value=1e-3, shards=shards))
+def test_the_same_weights_are_the_same(base, tmp_path_factory):
+    folder, tensors = base
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "config.json").write_text('{"model_type": "llama"}')
+    save_file(tensors, elsewhere / "model.safetensors")
+    assert known(asked(folder)) is not None
+    assert asked(folder) == asked(elsewhere)
 
 
-def test_what_cannot_be_read_is_not_known(tmp_path):
-    path = folder(tmp_path / "damaged")
-    (path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
-    assert sample(path) is None
-    (path / "model.safetensors").unlink()
-    assert sample(path) is None
+def test_every_tensor_counts(base):
+    folder, tensors = base
+    before = asked(folder)
+    for name in tensors:
+        save_file({**tensors, name: tensors[name] + 0.3}, folder / "model.safetensors")
+        assert asked(folder) != before, name
+    save_file(tensors, folder / "model.safetensors")
+    assert asked(folder) == before
+
+
+def test_many_experts_are_sampled_in_fewer_places(base):
+    folder, _ = base
+    many = {f"experts.{i}": torch.full((2, 8), float(i)) for i in range(MOST_READS // PLACES + 1)}
+    save_file(many, folder / "model.safetensors")
+    before = asked(folder)
+    save_file({**many, "experts.77": torch.zeros(2, 8)}, folder / "model.safetensors")
+    assert asked(folder) != before
+
+
+def test_what_earlier_versions_told_cannot_be_compared():
+    assert known("0123abcd") is None
+    assert known(None) is None
