@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from automodel.adapters.attach import attach
+from automodel.adapters.kept import KEPT
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
@@ -59,8 +60,9 @@ def convert_checkpoint(
     checkpoint, notes = _whole(folder, step)
     cfg = load_run_config([folder.config], (), trust)
     # Early checkpoints do not know what the data said.
-    facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust)
-    model, tokenizer = _made_again(cfg, facts)
+    kept = folder.read_json(KEPT)
+    facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust, kept)
+    model, tokenizer = _made_again(cfg, facts, kept)
     own, saved = model_tensors(model), checkpoint.parts("model")
     check_fit(own, saved, str(checkpoint.folder))  # ty: ignore[invalid-argument-type]
     for name, tensor in own.items():
@@ -86,11 +88,12 @@ def _whole(folder: RunFolder, step: int | None) -> tuple[Checkpoint, list[str]]:
     raise UserError(f"'{folder.steps}' has {which} that is whole." + "".join(f"\n  {note}" for note in notes))
 
 
-def _facts_of_early_ones(cfg: RunConfig, trust: Sequence[str]) -> dict[str, Any]:
-    return prepare_run(replace(cfg, distributed=DistributedConfig()), trust).facts_of_data()  # for any number of ranks
+def _facts_of_early_ones(cfg: RunConfig, trust: Sequence[str], kept: dict[str, Any] | None) -> dict[str, Any]:
+    cfg = replace(cfg, distributed=DistributedConfig())  # for any number of ranks
+    return prepare_run(cfg, trust, kept=kept).facts_of_data()
 
 
-def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
+def _made_again(cfg: RunConfig, facts: dict[str, Any], kept: dict[str, Any] | None) -> tuple[Any, Any]:
     """The run's model in the host's memory, with the names that its checkpoints have, and its tokenizer. A frozen base
     need not be in few bits: its adapter is saved without it."""
     task = facts["task"]
@@ -103,7 +106,7 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
     match_tokenizer(model, tokenizer)
     if cfg.peft is not None:
         skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
-        attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task), seed=cfg.seed)
+        attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept), seed=cfg.seed)
     if facts["chat_template"]:
         tokenizer.chat_template = facts["chat_template"]
     return model, tokenizer

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from automodel.adapters.kept import KEPT, to_keep
 from automodel.checkpoint.catalog import Checkpoint, damage_of
 from automodel.checkpoint.store import CheckpointStore, last_saved, replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, UserError
@@ -110,8 +111,9 @@ def finetune(
         if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
             console.print("Reading the model and the data …", style="dim")
         begun = (folder.read_json("plan.json") or {}) if resume else {}
+        kept = ranks.told(lambda: folder.read_json(KEPT)) if resume else None
         with _told(console, NOTHING_YET):
-            prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
+            prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks, kept)
             print_plan(prepared.plan, console)
         tf32 = prepared.plan.device == "cuda" and (
             prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
@@ -240,6 +242,8 @@ def _write_start(run: Run) -> None:
         folder.write_json(LAYOUT, prepared.train.layout)
     if run.base is not None and prepared.adapter is not None:
         folder.write_json(BASE, {"sample": run.base})
+    if prepared.adapter is not None and not (folder.run / KEPT).exists():  # noted once: it is the run's from then on
+        folder.write_json(KEPT, to_keep(prepared.adapter))
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
 
 
