@@ -53,8 +53,8 @@ class PeftConfig(Section):
     """Rank of the adapters; 8 where it is left out."""
     alpha: Count | None = None
     """Scale of the adapters (alpha / dim); 32 where it is left out."""
-    dropout: ShareBelowOne = 0.0
-    """Dropout before the adapters."""
+    dropout: ShareBelowOne | None = None
+    """Dropout before the adapters; where it is left out, that of `pretrained_adapter`, and none for new adapters."""
     target_modules: str | tuple[str, ...] | None = None
     """Modules that get adapters: names (`q_proj`), globs (`*.mlp.*`) or `all-linear`, the default."""
     exclude_modules: tuple[str, ...] = ()

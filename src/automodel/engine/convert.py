@@ -23,6 +23,7 @@ from automodel.data.saved_tokenizer import as_training_read
 from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import prepare_run
+from automodel.engine.same_run import as_heard
 from automodel.engine.step import check_fit, model_tensors
 from automodel.models.adapted import adapter_for_run
 from automodel.models.languages import name_languages
@@ -58,9 +59,9 @@ def convert_checkpoint(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
     checkpoint, notes = _whole(folder, step)
-    cfg = load_run_config([folder.config], (), trust)
-    # Early checkpoints do not know what the data said.
     kept = folder.read_json(KEPT)
+    cfg = as_heard(load_run_config([folder.config], (), trust), kept)
+    # Early checkpoints do not know what the data said.
     facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust, kept)
     model, tokenizer = _made_again(cfg, facts, kept)
     own, saved = model_tensors(model), checkpoint.parts("model")

@@ -40,7 +40,7 @@ from automodel.engine.observe import NOBODY, Observer
 from automodel.engine.one_writer import only_writer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import written_at_the_end
-from automodel.engine.same_run import check_same_run
+from automodel.engine.same_run import as_heard, check_same_run
 from automodel.engine.signals import StopRequest
 from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
@@ -112,6 +112,7 @@ def finetune(
             console.print("Reading the model and the data …", style="dim")
         begun = (folder.read_json("plan.json") or {}) if resume else {}
         kept = ranks.told(lambda: folder.read_json(KEPT)) if resume else None
+        cfg = as_heard(cfg, kept) if resume else cfg
         with _told(console, NOTHING_YET):
             prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks, kept)
             print_plan(prepared.plan, console)

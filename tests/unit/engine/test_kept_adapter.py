@@ -85,10 +85,17 @@ def test_two_ranks_go_on_without_the_folder_too(halfway):
     assert (out / "adapter_config.json").read_text() == (root / "whole" / "adapter_config.json").read_text()
 
 
-def test_a_run_of_an_earlier_version_goes_on_as_before_and_keeps_its_adapter_from_then_on(halfway):
+@pytest.mark.parametrize("said", ["", ", dropout: 0.0"])
+def test_a_run_of_an_earlier_version_goes_on_as_before_and_keeps_its_adapter_from_then_on(halfway, said):
+    """Their configs have a dropout of 0, said or not, and what they used was the adapter's."""
     root, out, tensors = halfway
     (out / "run" / "adapter.json").unlink()
-    resumed = started(root, out, f"peft={{pretrained_adapter: {root / 'first'}}}", resume=True)
+    config = out / "run" / "config.yaml"
+    before = config.read_text()
+    config.write_text(before.replace("peft:\n", "peft:\n  dropout: 0.0\n"))
+    assert "  dropout: 0.0\n" in config.read_text()
+    resumed = started(root, out, f"peft={{pretrained_adapter: {root / 'first'}{said}}}", resume=True)
+    assert config.read_text() == before.replace(str(root / "whole"), str(out))
     assert all(torch.equal(tensors[name], resumed[name]) for name in tensors)
     kept = [json.loads((folder / "run" / "adapter.json").read_text()) for folder in (out, root / "whole")]
     assert kept[0] == kept[1]

@@ -54,6 +54,21 @@ def test_keys_that_earlier_versions_left_unread_may_go(resumed):
         check_same_run(now, folder)
 
 
+def test_a_dropout_of_0_is_the_default_of_a_new_adapter_only(resumed):
+    now, folder = resumed("peft={dim: 4}")
+    folder.config.write_text(dump_config(now).replace("peft:\n", "peft:\n  dropout: 0.0\n"))  # as earlier versions
+    check_same_run(now, folder)
+    check_same_run(*resumed("peft={dim: 4, dropout: 0}"))
+    now, _ = resumed("peft={pretrained_adapter: a}")
+    folder.config.write_text(dump_config(now))
+    zero, _ = resumed("peft={pretrained_adapter: a, dropout: 0}")
+    check_same_run(zero, folder)  # of an earlier version, which did not hear it
+    folder.write_json("adapter.json", {})
+    check_same_run(now, folder)
+    with pytest.raises(UserError, match=r"peft\.dropout: was not set, now 0\.0"):
+        check_same_run(zero, folder)
+
+
 def test_model_and_data_may_lie_elsewhere_where_they_are_the_same(resumed):
     check_same_run(*resumed("model=/data/m", "dataset=/data/d.csv"))
     check_same_base("a", "a", *resumed("model=/data/m"))
