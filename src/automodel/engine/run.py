@@ -278,6 +278,9 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
         )
     if prepared.cfg.checkpoint.enabled:
         run.progress.info(f"Saved the model to {folder.root}")
+        if prepared.adapter is not None and prepared.adapter.dora:
+            drawn = "transformers' own from_pretrained draws a DoRA adapter's lengths anew"
+            run.progress.info(f"{drawn}: load it with PEFT or automodel, or merge it (automodel export --merge)")
     else:
         run.progress.info("No model was saved: checkpoint.enabled is false")
     if stop.requested:

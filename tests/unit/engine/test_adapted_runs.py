@@ -88,11 +88,13 @@ def test_eight_bits_are_nearer_than_four(run):
     assert abs(eight[1] - whole[1]) < abs(four[1] - whole[1])
 
 
-def test_dora_and_lora_plus(run, folder):
+def test_dora_and_lora_plus(run, folder, capsys):
     losses, plan, config = run("dora", "peft.use_dora=true", "peft.loraplus_lr_ratio=4")
     assert plan["adapter"]["value"].startswith("DoRA, ")
     assert "B learns 4 times as fast" in plan["adapter"]["reason"]
     assert config["use_dora"] is True
+    said = " ".join(capsys.readouterr().out.split())
+    assert "transformers' own from_pretrained draws a DoRA adapter's lengths anew" in said
     assert losses[6] < losses[1]
     plain, _, _ = run("plain")
     assert losses[1] == pytest.approx(plain[1], abs=1e-5)  # it begins as the model it stands beside
