@@ -16,7 +16,7 @@ import yaml
 
 from automodel.adapters.kept import KEPT
 from automodel.checkpoint.catalog import complete
-from automodel.config.dump import dump_config, to_plain
+from automodel.config.dump import as_setting, dump_config, to_plain
 from automodel.config.errors import UserError
 from automodel.data.config import WHERE_NOBODY_SAYS
 from automodel.data.keys import OF_TASKS
@@ -35,6 +35,9 @@ COURSE = (
     "step_scheduler.num_epochs",
     "training_optimizations.gradient_clipping",
 )
+
+
+OF_A_STEP = ("step_scheduler.global_batch_size", "dataloader.batch_size")
 
 
 def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
@@ -125,6 +128,25 @@ def best_so_far(
     if before.value is None:
         return now, []
     return now, [f"{changed}; from here on the best one by {now.metric} is looked for anew, among those to come."]
+
+
+def given_since(cfg: RunConfig, folder: RunFolder) -> list[str]:
+    """The settings that make this config of the run's own, for a command that goes on with it; without the sizes of a
+    step, which whoever writes that command knows better. What must match does."""
+    before, now = _begun_with(folder), yaml.safe_load(dump_config(cfg))
+    found: dict[str, Any] = {}
+    for section in dict.fromkeys((*before, *now)):
+        was, new = before.get(section), now.get(section)
+        if isinstance(was, dict) and isinstance(new, dict):
+            keys = [key for key in dict.fromkeys((*was, *new)) if was.get(key) != new.get(key)]
+            found |= {f"{section}.{key}": new.get(key) for key in keys}
+        elif was != new:
+            found[section] = new
+    return [
+        as_setting(key, value)
+        for key, value in found.items()
+        if key not in OF_A_STEP and (key in MOVED or key.split(".")[0] not in MUST_MATCH)
+    ]
 
 
 def asks_for_more(cfg: RunConfig, folder: RunFolder) -> bool:

@@ -11,7 +11,7 @@ from automodel.config.dump import dump_config
 from automodel.config.errors import UserError
 from automodel.config.load import load_config
 from automodel.engine.folder import RunFolder
-from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base, check_same_run
+from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base, check_same_run, given_since
 from automodel.engine.state import Best
 from automodel.plan.config import RunConfig
 
@@ -231,3 +231,27 @@ def test_a_damaged_config_is_taken_from_the_last_checkpoint(resumed, damage):
     (note,) = changes_of_course(cfg, folder)
     known = "what it said is known from a checkpoint. It is written anew."
     assert note == f"{folder.config} is missing or damaged; {known}"
+
+
+def test_what_is_given_anew_can_be_given_once_more(resumed):
+    """Each setting as the command line takes it: over the run's own config they make the config of now."""
+    given = [
+        "step_scheduler.max_steps=32",
+        "checkpoint.checkpoint_dir=another place",
+        "model=/data/m",
+        "early_stopping={patience: 3}",
+        "wandb={project: '7', tags: [a, b]}",
+        "lr_scheduler={name: cosine, warmup_steps: 2}",
+    ]
+    now, folder = resumed(*given)
+    settings = given_since(now, folder)
+    assert "step_scheduler.max_steps=32" in settings
+    assert "model.pretrained_model_name_or_path=/data/m" in settings
+    assert load_config(RunConfig, [folder.config], settings) == now
+    folder.config.write_text(dump_config(now))
+    begun, _ = resumed()
+    settings = given_since(begun, folder)
+    assert "early_stopping=null" in settings
+    assert load_config(RunConfig, [folder.config], settings) == begun
+    assert given_since(now, folder) == []
+    assert given_since(resumed(*given, "step_scheduler.global_batch_size=8")[0], folder) == []  # said beside them
