@@ -121,6 +121,7 @@ def prepare_run(
     hardware = read_hardware()
     skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
     adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept)
+    _check_cut(adapter, layout)
     words = plain_word_table(skeleton) if hardware.device == "cpu" and task != "seq2seq" else None
     planned = partial(
         make_plan,
@@ -139,6 +140,18 @@ def prepare_run(
         planned(cfg), tuple(trust), planned, ranks,
         adapter=adapter, layout=layout,
     )  # fmt: skip
+
+
+def _check_cut(adapter: Adapter | None, layout: Layout) -> None:
+    """What an adapter that training starts from brings along; what the config says itself was refused before."""
+    if adapter is None or layout.tp == 1 or not (adapter.dora or adapter.dropout):
+        return
+    which, advice = "is DoRA", "Use an adapter without it, or no tp_size."
+    if not adapter.dora:
+        which, advice = f"has {adapter.dropout:g}", "Say peft.dropout=0, or leave tp_size out."
+    key = "use_dora" if adapter.dora else "dropout"
+    later = "which comes in a later release for cut matrices (tp_size)"
+    raise UserError(f"peft.{key}: the adapter that training starts from {which}, {later}. {advice}")
 
 
 def model_facts(
