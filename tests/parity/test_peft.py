@@ -103,6 +103,18 @@ def test_logits_and_gradients_are_those_of_peft(tmp_path, kind, task, how):
     assert all(p.grad is None for p in ours.parameters() if not p.requires_grad)
 
 
+@pytest.mark.parametrize("asked", [r".*\.(q|v)_proj", r"model\.layers\.1\..*_proj", ".*(down_proj|lm_head)"])
+def test_a_regular_expression_means_the_modules_that_it_means_to_peft(tmp_path, asked):
+    ours = adapted("llama", "causal-lm", target_modules=asked)
+    write_folder(ours, ours._automodel_adapter, tmp_path)
+    _, stock = tiny_models.tiny("llama", "causal-lm")
+    meant = peft.get_peft_model(
+        stock, peft.LoraConfig(target_modules=asked, task_type="CAUSAL_LM")
+    ).targeted_module_names
+    loaded = theirs_from(tmp_path, "llama", "causal-lm").targeted_module_names
+    assert sorted(ours._automodel_adapter.ranks) == sorted(meant) == sorted(loaded)
+
+
 def test_falcons_own_linear_layers_get_adapters(tmp_path):
     """A class of their own, which computes what `nn.Linear` does."""
     ours = adapted("falcon", "causal-lm")

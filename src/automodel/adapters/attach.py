@@ -56,6 +56,7 @@ class Adapter:
         shown = f"rank {'/'.join(map(str, ranks))}, alpha {'/'.join(f'{a:g}' for a in alphas)}"
         shown += ", scaled by the root of the rank" if self.rslora else ""
         shown += ", lengths of rows apart (DoRA)" if self.dora else ""
+        shown += f", dropout {self.dropout:g}" if self.dropout else ""
         full = f"; in full: {', '.join(self.saved)}" if self.saved else ""
         before = f"; it was trained beside another model so far, {self.before}" if self.before else ""
         return f"{shown} on {in_short(self.ranks)}{full}{before}"
@@ -73,7 +74,7 @@ def resolve(section: PeftConfig, model: Any, task: str, base: str, revision: str
         task=task,
         base=base,
         revision=revision,
-        dropout=section.dropout,
+        dropout=section.dropout or 0.0,
         rslora=section.use_rslora,
         dora=section.use_dora,
     )

@@ -1,7 +1,8 @@
 """Which modules of a model get adapters, which are trained in full, and how PEFT is told.
 
-A name of the config is a module's full name, the end of it (`q_proj`, `output.dense`), or a glob over either. Whatever
-matches nothing is an error that lists what there is: an adapter that silently stands nowhere trains nothing.
+A name of the config is a module's full name, the end of it (`q_proj`, `output.dense`), or a glob over either. One text
+in the place of a list may also be a regular expression for whole names, which is how PEFT reads it. Whatever matches
+nothing is an error that lists what there is: an adapter that silently stands nowhere trains nothing.
 
 `all-linear`, the default for every family, is each linear layer of the blocks: attention and MLP. Adapters on attention
 alone are smaller, but learn less. Heads are left out of it: a classification head is new and is trained in full, the
@@ -10,8 +11,9 @@ output head of a language model is mostly the word table.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -30,6 +32,17 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or name.endswith(f".{pattern}") or fnmatchcase(name, pattern) or fnmatchcase(
         name, f"*.{pattern}"
     )  # fmt: skip
+
+
+def _meaning(asked: str, modules: Iterable[str]) -> Callable[[str, str], bool]:
+    """How one text in the place of a list is read: as PEFT does where it is neither name nor glob of any module."""
+    if any(matches(name, asked) for name in modules):
+        return matches
+    try:
+        pattern = re.compile(asked)
+    except re.error:
+        return matches
+    return lambda name, _: pattern.fullmatch(name) is not None
 
 
 def choose_saved(model: Any, task: str, asked: Sequence[str]) -> tuple[str, ...]:
@@ -56,15 +69,19 @@ def choose_targets(
     modules = {name: module for name, module in model.named_modules() if name and not _inside(name, saved)}
     linear = {name: module for name, module in modules.items() if is_linear(module)}
     chosen: set[str] = set()
+    means = _meaning(asked, [*modules, *saved]) if isinstance(asked, str) else matches
     for pattern in [asked or ALL_LINEAR] if asked is None or isinstance(asked, str) else asked:
         if pattern == ALL_LINEAR:
             head = model.get_output_embeddings()
             found = {n for n, m in linear.items() if m is not head and n.split(".")[-1] not in ROUTERS}
         else:
-            found = {name for name in linear if matches(name, pattern)}
+            found = {name for name in linear if means(name, pattern)}
         if not found:
-            full = [name for name in saved if matches(name, pattern)]
-            raise _in_full(pattern, full[0]) if full else _no_target(pattern, modules, linear)
+            full = [name for name in saved if means(name, pattern)]
+            if full:
+                raise _in_full(pattern, full[0])
+            others = [name for name in modules if means(name, pattern)]
+            raise _no_target(pattern, others, modules, linear, alone=isinstance(asked, str))
         chosen |= found
     for pattern in excluded:
         found = {name for name in linear if matches(name, pattern)}
@@ -126,17 +143,27 @@ def _in_full(pattern: str, name: str) -> UserError:
     return UserError(f"peft.target_modules: '{pattern}' means '{name}', trained in full. Take it out of one list.")
 
 
-def _no_target(pattern: str, modules: dict[str, nn.Module], linear: dict[str, nn.Module]) -> UserError:
-    others = [name for name in modules if matches(name, pattern)]
+def _no_target(
+    pattern: str, others: list[str], modules: dict[str, nn.Module], linear: dict[str, nn.Module], alone: bool
+) -> UserError:
+    """`others`: modules that are meant, and not linear. `alone`: the pattern is one text, not an entry of a list."""
     if others:
         kind = type(modules[others[0]]).__name__
         return UserError(
             f"peft.target_modules: '{pattern}' means '{others[0]}', a {kind}; adapters stand beside linear layers. "
             f"There are: {in_short(linear)}."
         )
-    return _unmatched("peft.target_modules", pattern, linear)
+    return _unmatched("peft.target_modules", pattern, linear, _how_read(pattern, linear) if alone else "")
 
 
-def _unmatched(key: str, pattern: str, there: Iterable[str]) -> UserError:
+def _how_read(text: str, linear: Iterable[str]) -> str:
+    parts = re.split(r"[,\s]+", text.strip(", "))
+    if len(parts) > 1 and all(re.fullmatch(r"[\w.*?-]+", part) for part in parts):
+        return f" Give a list: [{', '.join(parts)}]."
+    example = next(iter(linear), "model.layers.0.q_proj").split(".")[-1]
+    return f" One text is a name, a glob, or a regular expression for the whole name (.*{example})."
+
+
+def _unmatched(key: str, pattern: str, there: Iterable[str], more: str = "") -> UserError:
     names = in_short(there) or "nothing"
-    return UserError(f"{key}: no module of the model is called '{pattern}'. There are: {names}.")
+    return UserError(f"{key}: no module of the model is called '{pattern}'. There are: {names}.{more}")

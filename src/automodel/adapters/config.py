@@ -53,10 +53,11 @@ class PeftConfig(Section):
     """Rank of the adapters; 8 where it is left out."""
     alpha: Count | None = None
     """Scale of the adapters (alpha / dim); 32 where it is left out."""
-    dropout: ShareBelowOne = 0.0
-    """Dropout before the adapters."""
+    dropout: ShareBelowOne | None = None
+    """Dropout before the adapters; where it is left out, that of `pretrained_adapter`, and none for new adapters."""
     target_modules: str | tuple[str, ...] | None = None
-    """Modules that get adapters: names (`q_proj`), globs (`*.mlp.*`) or `all-linear`, the default."""
+    """Modules that get adapters: names (`q_proj`), globs (`*.mlp.*`) or `all-linear`, the default. One text that is
+    none of these is a regular expression for whole names, as in PEFT."""
     exclude_modules: tuple[str, ...] = ()
     """Modules that do not, in the same form."""
     modules_to_save: tuple[str, ...] = ()

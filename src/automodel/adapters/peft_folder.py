@@ -141,7 +141,8 @@ def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revisio
         raise UserError(f"peft.use_rslora: the adapter in {folder} is scaled by alpha / dim. Remove the key.")
     before = read_config(folder).get("base_model_name_or_path") or base
     before = "" if os.path.realpath(before) == os.path.realpath(base) else before  # names of the hub are compared, too
-    return replace(adapter, dropout=section.dropout or adapter.dropout, before=before)
+    dropout = adapter.dropout if section.dropout is None else section.dropout
+    return replace(adapter, dropout=dropout, before=before)
 
 
 def write_folder(model: Any, adapter: Adapter, folder: str | Path, trained: Mapping[str, Tensor] | None = None) -> None:

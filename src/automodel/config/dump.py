@@ -21,6 +21,12 @@ def dump_config(config: Section) -> str:
     return yaml.dump(to_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
+def as_setting(key: str, value: Any) -> str:
+    """`key=value` as the command line takes it. `value`: as a file has it."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, allow_unicode=True, width=10**9)
+    return f"{key}={text}".removesuffix("\n...\n").rstrip()  # the end of a document, after a bare scalar
+
+
 def to_plain(config: Section) -> dict[str, Any]:
     """The config as dicts, lists and scalars under the keys of a file."""
     out: dict[str, Any] = {}

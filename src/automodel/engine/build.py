@@ -23,7 +23,7 @@ from automodel.engine.folder import RunFolder
 from automodel.engine.observe import Observer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import check_room
-from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base
+from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base, given_since
 from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
@@ -207,9 +207,10 @@ def _restore(
             "Start again with --overwrite." + "".join(f"\n  {n}" for n in notes)
         )
     state = checkpoint.state()
-    check_same_step(
-        state["loader"]["describes"], loader.describe(), state.get("ranks", 1), prepared.ranks.size, str(folder.config)
-    )
+    trusted = [argument for package in prepared.trust for argument in ("--trust", package)]
+    given = [*trusted, *given_since(prepared.cfg, folder)]
+    described = state["loader"]["describes"], loader.describe()
+    check_same_step(*described, state.get("ranks", 1), prepared.ranks.size, str(folder.config), given)
     check_same_base(state.get("base"), base, prepared.cfg, folder)
     read: Any = checkpoint.parts if prepared.layout.fsdp else checkpoint.tensors
     step.load_weights(read("model"), str(checkpoint.folder))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from automodel.adapters.attach import attach
+from automodel.adapters.kept import KEPT
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
@@ -22,6 +23,7 @@ from automodel.data.saved_tokenizer import as_training_read
 from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import RunFolder
 from automodel.engine.prepare import prepare_run
+from automodel.engine.same_run import as_heard
 from automodel.engine.step import check_fit, model_tensors
 from automodel.models.adapted import adapter_for_run
 from automodel.models.languages import name_languages
@@ -57,10 +59,11 @@ def convert_checkpoint(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
     checkpoint, notes = _whole(folder, step)
-    cfg = load_run_config([folder.config], (), trust)
+    kept = folder.read_json(KEPT)
+    cfg = as_heard(load_run_config([folder.config], (), trust), kept)
     # Early checkpoints do not know what the data said.
-    facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust)
-    model, tokenizer = _made_again(cfg, facts)
+    facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust, kept)
+    model, tokenizer = _made_again(cfg, facts, kept)
     own, saved = model_tensors(model), checkpoint.parts("model")
     check_fit(own, saved, str(checkpoint.folder))  # ty: ignore[invalid-argument-type]
     for name, tensor in own.items():
@@ -86,11 +89,12 @@ def _whole(folder: RunFolder, step: int | None) -> tuple[Checkpoint, list[str]]:
     raise UserError(f"'{folder.steps}' has {which} that is whole." + "".join(f"\n  {note}" for note in notes))
 
 
-def _facts_of_early_ones(cfg: RunConfig, trust: Sequence[str]) -> dict[str, Any]:
-    return prepare_run(replace(cfg, distributed=DistributedConfig()), trust).facts_of_data()  # for any number of ranks
+def _facts_of_early_ones(cfg: RunConfig, trust: Sequence[str], kept: dict[str, Any] | None) -> dict[str, Any]:
+    cfg = replace(cfg, distributed=DistributedConfig())  # for any number of ranks
+    return prepare_run(cfg, trust, kept=kept).facts_of_data()
 
 
-def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
+def _made_again(cfg: RunConfig, facts: dict[str, Any], kept: dict[str, Any] | None) -> tuple[Any, Any]:
     """The run's model in the host's memory, with the names that its checkpoints have, and its tokenizer. A frozen base
     need not be in few bits: its adapter is saved without it."""
     task = facts["task"]
@@ -103,7 +107,7 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any]) -> tuple[Any, Any]:
     match_tokenizer(model, tokenizer)
     if cfg.peft is not None:
         skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
-        attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task), seed=cfg.seed)
+        attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept), seed=cfg.seed)
     if facts["chat_template"]:
         tokenizer.chat_template = facts["chat_template"]
     return model, tokenizer

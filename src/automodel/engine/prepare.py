@@ -103,10 +103,11 @@ def prepare_run(
     ranks: Alone = ALONE,
     planned_ranks: int | None = None,
     why_ranks: str = "",
+    kept: dict[str, Any] | None = None,
 ) -> Prepared:
     """Config in, plan out. Raises `UserError` for everything a user can put right. `begun_compiled`: whether the run
-    that is being resumed is compiled. `planned_ranks`: for how many ranks, where only the plan is wanted. `why_ranks`:
-    why so many."""
+    that is being resumed is compiled; `kept`: what its adapter is. `planned_ranks`: for how many ranks, where only the
+    plan is wanted. `why_ranks`: why so many."""
     size = planned_ranks or ranks.size
     layout = check_layout(cfg, size)
     with ranks.ahead():
@@ -119,7 +120,8 @@ def prepare_run(
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
     hardware = read_hardware()
     skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
-    adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task)
+    adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept)
+    _check_cut(adapter, layout)
     words = plain_word_table(skeleton) if hardware.device == "cpu" and task != "seq2seq" else None
     planned = partial(
         make_plan,
@@ -138,6 +140,18 @@ def prepare_run(
         planned(cfg), tuple(trust), planned, ranks,
         adapter=adapter, layout=layout,
     )  # fmt: skip
+
+
+def _check_cut(adapter: Adapter | None, layout: Layout) -> None:
+    """What an adapter that training starts from brings along; what the config says itself was refused before."""
+    if adapter is None or layout.tp == 1 or not (adapter.dora or adapter.dropout):
+        return
+    which, advice = "is DoRA", "Use an adapter without it, or no tp_size."
+    if not adapter.dora:
+        which, advice = f"has {adapter.dropout:g}", "Say peft.dropout=0, or leave tp_size out."
+    key = "use_dora" if adapter.dora else "dropout"
+    later = "which comes in a later release for cut matrices (tp_size)"
+    raise UserError(f"peft.{key}: the adapter that training starts from {which}, {later}. {advice}")
 
 
 def model_facts(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from automodel.adapters.kept import KEPT, to_keep
 from automodel.checkpoint.catalog import Checkpoint, damage_of
 from automodel.checkpoint.store import CheckpointStore, last_saved, replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, UserError
@@ -39,7 +40,7 @@ from automodel.engine.observe import NOBODY, Observer
 from automodel.engine.one_writer import only_writer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import written_at_the_end
-from automodel.engine.same_run import check_same_run
+from automodel.engine.same_run import as_heard, check_same_run
 from automodel.engine.signals import StopRequest
 from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
@@ -110,8 +111,10 @@ def finetune(
         if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
             console.print("Reading the model and the data …", style="dim")
         begun = (folder.read_json("plan.json") or {}) if resume else {}
+        kept = ranks.told(lambda: folder.read_json(KEPT)) if resume else None
+        cfg = as_heard(cfg, kept) if resume else cfg
         with _told(console, NOTHING_YET):
-            prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks)
+            prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks, kept)
             print_plan(prepared.plan, console)
         tf32 = prepared.plan.device == "cuda" and (
             prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
@@ -240,6 +243,8 @@ def _write_start(run: Run) -> None:
         folder.write_json(LAYOUT, prepared.train.layout)
     if run.base is not None and prepared.adapter is not None:
         folder.write_json(BASE, {"sample": run.base})
+    if prepared.adapter is not None and not (folder.run / KEPT).exists():  # noted once: it is the run's from then on
+        folder.write_json(KEPT, to_keep(prepared.adapter))
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
 
 
@@ -273,6 +278,9 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
         )
     if prepared.cfg.checkpoint.enabled:
         run.progress.info(f"Saved the model to {folder.root}")
+        if prepared.adapter is not None and prepared.adapter.dora:
+            drawn = "transformers' own from_pretrained draws a DoRA adapter's lengths anew"
+            run.progress.info(f"{drawn}: load it with PEFT or automodel, or merge it (automodel export --merge)")
     else:
         run.progress.info("No model was saved: checkpoint.enabled is false")
     if stop.requested:

@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
+from automodel.adapters.kept import KEPT
 from automodel.checkpoint.catalog import complete
-from automodel.config.dump import dump_config, to_plain
+from automodel.config.dump import as_setting, dump_config, to_plain
 from automodel.config.errors import UserError
 from automodel.data.config import WHERE_NOBODY_SAYS
 from automodel.data.keys import OF_TASKS
@@ -35,6 +36,9 @@ COURSE = (
     "step_scheduler.num_epochs",
     "training_optimizations.gradient_clipping",
 )
+
+
+OF_A_STEP = ("step_scheduler.global_batch_size", "dataloader.batch_size")
 
 
 def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
@@ -127,6 +131,25 @@ def best_so_far(
     return now, [f"{changed}; from here on the best one by {now.metric} is looked for anew, among those to come."]
 
 
+def given_since(cfg: RunConfig, folder: RunFolder) -> list[str]:
+    """The settings that make this config of the run's own, for a command that goes on with it; without the sizes of a
+    step, which whoever writes that command knows better. What must match does."""
+    before, now = _begun_with(folder), yaml.safe_load(dump_config(cfg))
+    found: dict[str, Any] = {}
+    for section in dict.fromkeys((*before, *now)):
+        was, new = before.get(section), now.get(section)
+        if isinstance(was, dict) and isinstance(new, dict):
+            keys = [key for key in dict.fromkeys((*was, *new)) if was.get(key) != new.get(key)]
+            found |= {f"{section}.{key}": new.get(key) for key in keys}
+        elif was != new:
+            found[section] = new
+    return [
+        as_setting(key, value)
+        for key, value in found.items()
+        if key not in OF_A_STEP and (key in MOVED or key.split(".")[0] not in MUST_MATCH)
+    ]
+
+
 def asks_for_more(cfg: RunConfig, folder: RunFolder) -> bool:
     """Whether a finished run is to be longer, or names another place for model or data: whether those are the same is
     known only once they are read."""
@@ -136,7 +159,10 @@ def asks_for_more(cfg: RunConfig, folder: RunFolder) -> bool:
 def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Dotted keys whose values differ between the run's config and this one, with both values."""
     begun, now = _begun_with(folder), _as_used(yaml.safe_load(dump_config(cfg)))
-    used = _as_used(begun)
+    used, early = _as_used(begun), not (folder.run / KEPT).exists()
+    for tree in (used, now):
+        if tree.get("peft"):
+            tree["peft"] = tree["peft"] | {"dropout": _dropout_of(tree["peft"], early)}
     used["optimizer"] |= {k: own for k, own in _perhaps_unused(begun).items() if now["optimizer"].get(k) == own}
     before, after, unread = _flat(used), _flat(now), _without_meaning(folder)
     watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
@@ -145,6 +171,23 @@ def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[t
         for key in dict.fromkeys(watched)
         if before.get(key) != after.get(key) and key not in unread
     ]
+
+
+def _dropout_of(section: dict[str, Any], early: bool) -> float | None:
+    """A new adapter's is 0 where nobody says it. `early`: the run is of a version that wrote 0 where nobody had said
+    it, and beside `pretrained_adapter` did not hear it either."""
+    said = section.get("dropout")
+    if section.get("pretrained_adapter") is None:
+        return said or 0.0
+    return said or None if early else said
+
+
+def as_heard(cfg: RunConfig, kept: dict[str, Any] | None) -> RunConfig:
+    """The config as the version read it that began the run: earlier ones, which kept nothing of the adapter, trained
+    with the dropout of `pretrained_adapter` where the config had 0."""
+    if kept is not None or cfg.peft is None or cfg.peft.pretrained_adapter is None:
+        return cfg
+    return replace(cfg, peft=replace(cfg.peft, dropout=cfg.peft.dropout or None))
 
 
 def _without_meaning(folder: RunFolder) -> set[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,9 +127,12 @@ class TrainState:
         )
 
 
-def check_same_step(saved: dict[str, Any], current: dict[str, Any], before: int, now: int, config: str) -> None:
+def check_same_step(
+    saved: dict[str, Any], current: dict[str, Any], before: int, now: int, config: str, given: Sequence[str] = ()
+) -> None:
     """Refuses to go on on another number of ranks where a step would have other documents, with the command that keeps
-    them. `saved` and `current` describe the loader; what else may differ it says itself."""
+    them. `saved` and `current` describe the loader; what else may differ it says itself. `given`: what belongs into
+    that command besides the run's config."""
     keys = ("micro_batch_size", "grad_acc_steps")
     if before == now or all(saved.get(key) == current[key] for key in keys):
         return
@@ -137,12 +142,13 @@ def check_same_step(saved: dict[str, Any], current: dict[str, Any], before: int,
     total, here = micro * saved["grad_acc_steps"], micro_here * current["grad_acc_steps"]
     can = max(ranks for ranks in range(1, now + 1) if total % (micro * ranks) == 0)
     launched = f" --nproc-per-node {can}" if now > 1 else ""
+    more = f" {shlex.join(given)}" if given else ""
     fewer = "" if can == now else f", which {now} ranks cannot share and {can} can"
     raise UserError(
         f"--resume: the checkpoint comes from {before} rank{'s' if before > 1 else ''} with {total} {unit} a step in "
         f"micro-batches of {micro}; {now} rank{'s' if now > 1 else ''} with this config would take {here} in "
         f"micro-batches of {micro_here}. Steps must stay the same{fewer}: fix "
         "step_scheduler.global_batch_size (and dataloader.batch_size):\n  "
-        f"automodel finetune llm -c {config} --resume{launched} step_scheduler.global_batch_size={total} "
+        f"automodel finetune llm -c {config} --resume{launched}{more} step_scheduler.global_batch_size={total} "
         f"dataloader.batch_size={micro}"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.distributed.layout import ranks_wanted
@@ -36,10 +37,16 @@ def planned(cfg: RunConfig, trust: Sequence[str], ranks: Ranks | None) -> Prepar
 
 
 def prepare_or_step_aside(
-    cfg: RunConfig, trust: Sequence[str], begun_compiled: bool | None, ranks: Alone, why_ranks: str
+    cfg: RunConfig,
+    trust: Sequence[str],
+    begun_compiled: bool | None,
+    ranks: Alone,
+    why_ranks: str,
+    kept: dict[str, Any] | None = None,
 ) -> Prepared:
-    """A run that begins. Ranks that nobody asked for may end here, and leave it to fewer."""
-    prepare = partial(prepare_run, cfg, trust, begun_compiled=begun_compiled, why_ranks=why_ranks)
+    """A run that begins, or goes on with the adapter that it has kept. Ranks that nobody asked for may end here, and
+    leave it to fewer."""
+    prepare = partial(prepare_run, cfg, trust, begun_compiled=begun_compiled, why_ranks=why_ranks, kept=kept)
     if ranks.size == 1 or not may_step_aside():
         return prepare(ranks=ranks)
 

@@ -16,6 +16,7 @@ import torch
 
 from automodel.adapters.attach import Adapter, attach, resolve
 from automodel.adapters.config import PeftConfig
+from automodel.adapters.kept import resolve_kept
 from automodel.adapters.peft_folder import (
     TASK_TYPES,
     is_adapter_folder,
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")  # their rows are classes
 
 
-def adapter_for_run(section: PeftConfig, model: ModelConfig, skeleton: Any, task: str) -> Adapter:
-    """The adapter that a run trains. `skeleton`: the model on torch's meta device."""
+def adapter_for_run(
+    section: PeftConfig, model: ModelConfig, skeleton: Any, task: str, kept: dict[str, Any] | None = None
+) -> Adapter:
+    """The adapter that a run trains. `skeleton`: the model on torch's meta device. `kept`: what the run that goes on
+    has noted of it (`adapters/kept.py`), which then holds, whatever became of the folder that it started from."""
     name = model.pretrained_model_name_or_path
     if (model.target or "").endswith(".from_config"):
         raise UserError(
@@ -45,6 +49,8 @@ def adapter_for_run(section: PeftConfig, model: ModelConfig, skeleton: Any, task
     refuse_adapter(name)
     folder = os.path.expanduser(name)
     base = os.path.abspath(folder) if os.path.isdir(folder) else name
+    if kept is not None:
+        return resolve_kept(kept, skeleton, task, base, model.revision)
     choose = resolve if section.pretrained_adapter is None else resolve_start
     return choose(section, skeleton, task, base, model.revision)
 

@@ -58,6 +58,32 @@ def test_names_globs_and_exclusions():
     assert len(targets("bert", "text-classification", ["output.dense"])) == 4
 
 
+def test_one_text_may_be_a_regular_expression_for_whole_names():
+    """As PEFT reads it. Names and globs come first, and entries of a list are those alone."""
+    assert targets("llama", "causal-lm", r".*\.(q|v)_proj") == targets("llama", "causal-lm", ["q_proj", "v_proj"])
+    assert targets("llama", "causal-lm", r"model\.layers\.[1-9]\..*(q|v)_proj", ["v_proj"]) == (
+        "model.layers.1.self_attn.q_proj",
+    )
+    assert targets("llama", "causal-lm", "[qv]_proj") == targets("llama", "causal-lm", ["q_proj", "v_proj"])
+    with pytest.raises(UserError, match="is called '.*_proj'"):
+        targets("llama", "causal-lm", [r".*\.(q|v)_proj"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("(q|v)_proj", r"One text is a name, a glob, or a regular expression for the whole name \(.*q_proj\)"),
+        ("q_proj[", "One text is a name, a glob, or"),
+        ("q_proj,v_proj", r"Give a list: \[q_proj, v_proj\]\."),
+        ("q_proj v_proj", r"Give a list: \[q_proj, v_proj\]\."),
+        (r".*\.embed_(tokens|words)", "'model.embed_tokens', a Embedding; adapters stand beside linear"),
+    ],
+)
+def test_one_text_that_fits_nothing_is_told_how_it_is_read(asked, message):
+    with pytest.raises(UserError, match=message):
+        targets("llama", "causal-lm", asked)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [

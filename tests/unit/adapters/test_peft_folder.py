@@ -92,3 +92,13 @@ def test_an_adapter_of_another_base_is_said(folder):
     assert "another model" not in resolve_start(section, model, TASK, own).in_words()
     words = resolve_start(section, model, TASK, "somebody/else").in_words()
     assert words.endswith(f"; it was trained beside another model so far, {own}")
+
+
+@pytest.mark.parametrize(("said", "holds"), [(None, 0.25), (0.0, 0.0), (0.5, 0.5)])
+def test_the_dropout_that_is_said_holds_and_otherwise_the_adapter_s_own(folder, said, holds):
+    change(folder, lora_dropout=0.25)
+    _, model = tiny_models.tiny("bert", TASK, num_labels=3)
+    adapter = resolve_start(PeftConfig(pretrained_adapter=str(folder), dropout=said), model, TASK, "base")
+    assert adapter.dropout == holds
+    assert (f", dropout {holds:g}" in adapter.in_words()) == bool(holds)
+    assert resolve(PeftConfig(dropout=said), model, TASK, "base").dropout == (said or 0.0)

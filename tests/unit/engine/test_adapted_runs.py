@@ -10,6 +10,7 @@ import torch
 import tiny_runs as tiny
 from automodel.adapters.config import PeftConfig
 from automodel.config.errors import ConfigError, UserError
+from automodel.engine.prepare import prepare_run
 from automodel.engine.run import finetune
 from automodel.optim.build import build_optimizer, parameter_groups, set_lr
 from automodel.optim.config import OptimizerConfig
@@ -88,11 +89,13 @@ def test_eight_bits_are_nearer_than_four(run):
     assert abs(eight[1] - whole[1]) < abs(four[1] - whole[1])
 
 
-def test_dora_and_lora_plus(run, folder):
+def test_dora_and_lora_plus(run, folder, capsys):
     losses, plan, config = run("dora", "peft.use_dora=true", "peft.loraplus_lr_ratio=4")
     assert plan["adapter"]["value"].startswith("DoRA, ")
     assert "B learns 4 times as fast" in plan["adapter"]["reason"]
     assert config["use_dora"] is True
+    said = " ".join(capsys.readouterr().out.split())
+    assert "transformers' own from_pretrained draws a DoRA adapter's lengths anew" in said
     assert losses[6] < losses[1]
     plain, _, _ = run("plain")
     assert losses[1] == pytest.approx(plain[1], abs=1e-5)  # it begins as the model it stands beside
@@ -133,3 +136,12 @@ def test_what_model_changes_of_the_base_counts_when_its_adapter_is_asked(run, fo
     assert not (folder / "rotated" / "config.json").exists()
     (measured,) = (value for step, value in tiny.losses(folder / "rotated", "validation").items() if step == 6)
     assert assess(folder / "rotated").metrics.values["loss"] == pytest.approx(measured, abs=1e-5)
+
+
+def test_what_cut_matrices_cannot_have_is_refused_of_an_adapter_that_is_started_from_too(run, folder):
+    """The config does not say it: its own folder does."""
+    run("dropped", "peft={dim: 4, dropout: 0.25}")
+    settings = ["distributed={strategy: fsdp2, tp_size: 2}", f"peft={{pretrained_adapter: {folder / 'dropped'}}}"]
+    with pytest.raises(UserError, match=r"peft\.dropout: the adapter .* has 0\.25, which .* \(tp_size\)"):
+        prepare_run(load_run_config([folder / "run.yaml"], settings), planned_ranks=2)
+    prepare_run(load_run_config([folder / "run.yaml"], [*settings, "peft.dropout=0"]), planned_ranks=2)

@@ -11,7 +11,7 @@ from automodel.config.dump import dump_config
 from automodel.config.errors import UserError
 from automodel.config.load import load_config
 from automodel.engine.folder import RunFolder
-from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base, check_same_run
+from automodel.engine.same_run import best_so_far, changes_of_course, check_same_base, check_same_run, given_since
 from automodel.engine.state import Best
 from automodel.plan.config import RunConfig
 
@@ -52,6 +52,21 @@ def test_keys_that_earlier_versions_left_unread_may_go(resumed):
     folder.config.write_text(yaml.safe_dump(begun))
     with pytest.raises(UserError, match=r"dataset\.text_column: was body, now not set"):
         check_same_run(now, folder)
+
+
+def test_a_dropout_of_0_is_the_default_of_a_new_adapter_only(resumed):
+    now, folder = resumed("peft={dim: 4}")
+    folder.config.write_text(dump_config(now).replace("peft:\n", "peft:\n  dropout: 0.0\n"))  # as earlier versions
+    check_same_run(now, folder)
+    check_same_run(*resumed("peft={dim: 4, dropout: 0}"))
+    now, _ = resumed("peft={pretrained_adapter: a}")
+    folder.config.write_text(dump_config(now))
+    zero, _ = resumed("peft={pretrained_adapter: a, dropout: 0}")
+    check_same_run(zero, folder)  # of an earlier version, which did not hear it
+    folder.write_json("adapter.json", {})
+    check_same_run(now, folder)
+    with pytest.raises(UserError, match=r"peft\.dropout: was not set, now 0\.0"):
+        check_same_run(zero, folder)
 
 
 def test_model_and_data_may_lie_elsewhere_where_they_are_the_same(resumed):
@@ -220,3 +235,27 @@ def test_a_damaged_config_is_taken_from_the_last_checkpoint(resumed, damage):
     (note,) = changes_of_course(cfg, folder)
     known = "what it said is known from a checkpoint. It is written anew."
     assert note == f"{folder.config} is missing or damaged; {known}"
+
+
+def test_what_is_given_anew_can_be_given_once_more(resumed):
+    """Each setting as the command line takes it: over the run's own config they make the config of now."""
+    given = [
+        "step_scheduler.max_steps=32",
+        "checkpoint.checkpoint_dir=another place",
+        "model=/data/m",
+        "early_stopping={patience: 3}",
+        "wandb={project: '7', tags: [a, b]}",
+        "lr_scheduler={name: cosine, warmup_steps: 2}",
+    ]
+    now, folder = resumed(*given)
+    settings = given_since(now, folder)
+    assert "step_scheduler.max_steps=32" in settings
+    assert "model.pretrained_model_name_or_path=/data/m" in settings
+    assert load_config(RunConfig, [folder.config], settings) == now
+    folder.config.write_text(dump_config(now))
+    begun, _ = resumed()
+    settings = given_since(begun, folder)
+    assert "early_stopping=null" in settings
+    assert load_config(RunConfig, [folder.config], settings) == begun
+    assert given_since(now, folder) == []
+    assert given_since(resumed(*given, "step_scheduler.global_batch_size=8")[0], folder) == []  # said beside them

@@ -36,6 +36,16 @@ def test_other_steps_come_with_the_command_that_keeps_them(size, now, said):
     assert command.endswith(said)
 
 
+def test_the_command_keeps_what_was_given():
+    with pytest.raises(UserError) as refused:
+        check_same_step(FOUR, {**FOUR, "grad_acc_steps": 4}, 4, 1, "run.yaml", ["--trust", "own", "a.b=c d"])
+    command = str(refused.value).splitlines()[-1].strip()
+    assert command == (
+        "automodel finetune llm -c run.yaml --resume --trust own 'a.b=c d' step_scheduler.global_batch_size=16 "
+        "dataloader.batch_size=2"
+    )
+
+
 def test_a_step_that_so_many_ranks_cannot_share_names_the_most_that_can():
     """One rank with a micro-batch of eight leaves nothing to share; two micro-batches can be shared by two of three."""
     one = {"micro_batch_size": 8, "grad_acc_steps": 1}
