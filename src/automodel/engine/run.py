@@ -47,6 +47,7 @@ from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
 from automodel.models.save import save_hf_folder
 from automodel.plan.config import RunConfig
+from automodel.plan.places import with_folder
 from automodel.plan.ranks import Ranks
 from automodel.plan.render import print_plan
 
@@ -232,7 +233,7 @@ def _opening_lines(run: Run) -> list[str]:
 
 def _write_start(run: Run) -> None:
     prepared, folder = run.prepared, run.folder
-    replace_text(folder.config, dump_config(prepared.cfg))
+    replace_text(folder.config, with_folder(dump_config(prepared.cfg)))
     folder.write_json("plan.json", prepared.plan.to_json())
     validation = prepared.validation.stats.to_json() if prepared.validation else None
     folder.write_json("data.json", {"train": prepared.train.stats.to_json(), "validation": validation})
