@@ -61,6 +61,36 @@ def test_verify_names_the_damaged_file(run):
     assert tiny.automodel("checkpoint", "verify", run, "--step", "8").returncode == 0
 
 
+@pytest.mark.parametrize("how", ["no manifest", "no folder"])
+def test_what_is_missing_is_damage(trained, run, how):
+    newest = run / "run" / "steps" / "step-00000008"
+    (newest / "manifest.json").unlink() if how == "no manifest" else shutil.rmtree(newest)
+    what = f"{newest / 'manifest.json' if how == 'no manifest' else newest} is missing"
+    done = tiny.automodel("checkpoint", "verify", run, check=False)
+    assert done.returncode == 1
+    assert f"step 8: DAMAGED. {what}." in done.stdout
+    assert done.stdout.count("whole, 4 files") == 2
+    rows = json.loads(tiny.automodel("checkpoint", "ls", run, "--json").stdout)
+    assert [row["step"] for row in rows if "latest" in row["marks"]] == [6]
+    assert what in rows[-1]["problem"]
+    assert "is missing." in " ".join(tiny.automodel("checkpoint", "ls", run).stdout.split())
+    settings = ("checkpoint.keep_last=3", "checkpoint.keep_best=false", f"checkpoint.checkpoint_dir={run}")
+    cache = {"AUTOMODEL_CACHE": str(trained / "cache")}
+    done = tiny.automodel("finetune", "llm", "-c", trained / "run.yaml", *settings, "--resume", **cache)
+    printed = " ".join((done.stdout + done.stderr).split())
+    assert what in printed
+    assert "Falling back to the checkpoint before it." in printed
+    assert "Resuming after step 6" in printed
+    assert tiny.automodel("checkpoint", "verify", run).stdout.count("whole, 4 files") == 3
+
+
+def test_prune_forgets_what_is_missing(run):
+    shutil.rmtree(run / "run" / "steps" / "step-00000008")
+    done = tiny.automodel("checkpoint", "prune", run, "--drop-best").stdout
+    assert "Removed steps: 4 (" in done
+    assert tiny.automodel("checkpoint", "verify", run).stdout.count("whole") == 1
+
+
 @pytest.mark.parametrize("how", ["truncated", "changed"])
 def test_prune_keeps_the_newest_that_is_whole(run, how):
     newest = run / "run" / "steps" / "step-00000008" / "model.safetensors"

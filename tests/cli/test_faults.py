@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 import tiny_runs as tiny
 from automodel.config.errors import UserError
+from automodel.engine.observe import Observer
 
 EVERY_TWO = (
     "step_scheduler: {max_steps: 8, log_every_steps: 1, val_every_steps: 8, ckpt_every_steps: 2}\n"
@@ -158,6 +160,41 @@ def test_a_damaged_best_checkpoint_does_not_cost_the_model(folder):
     assert f"{path} was changed after it was written (SHA-256 differs); the last weights are exported." in said
     assert summary["exported_step"] == 8
     assert (folder / "out" / "model.safetensors").exists()
+
+
+def test_the_exported_best_model_outlives_its_checkpoint(folder):
+    """The run goes further, stops on the way and goes further again; no evaluation beats the first."""
+    how = ("optimizer.lr=1e-12", "lr_scheduler=constant", "step_scheduler.val_every_steps=2", "checkpoint.keep_last=1")
+    first, _ = finetune(folder, *how)
+    assert first["exported_step"] == 2
+    model, steps = folder / "out" / "model.safetensors", folder / "out" / "run" / "steps"
+    exported = model.read_bytes()
+    shutil.rmtree(steps / "step-00000002")
+
+    class Stopping(Observer):
+        def step_ends(self, result, pauses):
+            signal.raise_signal(signal.SIGTERM)
+
+    summary, said = finetune(folder, *how, "step_scheduler.max_steps=12", resume=True, observer=Stopping())
+    assert summary["status"] == "interrupted"
+    what = "The checkpoint of step 2, the best by loss"
+    stays = f"{what} so far, is missing or damaged: unless a later evaluation is better, its model stays in"
+    assert stays in said
+    summary, said = finetune(folder, *how, "step_scheduler.max_steps=12", resume=True)
+    assert stays in said
+    assert f"{what}, is missing; its model, which was exported before, stays in {folder / 'out'}." in said
+    assert f"Left the model in {folder / 'out'}" in said
+    assert "Saved the model" not in said
+    assert model.read_bytes() == exported
+    assert (summary["steps"], summary["exported_step"], summary["validation"]) == (12, 2, first["validation"])
+    with pytest.raises(UserError, match="already finished its 12 steps"):
+        finetune(folder, *how, "step_scheduler.max_steps=12", resume=True)
+    better = ("optimizer.lr=1e-2", *how[1:], "step_scheduler.max_steps=14")
+    config = folder / "out" / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("1e-12", "0.01").replace("1.0e-12", "0.01"))
+    summary, said = finetune(folder, *better, resume=True)
+    assert summary["exported_step"] > 12
+    assert model.read_bytes() != exported
 
 
 def test_another_number_of_ranks_is_told_how_to_keep_the_steps(folder, monkeypatch):

@@ -76,6 +76,10 @@ class Checkpoint:
     def manifest(self) -> dict[str, Any]:
         """Raises `DamagedCheckpointError` where it cannot be read, or was changed."""
         path = self.folder / MANIFEST
+        if not self.folder.is_dir():
+            raise DamagedCheckpointError(f"{self.folder} is missing.")
+        if not path.exists():
+            raise DamagedCheckpointError(f"{path} is missing.")
         try:
             manifest = json.loads(path.read_bytes())
             sealed = manifest.pop("sha256", None)
@@ -135,10 +139,34 @@ def name_of(step: int) -> str:
 
 
 def complete(folder: Path) -> list[Checkpoint]:
-    """Every finished checkpoint, oldest first. A finished one has its manifest: it was renamed into place. Somebody's
-    copy under another name (`step-00000120.bak`) is none of ours."""
-    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and (path / MANIFEST).exists()]
+    """Every finished checkpoint, oldest first. It was whole when it got its name: one without a manifest is damaged.
+    Somebody's copy under another name (`step-00000120.bak`) is none of ours."""
+    found = [path for path in folder.glob("step-*") if NAME.fullmatch(path.name) and path.is_dir()]
     return sorted((Checkpoint(int(path.name.removeprefix("step-")), path) for path in found), key=lambda c: c.step)
+
+
+def lost(folder: Path) -> Checkpoint | None:
+    """The one that `LATEST` names, where its folder is gone and all others are older: somebody removed it."""
+    try:
+        name = (folder / LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    if not NAME.fullmatch(name):
+        return None
+    named = Checkpoint(int(name.removeprefix("step-")), folder / name)
+    return named if all(other.step < named.step for other in complete(folder)) else None
+
+
+def seem_whole(folder: Path) -> list[Checkpoint]:
+    """Those without damage that can be seen without reading them, oldest first."""
+
+    def fine(checkpoint: Checkpoint) -> bool:
+        with suppress(DamagedCheckpointError, OSError):
+            checkpoint.check_sizes()
+            return True
+        return False
+
+    return [checkpoint for checkpoint in complete(folder) if fine(checkpoint)]
 
 
 def manifest_text(step: int, files: Mapping[str, Written], ranks: int) -> str:
@@ -161,11 +189,12 @@ def retire(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def drop_old(folder: Path, keep_last: int, protected: Iterable[int]) -> list[int]:
-    """Keeps the last ones and the protected; returns the steps that are gone."""
-    every = complete(folder)
-    kept = {checkpoint.step for checkpoint in every[-keep_last:]} | set(protected)
-    dropped = [checkpoint for checkpoint in every if checkpoint.step not in kept]
+def drop_old(folder: Path, keep_last: int, protected: Iterable[int], damaged: Iterable[int] = ()) -> list[int]:
+    """Keeps the last ones and the protected; returns the steps that are gone. Damaged ones (`damaged`, and what can be
+    seen) take nobody's place; those that lie ahead of the run are left for it to replace."""
+    whole = [checkpoint.step for checkpoint in seem_whole(folder) if checkpoint.step not in set(damaged)]
+    kept = {*whole[-keep_last:], *protected}
+    dropped = [c for c in complete(folder) if c.step not in kept and whole and c.step < whole[-1]]
     for checkpoint in dropped:
         retire(checkpoint.folder)
     return [checkpoint.step for checkpoint in dropped]

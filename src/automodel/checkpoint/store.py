@@ -108,6 +108,7 @@ class CheckpointStore:
         self._camera = Camera()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
         self._work: _Work | None = None
+        self._damaged: set[int] = set()  # steps that were passed over
 
     def leave_room(self, most_bytes: int) -> None:
         """Some step to come needs so much GPU memory at once, whatever those before have needed: no snapshot there may
@@ -211,7 +212,7 @@ class CheckpointStore:
         checks its share of the files, and all get the same answer."""
         if self.ranks.first:
             self.clean()
-        passed_over = []
+        passed_over = self.ranks.told(self._lost)
         for step in reversed(self.ranks.told(lambda: [c.step for c in self.complete()])):
             checkpoint = Checkpoint(step, self.folder / catalog.name_of(step))
             problems = [
@@ -220,7 +221,12 @@ class CheckpointStore:
             if not problems:
                 return checkpoint, passed_over
             passed_over.append(f"{problems[0]} Falling back to the checkpoint before it.")
+            self._damaged.add(step)
         return None, passed_over
+
+    def _lost(self) -> list[str]:
+        gone, then = catalog.lost(self.folder), "Falling back to the checkpoint before it."
+        return [f"{gone.folder} is missing, which LATEST names. {then}"] if gone else []
 
     def at(self, step: int) -> Checkpoint | None:
         return next((c for c in self.complete() if c.step == step), None)
@@ -317,7 +323,8 @@ class CheckpointStore:
         os.replace(work.folder, target)
         flush_to_disk(self.folder)
         catalog.point_latest(self.folder, work.step)
-        catalog.drop_old(self.folder, self.keep_last, work.protected | {work.step})
+        self._damaged.discard(work.step)
+        catalog.drop_old(self.folder, self.keep_last, work.protected | {work.step}, self._damaged)
 
     def _files_of_all(self, work: _Work) -> dict[str, Written]:
         """Waits for the notes of all ranks. Raises what one of them could not write."""
@@ -349,7 +356,7 @@ class CheckpointStore:
             return
         rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
         who = f"rank {rank}: " if len(reasons) > 1 else ""
-        kept = catalog.complete(self.folder)
+        kept = catalog.seem_whole(self.folder)
         good = f"The checkpoint of step {kept[-1].step} is kept" if kept else "There is no earlier checkpoint"
         text = f"the checkpoint of step {step} could not be written to {self.folder}: {who}{reason}. {good}"
         if self.on_error == "continue":
@@ -361,8 +368,11 @@ class CheckpointStore:
 
 def last_saved(checkpoints: CheckpointStore | None) -> int | None:
     """The step that --resume would continue after."""
-    kept = checkpoints.complete() if checkpoints else []
-    return kept[-1].step if kept else None
+    if checkpoints is None:
+        return None
+    checkpoints._settle()
+    whole = catalog.seem_whole(checkpoints.folder)
+    return whole[-1].step if whole else None
 
 
 def in_words(error: BaseException) -> str:

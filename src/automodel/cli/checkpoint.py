@@ -48,7 +48,8 @@ def ls(run: Run, as_json: Annotated[bool, typer.Option("--json", help="As JSON, 
     from rich.text import Text
 
     steps, every = _found(run)
-    rows = [_described(checkpoint, every[-1].step, _best_of(every[-1])) for checkpoint in every]
+    newest = next((checkpoint for checkpoint in reversed(every) if not _problem(checkpoint)), every[-1])
+    rows = [_described(checkpoint, newest.step, _best_of(newest)) for checkpoint in every]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -61,11 +62,11 @@ def ls(run: Run, as_json: Annotated[bool, typer.Option("--json", help="As JSON, 
         table.add_row(
             str(row["step"]),
             "" if row["epoch"] is None else f"{row['epoch']:.2f}",
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["written"])),
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["written"])) if row["written"] else "?",
             _size(row["bytes"]) if row["bytes"] is not None else "?",
             str(row["ranks"] or "?"),
             str(row["files"] or "?"),
-            ", ".join([*row["marks"], *([row["problem"]] if row["problem"] else [])]),
+            ", ".join([*row["marks"], *([row["problem"].removeprefix(f"{steps}/")] if row["problem"] else [])]),
         )
     Console(soft_wrap=True).print(table)
 
@@ -109,7 +110,7 @@ def prune(
         raise UserError(f"no checkpoint in {steps} is whole, so none is removed. automodel checkpoint verify {run}")
     best = _best_of(whole[-1])
     kept = {checkpoint.step for checkpoint in whole} | ({best} if best is not None and not drop_best else set())
-    doomed = [checkpoint for checkpoint in every if checkpoint.step not in kept]
+    doomed = [checkpoint for checkpoint in every if checkpoint.step not in kept and checkpoint.folder.is_dir()]
     freed = sum(_bytes_on_disk(checkpoint) for checkpoint in doomed)
     if not dry_run:
         catalog.point_latest(steps, whole[-1].step)  # before anything it could name is gone
@@ -143,14 +144,16 @@ def convert(
 
 
 def _found(run: Path) -> tuple[Path, list[Checkpoint]]:
-    """The folder of the checkpoints and all of them; a `UserError` where there are none."""
-    from automodel.checkpoint.catalog import complete
+    """The folder of the checkpoints and all of them, with the newest where only `LATEST` knows of it any more; a
+    `UserError` where there are none."""
+    from automodel.checkpoint.catalog import complete, lost
 
     if not run.is_dir():
         raise UserError(f"there is no folder '{run}'. Give the run folder (checkpoint.checkpoint_dir).")
     places = [run / "run" / "steps", run / "steps", run]  # whoever gives a folder further inside means the same
     for steps in places:
-        if every := complete(steps):
+        gone = lost(steps)
+        if every := [*complete(steps), *([gone] if gone else [])]:
             return steps, every
     where = places[0]
     hint = (
@@ -175,7 +178,7 @@ def _described(checkpoint: Checkpoint, newest: int, best: int | None) -> dict[st
     row: dict[str, Any] = {
         "step": checkpoint.step,
         "epoch": _state_of(checkpoint).get("train", {}).get("epoch"),
-        "written": checkpoint.folder.stat().st_mtime,
+        "written": checkpoint.folder.stat().st_mtime if checkpoint.folder.is_dir() else None,
         "bytes": None,
         "ranks": None,
         "files": None,

@@ -16,6 +16,10 @@ WHERE_NOBODY_SAYS: dict[str, Any] = {"answer_only_loss": True, "source_prefix": 
 """What holds for keys that validation data take from `dataset`, where neither says anything."""
 BUILT_IN_TARGETS = ("TextClassificationDataset", "make_squad_dataset", "load_dataset", "load_from_disk")
 """Datasets by whose names the loading here is meant."""
+BUILDERS = {"csv", "json", "parquet", "arrow", "text"}
+"""Names under which `datasets` reads files."""
+PATTERN = "*?["
+"""Signs that make a path a pattern of files."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,16 +18,14 @@ from typing import Any, ClassVar, Protocol
 
 from automodel.config.errors import UserError
 from automodel.data import files as local
-from automodel.data.config import BUILT_IN_TARGETS, DatasetConfig
+from automodel.data.config import BUILDERS, BUILT_IN_TARGETS, PATTERN, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
 from automodel.data.problems import Problems
 from automodel.data.splits import chosen_split, split_names, take
 
 DEFAULT_MEMORY = "~/.cache/automodel/tokens"
 SQUAD = "rajpurkar/squad"  # what `make_squad_dataset` means where no path is given
-PATTERN = "*?["
 WHERE_FROM = ("path", "name", "data_files", "revision", "mixture")
-BUILDERS = {"csv", "json", "parquet", "arrow", "text"}  # names under which `datasets` reads files
 
 
 class Source(Protocol):

@@ -17,6 +17,7 @@ from automodel.config.errors import UserError
 from automodel.config.load import dump_config
 from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
+from automodel.engine.best_model import lost_best
 from automodel.engine.captured import CapturedStep
 from automodel.engine.evaluate import Evaluator, Share
 from automodel.engine.folder import RunFolder
@@ -224,6 +225,8 @@ def _restore(
     measured_on = prepared.validation
     same = None if held_out is None else measured_on is not None and measured_on.store.is_that_of(held_out)
     found.best, more = best_so_far(found.best, best, prepared.cfg, folder, same)
+    if prepared.cfg.checkpoint.keep_best:
+        more += lost_best(folder, found.best, found.step)
     return found, [*notes, *more]
 
 

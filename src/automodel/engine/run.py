@@ -16,11 +16,11 @@ import torch
 from rich.console import Console
 
 from automodel.adapters.kept import KEPT, to_keep
-from automodel.checkpoint.catalog import Checkpoint, damage_of
-from automodel.checkpoint.store import CheckpointStore, last_saved, replace_text
+from automodel.checkpoint.store import last_saved, replace_text
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, UserError
 from automodel.config.load import dump_config
-from automodel.distributed.world import ALONE, Alone, joined
+from automodel.distributed.world import Alone, joined
+from automodel.engine.best_model import exported_before, whole_checkpoint
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
 from automodel.engine.fit import out_of_memory
@@ -48,6 +48,7 @@ from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
 from automodel.models.save import save_hf_folder
 from automodel.plan.config import RunConfig
+from automodel.plan.places import with_folder
 from automodel.plan.ranks import Ranks
 from automodel.plan.render import print_plan
 
@@ -235,7 +236,7 @@ def _opening_lines(run: Run) -> list[str]:
 
 def _write_start(run: Run) -> None:
     prepared, folder = run.prepared, run.folder
-    replace_text(folder.config, dump_config(prepared.cfg))
+    replace_text(folder.config, with_folder(dump_config(prepared.cfg)))
     folder.write_json("plan.json", prepared.plan.to_json())
     validation = prepared.validation.stats.to_json() if prepared.validation else None
     folder.write_json("data.json", {"train": prepared.train.stats.to_json(), "validation": validation})
@@ -254,6 +255,9 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
     if _exports(run, outcome):
         with written_at_the_end("the model", folder.root, run.checkpoints):
             summary |= _export(run, outcome)  # while the last checkpoint is still being written
+    elif before := exported_before(folder):
+        summary["exported"] = before
+    stays = summary.pop("stays", False)
     if run.checkpoints:
         run.checkpoints.wait()
     summary["wall_s"] = time.perf_counter() - run.started
@@ -277,7 +281,7 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
             "loss scale was small enough"
         )
     if prepared.cfg.checkpoint.enabled:
-        run.progress.info(f"Saved the model to {folder.root}")
+        run.progress.info(f"{'Left' if stays else 'Saved'} the model {'in' if stays else 'to'} {folder.root}")
         if prepared.adapter is not None and prepared.adapter.dora:
             drawn = "transformers' own from_pretrained draws a DoRA adapter's lengths anew"
             run.progress.info(f"{drawn}: load it with PEFT or automodel, or merge it (automodel export --merge)")
@@ -298,7 +302,7 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     best, checkpoints = run.state.best, run.checkpoints
     chosen: dict[str, Any] = {"exported_step": run.state.step}
     if run.prepared.cfg.checkpoint.keep_best and best.step is not None and best.step != run.state.step and checkpoints:
-        checkpoint, problem = _whole_checkpoint(run, checkpoints, best.step)
+        checkpoint, problem, before = whole_checkpoint(run.prepared, checkpoints, run.folder, best.step)
         if checkpoint is not None:
             read: Any = checkpoint.parts if run.prepared.layout.fsdp else checkpoint.tensors
             run.step.load_weights(read("model"), str(checkpoint.folder))
@@ -310,6 +314,12 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
             chosen |= {"validation": metrics.values, "confusion_matrix": metrics.confusion_matrix}
         else:
             what = f"The checkpoint of step {best.step}, the best by {best.metric}, {problem}"
+            if before:
+                run.progress.warn(
+                    f"{what}; its model, which was exported before, stays in {run.folder.root}. The last weights: "
+                    f"automodel checkpoint convert {run.folder.root} --out FOLDER"
+                )
+                return before | {"stays": True}
             run.progress.warn(f"{what}; the last weights are exported.")
     run.step.finish()
     tokenizer = run.prepared.tokenizer
@@ -330,23 +340,6 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
     after = model_files(run.folder.root)
     run.folder.write_json(EXPORTED, sorted(name for name in after if after[name] != before.get(name)))
     return chosen
-
-
-def _whole_checkpoint(run: Run, checkpoints: CheckpointStore, step: int) -> tuple[Checkpoint | None, str]:
-    """The checkpoint of a step, or why it cannot be used: it could not be written and the run went on (`checkpoint.
-    on_error: continue`), or its files were changed since. Ranks that export together come to the same answer."""
-    ranks = ALONE
-    if run.prepared.layout.fsdp:
-        ranks = run.prepared.ranks
-        checkpoints.wait()
-        ranks.barrier()  # the first rank has put the last one into its place
-    checkpoint = checkpoints.at(step)
-    problem = "is missing"
-    if checkpoint is not None:
-        damage = damage_of(checkpoint, ranks.rank, ranks.size)
-        problem = f"cannot be used: {damage.rstrip('.')}" if damage else ""
-    problems = [text for text in ranks.texts(problem) if text]
-    return (None, problems[0]) if problems else (checkpoint, "")
 
 
 def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:

@@ -8,6 +8,7 @@ too, and then the search begins anew. The rest, how often something is logged, e
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from automodel.models.same_base import known
 from automodel.optim.build import left_open
 from automodel.optim.config import OptimizerConfig
 from automodel.plan.config import RunConfig
+from automodel.plan.places import changed_paths, found_at, homes_of
 
 MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
 MOVED = ("model.pretrained_model_name_or_path", "dataset.path")
@@ -165,11 +167,12 @@ def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[t
             tree["peft"] = tree["peft"] | {"dropout": _dropout_of(tree["peft"], early)}
     used["optimizer"] |= {k: own for k, own in _perhaps_unused(begun).items() if now["optimizer"].get(k) == own}
     before, after, unread = _flat(used), _flat(now), _without_meaning(folder)
+    lay, lie = _flat(_found(used, homes_of(folder.config))), _flat(_found(now, (os.getcwd(),)))
     watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
     return [
         (key, _shown(before.get(key)), _shown(after.get(key)))
         for key in dict.fromkeys(watched)
-        if before.get(key) != after.get(key) and key not in unread
+        if before.get(key) != after.get(key) and lay.get(key) != lie.get(key) and key not in unread
     ]
 
 
@@ -188,6 +191,16 @@ def as_heard(cfg: RunConfig, kept: dict[str, Any] | None) -> RunConfig:
     if kept is not None or cfg.peft is None or cfg.peft.pretrained_adapter is None:
         return cfg
     return replace(cfg, peft=replace(cfg.peft, dropout=cfg.peft.dropout or None))
+
+
+def _found(tree: dict[str, Any], homes: tuple[str, ...]) -> dict[str, Any]:
+    """The tree with every path that leads somewhere written in one way, wherever it was typed."""
+
+    def whole(key: str, path: str) -> str:
+        home, full = found_at(path, homes)[1] or "", os.path.expanduser(path)
+        return os.path.realpath(os.path.join(home, full)) if home or os.path.isabs(full) else path
+
+    return changed_paths(tree, whole)
 
 
 def _without_meaning(folder: RunFolder) -> set[str]:

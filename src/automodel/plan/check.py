@@ -24,6 +24,7 @@ from automodel.distributed.step_aside import BECAUSE
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
+from automodel.plan.places import as_meant
 
 DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
 DTYPES |= {"float16": "fp16", "fp16": "fp16"}
@@ -68,10 +69,14 @@ def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), 
                 loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
     loaded.complaints.raise_if_any()
     assert loaded.config is not None
+    config, notes = as_meant(loaded.config, loaded.places)
+    if loaded.assumed:
+        notes.append(f"Flat settings, with their tool's defaults: {', '.join(loaded.assumed)}")
     # Once, where several ranks read the config, and whoever started them before.
-    if loaded.assumed and os.environ.get("RANK", "0") == "0" and BECAUSE not in os.environ:
-        print(f"Flat settings, with their tool's defaults: {', '.join(loaded.assumed)}", file=sys.stderr)
-    return loaded.config
+    if os.environ.get("RANK", "0") == "0" and BECAUSE not in os.environ:
+        for note in notes:
+            print(note, file=sys.stderr)
+    return config
 
 
 def check_run(cfg: RunConfig, trust: Sequence[str] = ()) -> list[Problem]:

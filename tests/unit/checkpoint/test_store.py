@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from automodel.checkpoint import catalog, parts, randomness, tensor_file
-from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError, SaveFailedError
+from automodel.checkpoint.store import CheckpointStore, DamagedCheckpointError, SaveFailedError, last_saved
 
 
 def tensors(value: float):
@@ -38,6 +38,34 @@ def test_retention_keeps_the_last_and_the_protected(tmp_path):
     for step in (1, 2, 3, 4, 5):
         store.save(step, tensors(step), {}, protect=[2] if step >= 2 else [])
     assert [c.step for c in store.complete()] == [2, 4, 5]
+
+
+@pytest.mark.parametrize("how", ["no manifest", "truncated", "changed"])
+def test_damaged_ones_are_not_counted_as_kept(tmp_path, how):
+    """A run that went on from the one before a damaged one would keep that, and drop what it went on from."""
+    for step in (1, 2, 4):
+        CheckpointStore(tmp_path).save(step, tensors(step), {})
+    file = tmp_path / "step-00000004" / ("manifest.json" if how == "no manifest" else "model.safetensors")
+    data = file.read_bytes()
+    file.unlink() if how == "no manifest" else file.write_bytes(data[:-3] + (b"?!?" if how == "changed" else b""))
+    store = CheckpointStore(tmp_path)
+    checkpoint, notes = store.latest()
+    assert checkpoint is not None
+    assert (checkpoint.step, len(notes)) == (2, 1)
+    store.save(3, tensors(3), {})
+    assert [c.step for c in store.complete()] == [2, 3, 4], "the damaged one is left for the run to replace"
+    store.save(5, tensors(5), {})
+    assert [c.step for c in store.complete()] == [3, 5], "it is over"
+    store.save(6, tensors(6), {})
+    (tmp_path / "step-00000006" / "model.safetensors").unlink()
+    assert last_saved(store) == 5
+    shutil.rmtree(tmp_path / "step-00000006")
+    checkpoint, notes = store.latest()
+    assert checkpoint is not None
+    assert checkpoint.step == 5
+    assert notes == [
+        f"{tmp_path / 'step-00000006'} is missing, which LATEST names. Falling back to the checkpoint before it."
+    ]
 
 
 def test_tied_tensors_are_written(tmp_path):

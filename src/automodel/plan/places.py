@@ -1,0 +1,168 @@
+"""What relative paths in a run's own config mean: what they meant where the run was started.
+
+`run/config.yaml` keeps paths as they were typed, below a line that says which folder they were typed in. Whoever reads
+it from elsewhere looks there, not in a folder that happens to have a file of the same name. A project that was moved as
+a whole is recognised by its run folder, which still lies where `checkpoint_dir` says; what is only found in the current
+folder is taken from there, as on another machine. Either is said. Names on the hub stay as they are, and so do the
+settings of the command line.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from automodel.config.tree import Place
+from automodel.data.config import BUILDERS, PATTERN
+from automodel.plan.config import RunConfig
+
+T = TypeVar("T")
+
+RUN_FOLDER = "checkpoint.checkpoint_dir"
+_OF_ROWS = ("path", "data_files", "chat_template")
+KEYS = (
+    *(f"model.{key}" for key in ("pretrained_model_name_or_path", "tokenizer", "cache_dir")),
+    *(f"{part}.{key}" for part in ("dataset", "validation_dataset") for key in (*_OF_ROWS, "cache_dir")),
+    *(f"{part}.mixture.*.{key}" for part in ("dataset", "validation_dataset") for key in _OF_ROWS),
+    "peft.pretrained_adapter",
+    RUN_FOLDER,
+    "wandb.dir",
+    "mlflow.tracking_uri",
+    "tensorboard.log_dir",
+)
+"""Keys whose values may be paths."""
+_NOTED = "# Relative paths are those of the folder that the run was started in: "
+
+
+def with_folder(text: str) -> str:
+    """The text of a config, with the folder that its relative paths are meant from."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # somebody removed it; then nothing relative was found in it either
+        return text
+    return f"{_NOTED}{json.dumps(here, ensure_ascii=not here.isprintable())}\n{text}"
+
+
+def homes_of(config: str | Path) -> tuple[str, ...]:
+    """The folders that relative paths in a run's own config may be meant from, the likeliest first: the one that its
+    run folder lies in as `checkpoint_dir` says, and the one it was started in. None for any other file."""
+    file = os.path.abspath(os.path.expanduser(config))
+    root, inside = os.path.split(os.path.dirname(file))
+    if (inside, os.path.basename(file)) != ("run", "config.yaml"):
+        return ()
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        written = yaml.safe_load(text)["checkpoint"]["checkpoint_dir"]
+    except (
+        OSError,
+        ValueError,
+        yaml.YAMLError,
+        KeyError,
+        TypeError,
+    ):  # which is for the config's reader to complain of
+        return ()
+    found = [_around(root, str(written))]
+    with suppress(ValueError):
+        first = text.split("\n", 1)[0]
+        found.append(json.loads(first.removeprefix(_NOTED)) if first.startswith(_NOTED) else None)
+    return tuple(dict.fromkeys(home for home in found if isinstance(home, str)))
+
+
+def _around(root: str, written: str) -> str | None:
+    """The folder in which `written` is the run folder; None where that lies elsewhere, or is no relative path."""
+    inner = os.path.normpath(os.path.expanduser(written))
+    for place in (Path(root), Path(os.path.realpath(root))):
+        for folder in (place, *place.parents):
+            if not os.path.isabs(inner) and folder / inner == place:
+                return os.path.realpath(folder)
+    return None
+
+
+def as_meant(cfg: RunConfig, places: Mapping[str, Place]) -> tuple[RunConfig, list[str]]:
+    """The config with relative paths out of a run's own config made absolute, unless they are those of the current
+    folder anyway; and what a person should know about where they lead. `places`: which file each key is from."""
+    known: dict[str, tuple[str, ...]] = {}
+    elsewhere: dict[tuple[str, str], list[str]] = {}
+
+    def change(key: str, value: str) -> str:
+        file = places[key].name if key in places else ""
+        homes = known.setdefault(file, homes_of(file) if file else ())
+        placed, home = found_at(value, homes, always=key == RUN_FOLDER)
+        if home is not None and homes and home != homes[-1]:
+            elsewhere.setdefault((file, home), []).append(key)
+        return placed
+
+    cfg = changed_paths(cfg, change)
+    notes = [
+        f"{file}: the run was started in {known[file][-1]}; now these are read from {home}: {', '.join(keys)}"
+        for (file, home), keys in elsewhere.items()
+    ]
+    return cfg, notes
+
+
+def found_at(value: str, homes: Sequence[str], always: bool = False) -> tuple[str, str | None]:
+    """A path as it is to be read from here, and the folder it is relative to; as it is, and None, where it is absolute
+    or there is nothing of that name. `always`: it need not be there yet."""
+    if not homes or os.path.isabs(os.path.expanduser(value)):
+        return value, None
+    here = os.path.realpath(os.curdir)
+    for home in (*homes, here):
+        place = _there(home, value)
+        if place is not None:
+            return (value if os.path.realpath(home) == here else place), home
+    if always and os.path.isdir(homes[0]) and os.path.realpath(homes[0]) != here:
+        return os.path.normpath(os.path.join(homes[0], value)), homes[0]
+    return value, None
+
+
+def _there(home: str, value: str) -> str | None:
+    place = os.path.normpath(os.path.join(home, value))
+    if os.path.exists(place):
+        return place
+    if any(sign in value for sign in PATTERN):
+        pattern = os.path.join(glob.escape(home), value)
+        return pattern if next(glob.iglob(pattern, recursive=True), None) else None
+    return None
+
+
+def changed_paths(config: T, change: Callable[[str, str], str]) -> T:
+    """A config, or its tree, with `change(key, value)` for every value that may be a path."""
+    usual = _value(_value(config, "dataset"), "path")  # validation data without a path of their own have that one
+    for key in KEYS:
+        config = _changed(config, key.split("."), "", usual, change)
+    return config
+
+
+def _changed(node: Any, keys: Sequence[str], path: str, usual: str | None, change: Callable[[str, str], str]) -> Any:
+    if not keys:
+        if isinstance(node, list | tuple):
+            return type(node)(_changed(item, (), path, usual, change) for item in node)
+        return change(path.removeprefix("."), node) if isinstance(node, str) and node else node
+    if isinstance(node, list | tuple):
+        return type(node)(_changed(item, keys[1:], f"{path}.{i}", usual, change) for i, item in enumerate(node))
+    name, value = keys[0], _value(node, keys[0])
+    if value is None or (len(keys) == 1 and not _is_path(name, value, _value(node, "path") or usual)):
+        return node
+    new = _changed(value, keys[1:], f"{path}.{name}", usual, change)
+    if new == value:
+        return node
+    return {**node, name: new} if isinstance(node, dict) else replace(node, **{name: new})
+
+
+def _value(node: Any, name: str) -> Any:
+    return node.get(name) if isinstance(node, dict) else getattr(node, name, None)
+
+
+def _is_path(name: str, value: Any, path: str | None) -> bool:
+    """Files are chosen inside of `path`, unless that is the name of their format; `plain` is a template, not a file."""
+    if name == "data_files":
+        return path in BUILDERS
+    return value not in BUILDERS if name == "path" else (name, value) != ("chat_template", "plain")
