@@ -17,6 +17,7 @@ from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS, ROLES
+from automodel.data.label_kinds import check_listed_once
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
 from automodel.data.language import (
     ANSWER_ROLES,
@@ -142,6 +143,7 @@ def _with_roles(cfg: DatasetConfig, task: str, section: str) -> DatasetConfig:
 
 
 def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple[str, ...]) -> LabelMap:
+    check_listed_once(request.cfg.labels or (), f"{columns.section}.labels")
     if request.labels is not None:
         return as_written_here(rows, columns, label, request.labels)
     cfg = request.cfg

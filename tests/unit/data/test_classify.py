@@ -228,6 +228,32 @@ def test_columns_of_a_classifier_are_inherited_one_by_one():
     assert [m.column_mapping for _, m in members] == [train.column_mapping, {"label": "stars"}]
 
 
+def test_what_is_said_of_labels_comes_first_by_whichever_key():
+    several = DatasetConfig(path="a.csv", label_columns=("a", "b"))
+    for own in ({"label_column": "y"}, {"column_mapping": {"label": "y"}}):
+        part = inherit(several, DatasetConfig(path="b.csv", **own))
+        assert (part.label_columns, {key: getattr(part, key) for key in own}) == (None, own)
+        ((_, member),) = members_of(replace(several, path=None, mixture=(MixtureEntry(path="b.csv", **own),)))
+        assert member.label_columns is None
+    one = DatasetConfig(path="a.csv", label_column="y")
+    part = inherit(one, DatasetConfig(path="b.csv", label_columns=("a", "b")))
+    assert (part.label_column, part.label_columns) == (None, ("a", "b"))
+    assert inherit(several, DatasetConfig(path="b.csv")).label_columns == ("a", "b")
+    assert inherit(one, DatasetConfig(path="b.csv")).label_column == "y"
+
+
+def test_a_class_that_is_listed_twice_is_refused(prepare_rows, bert_like):
+    rows = rows_with([0, 1, 2, 1])
+    with pytest.raises(UserError, match=r"^dataset\.labels names 'b' more than once"):
+        prepare_rows(rows, bert_like, labels=("a", "b", "b"))
+    train = prepare_rows(rows, bert_like, labels=("a", "b", "c"))
+    with pytest.raises(UserError, match=r"^validation_dataset\.labels names 'a' more than once"):
+        prepare_rows(rows, bert_like, labels=("a", "a", "c"), role="validation", like=train)
+    tagged = [{"tokens": ["good", "film"], "tags": [0, 1]}] * 4
+    with pytest.raises(UserError, match=r"^dataset\.labels names 'O' more than once"):
+        prepare_rows(tagged, bert_like, task="token-classification", labels=("O", "O"))
+
+
 def test_numbers_of_targets_are_inherited_unless_said():
     train = DatasetConfig(path="a.csv", source_prefix="film ", max_target_length=2)
     said = inherit(train, DatasetConfig(path="b.csv", source_prefix="", max_target_length=128))
