@@ -95,6 +95,16 @@ def test_other_data(evaluate, work):
     assert json.loads(layered)["rows"] == 5
 
 
+def test_the_split_that_was_chosen_is_said(evaluate, work):
+    (work / "splits").mkdir()
+    for name in ("train", "test"):
+        shutil.copy(work / "other.jsonl", work / "splits" / f"{name}.jsonl")
+    assert "on splits (test): 10 examples" in evaluate("out", "--dataset", "splits")[1]
+    assert "on splits (train): 10 examples" in evaluate("out", "--dataset", "splits", "--split", "train")[1]
+    assert json.loads(evaluate("out", "--dataset", "splits", "--json")[1])["split"] == "test"
+    assert json.loads(evaluate("out", "--dataset", "other.jsonl", "--json")[1])["split"] is None
+
+
 def test_numbers_for_named_classes_are_said(evaluate, work):
     """Whether 0 means the first class, only a person can know."""
     tiny.write_jsonl(work / "numbered.jsonl", tiny.reviews(10, seed=2))

@@ -131,7 +131,7 @@ def assess(
         task=saved.task,
         problem_type=saved.problem_type,
         dataset=section.path or section.target or "",
-        split=section.split,
+        split=section.split or data.split,
         data=data,
         metrics=metrics,
         label_names=saved.label_names if saved.task in CLASSIFIERS else None,
