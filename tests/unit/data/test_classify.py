@@ -129,6 +129,17 @@ def test_labels_that_cannot_be_what_the_model_is_asked_for(prepare_rows, bert_li
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize("said", [{"label_column": "label"}, {"num_labels": 40}, {"problem_type": SINGLE}], ids=str)
+def test_many_classes_can_be_asked_for(prepare_rows, bert_like, said):
+    rows = [{"text": "good film", "label": f"class {i:02}"} for i in range(40)]
+    with pytest.raises(
+        UserError, match=r"looks like an identifier .* if it is this one, dataset\.label_column: label\."
+    ):
+        prepare_rows(rows, bert_like)
+    data = prepare_rows(rows, bert_like, **said)
+    assert (data.num_labels, data.store.labels.tolist()) == (40, list(range(40)))
+
+
 def test_missing_labels_do_not_turn_classes_into_regression(prepare_rows, bert_like, tmp_path):
     (tmp_path / "a.csv").write_text("text,label\ngood film,1\nbad film,0\nfilm,\nthe film,0\n")
     data = prepare_rows(None, bert_like, path=str(tmp_path / "a.csv"), on_bad_row="skip")
