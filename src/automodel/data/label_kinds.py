@@ -206,6 +206,14 @@ def listed_name(value: Any, names: Sequence[str]) -> str | None:
     return next((known for known in names if known.lower() == name.lower()), None) if isinstance(value, bool) else None
 
 
+def number_in_text(text: str, classes: int) -> Any:
+    """The class id that a text writes and nothing else (0, 1, …; true and false of two classes), or the text. For
+    classes without names: files of one dataset differ in whether their numbers are quoted."""
+    if text.isdecimal() and str(int(text)) == text:
+        return int(text)
+    return {"true": 1, "false": 0}.get(text.lower(), text) if classes == 2 else text
+
+
 def all_listed(values: Iterable[Any], names: Sequence[str]) -> bool:
     """Whether the data's values are all among `names` as they are written, and so are names and no ids."""
     given = [v for v in values if not is_missing(v)]

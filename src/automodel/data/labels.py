@@ -39,6 +39,7 @@ from automodel.data.label_kinds import (
     list_in_text,
     listed_name,
     lists_in_text,
+    number_in_text,
     unique_values,
     written,
 )
@@ -98,6 +99,10 @@ class LabelMap:
             value = int(value) if value.is_integer() else value
         if isinstance(value, str) and not value.strip():
             raise BadLabel("the label is empty")
+        if not self.names and isinstance(value, str):
+            value = number_in_text(value, self.num_labels)
+        if isinstance(value, bool) and (name := listed_name(value, self.names or ())) and self.names:
+            return self.names.index(name)  # a name comes before a number: classes may be true, false in this order
         if isinstance(value, int) and (self.ids_allowed or not self.names):
             if 0 <= int(value) < self.num_labels:
                 return int(value)

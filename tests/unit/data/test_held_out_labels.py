@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from automodel.config.errors import UserError
+from automodel.data.labels import LabelMap
 
 TEXTS = ["good film", "bad film", "the film", "good", "bad"]
 LISTS = [["alpha"], ["beta", "gamma"], [], ["gamma"], ["alpha", "beta", "gamma"]]
@@ -85,3 +86,29 @@ def test_targets_in_a_list_are_read_by_their_place(held_out):
     assert data.notes == ("validation_dataset: its targets are read by their place: 0 = joy, 1 = anger",)
     turned = held_out(rows, rows, {"label_columns": ("anger", "joy")}, label_columns=("joy", "anger"))
     assert (turned.store.labels.tolist(), turned.notes) == (lists, ())
+
+
+def test_numbers_that_are_written_as_text(held_out):
+    train = rows_of([0, 1, 2, 1, 0])
+    data = held_out(train, rows_of(["2", "0", "1"]))
+    assert (data.store.labels.tolist(), data.notes) == ([2, 0, 1], ())
+    assert held_out(rows_of([True, False] * 2), rows_of(["True", "false"])).store.labels.tolist() == [1, 0]
+    assert held_out(rows_of([[0], [1, 2]]), rows_of([["2"], ["0", "1"]])).store.labels.tolist() == [
+        [0, 0, 1],
+        [1, 1, 0],
+    ]
+    for label, why in (
+        ("7", "label 7 is outside 0..2"),
+        ("01", "label '01' does not"),
+        ("True", "label 'True' does not"),
+    ):
+        with pytest.raises(UserError, match=f"row 1: {why}"):
+            held_out(train, rows_of(["0", label]))
+    assert held_out(rows_of(["0", "1", "2"]), rows_of([2, 0])).store.labels.tolist() == [2, 0]
+
+
+def test_true_and_false_are_the_classes_of_these_names():
+    """A saved model does not know whether its classes were written as numbers."""
+    model = LabelMap("single_label_classification", 2, ("true", "false"))
+    assert [model(True), model(False), model(1), model(0)] == [0, 1, 1, 0]
+    assert LabelMap("single_label_classification", 2, ("no", "yes"))(True) == 1
