@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import tiny_runs as tiny
+from automodel.cli.evaluate import _confusion, shortened
 from automodel.cli.main import main
 from automodel.engine.run import finetune
 from automodel.plan.check import load_run_config
@@ -201,3 +202,21 @@ def test_wrong_uses(evaluate, arguments, message):
     assert (code, out) == (2, "")
     assert errors.startswith("error: ")
     assert message in errors
+
+
+def test_classes_in_the_head_of_a_matrix_stay_different():
+    assert shortened(["bad", "good"], 8) == ["bad", "good"]
+    assert shortened(["politics", "business"], 5) == ["poli…", "busi…"]
+    assert shortened([f"LABEL_{i}" for i in range(12)], 4) == [f"…L_{i}" if i < 10 else f"…_{i}" for i in range(12)]
+    assert shortened(["a long one at last", "a short one at last"], 3) is None
+    assert shortened(["aa", "ab"], 1) is None
+
+
+@pytest.mark.parametrize("names", [[f"LABEL_{i}" for i in range(12)], [f"the class {i} of all" for i in range(12)]])
+def test_a_wide_matrix_is_readable(names):
+    output = io.StringIO()
+    Console(file=output, width=80).print(_confusion([[i * 12 + j for j in range(12)] for i in range(12)], names, 80))
+    heads = output.getvalue().splitlines()[0].split()
+    assert len(set(heads)) == 12
+    assert "143" in output.getvalue()
+    assert all(str(i) in head for i, head in enumerate(heads))

@@ -154,6 +154,13 @@ def test_a_folder_of_text_files_has_a_text_in_each(predict, work):
     assert (code, [json.loads(line)["text"] for line in lines]) == (0, ["good film\n\nlovely\n"] * 2)
 
 
+def test_both_texts_of_a_pair_are_shown(predict):
+    code, lines, _ = predict("out", "good film " * 9, "good", "--pair", "bad plot " * 9, "--pair", "awful")
+    assert code == 0
+    assert lines[0].endswith("]  good film good film good fi… | bad plot bad plot bad plot …")
+    assert lines[1].endswith("]  good | awful")
+
+
 def test_the_split_of_a_folder_can_be_chosen(predict, work):
     (work / "splits").mkdir()
     for name, text in (("train", "good"), ("test", "bad"), ("validation", "plot")):

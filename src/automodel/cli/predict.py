@@ -82,7 +82,7 @@ def predict(
             raise UserError(f"--{flag} is for models that generate text; '{run}' holds a {predictor.task} model.")
         rows, questions = _questions(predictor, given, pair, (input_file, split), (text_column, pair_column, raw))
         answers = _ask(predictor, questions, asked, threshold)
-    shown = (_shown(item, answer) for item, answer in zip(questions.items, answers))
+    shown = (_shown(item, answer) for item, answer in zip(_asked(questions), answers))
     tell(predictor, rows, answers, output, as_json, shown)
 
 
@@ -222,9 +222,17 @@ def _shown(item: Any, answer: Any) -> str:
     return f"{label or '(none)'}  [{scores}{more}]  {_short(item)}"
 
 
-def _short(item: Any) -> str:
+def _asked(questions: Questions) -> list[Any]:
+    """What is shown beside each answer: of a pair, both texts."""
+    if questions.pairs is None:
+        return questions.items
+    half = (WIDTH - 3) // 2
+    return [f"{_short(one, half)} | {_short(two, half)}" for one, two in zip(questions.items, questions.pairs)]
+
+
+def _short(item: Any, width: int = WIDTH) -> str:
     text = " ".join((item if isinstance(item, str) else str(item)).split())
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 class Progress:

@@ -384,6 +384,20 @@ def test_a_word_is_labelled_on_its_first_piece(prepare_rows, bert_like, tags, na
     assert data.stats.label_counts == (1, 3)
 
 
+def test_words_without_a_token_are_counted(prepare_rows, bert_like):
+    """An empty word, or one of characters that a tokenizer drops, takes its tag with it."""
+    words, tags = ["good", "", "film", " "], ["A", "B", "A", "B"]
+    data = prepare_rows([{"tokens": words, "tags": tags}] * 3, bert_like, task="token-classification")
+    assert (data.stats.label_counts, data.stats.lost_tags) == ((6, 0), 6)
+    told = "words with tags have no token, being empty or nothing the tokenizer keeps: their tags are not learned"
+    assert f"6 {told}" in data.notes
+    settings = {"task": "token-classification", "max_length": 4}
+    cut = prepare_rows([{"tokens": [*words, "bad"], "tags": [*tags, "A"]}], bert_like, name="c.jsonl", **settings)
+    assert (cut.stats.truncated, cut.stats.lost_tags) == (1, 1)  # the other is behind the cut
+    whole = prepare_rows([{"tokens": ["good", "film"], "tags": ["A", "B"]}], bert_like, name="w.jsonl", **settings)
+    assert (whole.stats.lost_tags, whole.notes) == (0, ())
+
+
 def test_token_classification_bad_rows(prepare_rows, bert_like):
     rows = [
         {"tokens": ["good", "film"], "tags": ["A", "B"]},
