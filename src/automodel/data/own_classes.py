@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.columns import Columns, is_list, is_string, item_of, kind_of
+from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of, kind_of
 from automodel.data.config import DatasetConfig
 from automodel.data.label_kinds import MULTI, REGRESSION, is_list_text, is_whole_number, list_in_text
 from automodel.data.labels import LabelMap
@@ -56,7 +56,7 @@ def _holds_vectors(rows: Any, label: str, feature: Any, known: LabelMap) -> bool
     elif is_list(feature):
         lists = [value for value in rows[label] if value]
     else:
-        return False
+        return known.vectors and is_mixed(feature)  # rows that cannot be read are named as such
     kinds = {type(item) for value in lists for item in value if item is not None}
     if str in kinds or not kinds:
         return known.vectors and not (known.names and kinds)
