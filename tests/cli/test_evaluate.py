@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import tiny_runs as tiny
+from automodel.cli.evaluate import _confusion, shortened
 from automodel.cli.main import main
 from automodel.engine.run import finetune
 from automodel.plan.check import load_run_config
@@ -93,6 +94,16 @@ def test_other_data(evaluate, work):
     (work / "extra.yaml").write_text("validation_dataset: {num_samples_limit: 5}\n")
     _, layered, _ = evaluate("out", "-c", "extra.yaml", "--json")
     assert json.loads(layered)["rows"] == 5
+
+
+def test_the_split_that_was_chosen_is_said(evaluate, work):
+    (work / "splits").mkdir()
+    for name in ("train", "test"):
+        shutil.copy(work / "other.jsonl", work / "splits" / f"{name}.jsonl")
+    assert "on splits (test): 10 examples" in evaluate("out", "--dataset", "splits")[1]
+    assert "on splits (train): 10 examples" in evaluate("out", "--dataset", "splits", "--split", "train")[1]
+    assert json.loads(evaluate("out", "--dataset", "splits", "--json")[1])["split"] == "test"
+    assert json.loads(evaluate("out", "--dataset", "other.jsonl", "--json")[1])["split"] is None
 
 
 def test_numbers_for_named_classes_are_said(evaluate, work):
@@ -191,3 +202,21 @@ def test_wrong_uses(evaluate, arguments, message):
     assert (code, out) == (2, "")
     assert errors.startswith("error: ")
     assert message in errors
+
+
+def test_classes_in_the_head_of_a_matrix_stay_different():
+    assert shortened(["bad", "good"], 8) == ["bad", "good"]
+    assert shortened(["politics", "business"], 5) == ["poli…", "busi…"]
+    assert shortened([f"LABEL_{i}" for i in range(12)], 4) == [f"…L_{i}" if i < 10 else f"…_{i}" for i in range(12)]
+    assert shortened(["a long one at last", "a short one at last"], 3) is None
+    assert shortened(["aa", "ab"], 1) is None
+
+
+@pytest.mark.parametrize("names", [[f"LABEL_{i}" for i in range(12)], [f"the class {i} of all" for i in range(12)]])
+def test_a_wide_matrix_is_readable(names):
+    output = io.StringIO()
+    Console(file=output, width=80).print(_confusion([[i * 12 + j for j in range(12)] for i in range(12)], names, 80))
+    heads = output.getvalue().splitlines()[0].split()
+    assert len(set(heads)) == 12
+    assert "143" in output.getvalue()
+    assert all(str(i) in head for i, head in enumerate(heads))

@@ -132,6 +132,17 @@ def test_a_file_keeps_its_columns_and_its_order(run, work):
         assert [row["prediction"] for row in csv.DictReader(file)] == [*QUESTIONS.values(), "fine film"]
 
 
+def test_the_split_of_a_folder_can_be_chosen(run, work):
+    (work / "asked").mkdir()
+    for name, question in zip(("train", "test"), QUESTIONS):
+        tiny.write_jsonl(work / "asked" / f"{name}.jsonl", [{"ask": question}])
+    first, second = list(QUESTIONS.values())[:2]
+    told = "note: --input: the rows are those of the split train; there is also test. Choose with --split\n"
+    assert run("generate", "qa/out", "-i", "asked") == (0, f"{first}\n", told)
+    assert run("generate", "qa/out", "-i", "asked", "--split", "test") == (0, f"{second}\n", "")
+    assert run("generate", "qa/out", "-p", "what", "--split", "test")[0] == 2
+
+
 def test_several_prompts_and_json(run):
     assert run("generate", "qa/out", "-p", "what is bad", "-p", "what is good")[1] == "awful plot\nfine film\n"
     _, out, _ = run("generate", "qa/out", "-p", "what is bad", "--json")

@@ -154,6 +154,33 @@ def test_a_folder_of_text_files_has_a_text_in_each(predict, work):
     assert (code, [json.loads(line)["text"] for line in lines]) == (0, ["good film\n\nlovely\n"] * 2)
 
 
+def test_both_texts_of_a_pair_are_shown(predict):
+    code, lines, _ = predict("out", "good film " * 9, "good", "--pair", "bad plot " * 9, "--pair", "awful")
+    assert code == 0
+    assert lines[0].endswith("]  good film good film good fi… | bad plot bad plot bad plot …")
+    assert lines[1].endswith("]  good | awful")
+
+
+def test_the_split_of_a_folder_can_be_chosen(predict, work):
+    (work / "splits").mkdir()
+    for name, text in (("train", "good"), ("test", "bad"), ("validation", "plot")):
+        tiny.write_jsonl(work / "splits" / f"{name}.jsonl", [{"review": text}] * 2)
+    code, lines, errors = predict("out", "-i", "splits", "--json")
+    assert (code, json.loads(lines[0])["review"]) == (0, "good")
+    told = "note: --input: the rows are those of the split train; there is also test, validation. Choose with --split\n"
+    assert errors == told
+    code, lines, errors = predict("out", "-i", "splits", "--split", "test[:1]", "--json")
+    assert (code, [json.loads(line)["review"] for line in lines], errors) == (0, ["bad"], "")
+    assert predict("out", "-i", "splits/test.jsonl", "--json")[2] == ""
+    code, _, errors = predict("out", "-i", "splits", "--split", "dev")
+    assert (code, errors.startswith("error: --split: the data has no split 'dev'. It has: ")) == (2, True)
+    (work / "splits" / "train.jsonl").unlink()
+    code, _, errors = predict("out", "-i", "splits")
+    assert code == 2
+    assert "error: --split: the data has no train split. It has: test, validation. Say which one to use" in errors
+    assert "e.g. --split test." in errors
+
+
 def test_empty_texts(predict, work):
     code, lines, errors = predict("out", "good", "", " ")
     assert (code, lines) == (2, [])
@@ -194,6 +221,11 @@ WRONG = [
     (["out", "-i", "train.jsonl", "--text-column", "txt"], "--input has no column 'txt', as --text-column says"),
     (["out", "-i", "train.jsonl", "--pair-column", "other"], "which holds the second text of each pair"),
     (["out", "good", "--text-column", "x"], "--text-column names a column of --input, which is not given"),
+    (["out", "good", "--split", "test"], "--split chooses rows of --input, which is not given"),
+    (
+        ["out", "-i", "latin.txt", "--split", "test"],
+        "--split chooses rows of a table, a folder or a dataset of the hub",
+    ),
     (["out", "good", "--pair", "a", "--pair", "b"], "there are 1 texts but 2 second texts"),
     (["out", "good", "--max-new-tokens", "5"], "--max-new-tokens is for models that generate text"),
     (["out", "good", "--raw"], "--raw is for models that generate text"),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure a fine-tuned model on a dataset.")
 
+GAP = 2  # characters between two columns of a table
 MOST_CLASSES = 12  # a larger confusion matrix does not fit a terminal; --json has it
 
 
@@ -106,7 +107,7 @@ def _print(found: Assessment) -> None:
     if matrix and found.label_names:
         if len(matrix) <= MOST_CLASSES:
             _say(console, "\nConfusion matrix: true classes are rows, predicted ones columns")
-            console.print(_confusion(matrix, found.label_names))
+            console.print(_confusion(matrix, found.label_names, console.width))
         else:
             _say(console, f"The confusion matrix of {len(matrix)} classes is in --json.")
 
@@ -115,14 +116,28 @@ def _say(console: Any, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _confusion(matrix: list[list[int]], names: list[str]) -> Any:
+def shortened(names: list[str], room: int) -> list[str] | None:
+    """Names in at most `room` characters each, so that they stay different: by their beginnings, or by their ends.
+    None where neither tells them apart."""
+    for cut in (lambda name: name[: room - 1] + "…", lambda name: "…" + name[1 - room :]):
+        heads = [name if len(name) <= room else cut(name) for name in names]
+        if room > 1 and len(set(heads)) == len(heads):
+            return heads
+    return None
+
+
+def _confusion(matrix: list[list[int]], names: list[str], width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     table.add_column("")
-    for name in names:
-        table.add_column(Text(name), justify="right")
+    first = min(max(map(len, names)), width // 3)
+    heads = shortened(names, (width - first) // len(names) - GAP)
+    if heads is None:  # rows have the numbers of the columns
+        heads, names = [str(i) for i in range(len(names))], [f"{i} {name}" for i, name in enumerate(names)]
+    for head in heads:
+        table.add_column(Text(head), justify="right", no_wrap=True)
     for i, row in enumerate(matrix):
         cells = [Text(f"{count:,}", style="bold" if i == j else "") for j, count in enumerate(row)]
         table.add_row(Text(names[i]), *cells)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from automodel.cli.predict import Progress, check_overwrite, get_ready, tell
+from automodel.cli.predict import Progress, check_overwrite, check_split, get_ready, note, tell
 from automodel.config.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def generate(
             "--input", "-i", help="JSONL, CSV, …: columns are kept; .txt, `-` (stdin): a prompt on each line."
         ),
     ] = None,
+    split: Annotated[str | None, typer.Option(help="Split of --input, e.g. test[:100]; train by default.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,
     text_column: Annotated[str | None, typer.Option(help="Column of --input that holds the prompt.")] = None,
@@ -51,10 +52,9 @@ def generate(
     """Let a language model answer or continue prompts.
 
     Prompts are written as in training: through the chat template, the run's prompt_template or its instruction layout.
-    Prompts of similar length share a batch; an answer ends where the model ends it. A single prompt is answered while
-    you watch.
+    Similar lengths share a batch; an answer ends where the model ends it. One prompt is answered while you watch.
     """
-    _check(run, prompt, input_file, output, overwrite, text_column)
+    _check(run, prompt, input_file, output, overwrite, text_column, split)
     get_ready(output, input_file)
     from automodel.engine.predict import Predictor
     from automodel.engine.prompts import prompt_writer
@@ -68,7 +68,7 @@ def generate(
                 f"'{run}' holds a {predictor.task} model, and `generate` is for causal language models. Use: "
                 f"automodel predict {run} …"
             )
-        rows, items = _prompts(predictor, prompt or [], input_file, text_column, raw)
+        rows, items = _prompts(predictor, prompt or [], (input_file, split), text_column, raw)
         watched = len(items) == 1 and input_file is None and num_beams == 1 and not as_json and output is None
         writer = prompt_writer(predictor.saved, raw=raw, system=system)
         answers = predictor.generate(
@@ -80,14 +80,15 @@ def generate(
 
 
 def _prompts(
-    predictor: Predictor, given: list[str], input_file: str | None, text_column: str | None, raw: bool
+    predictor: Predictor, given: list[str], source: tuple[str | None, str | None], text_column: str | None, raw: bool
 ) -> tuple[Any, list[Any]]:
     """The rows that answers are put beside, and the prompts."""
+    input_file, split = source
     if input_file is None:
         return [{"prompt": text} for text in given], given
     from automodel.engine import tables
 
-    rows = tables.read_table(input_file)
+    rows = tables.read_table(input_file, split, note)
     return rows, tables.questions_of(rows, predictor, text_column, None, raw).items
 
 
@@ -98,6 +99,7 @@ def _check(
     output: Path | None,
     overwrite: bool,
     text_column: str | None,
+    split: str | None,
 ) -> None:
     """What can be told from the arguments alone."""
     if run.startswith("-"):
@@ -106,6 +108,7 @@ def _check(
         raise UserError("give either prompts (--prompt TEXT) or a file of them (--input FILE).")
     if input_file is None and text_column:
         raise UserError("--text-column names a column of --input, which is not given.")
+    check_split(input_file, split)
     check_overwrite(output, input_file, overwrite)
 
 

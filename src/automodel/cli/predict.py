@@ -33,6 +33,7 @@ def predict(
         str | None,
         typer.Option("--input", "-i", help="CSV, JSONL, …: columns are kept; .txt, `-` (stdin): a text on each line."),
     ] = None,
+    split: Annotated[str | None, typer.Option(help="Split of --input, e.g. test[:100]; train by default.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write a .jsonl or .csv file.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output where it exists.")] = False,
     text_column: Annotated[str | None, typer.Option(help="Column of --input that holds the text.")] = None,
@@ -62,7 +63,7 @@ def predict(
     through their templates; --raw turns that off.
     """
     given = _texts(texts or [], input_file)
-    _check_columns(input_file, text_column, pair_column, pair)
+    _check_table(input_file, split, text_column, pair_column, pair)
     check_overwrite(output, input_file, overwrite)
     get_ready(output, input_file)
     from automodel.engine.predict import Predictor
@@ -79,19 +80,33 @@ def predict(
         if asked and predictor.task not in GENERATES:
             flag = next(iter(asked)).replace("_", "-")
             raise UserError(f"--{flag} is for models that generate text; '{run}' holds a {predictor.task} model.")
-        rows, questions = _questions(predictor, given, pair, input_file, (text_column, pair_column, raw))
+        rows, questions = _questions(predictor, given, pair, (input_file, split), (text_column, pair_column, raw))
         answers = _ask(predictor, questions, asked, threshold)
-    shown = (_shown(item, answer) for item, answer in zip(questions.items, answers))
+    shown = (_shown(item, answer) for item, answer in zip(_asked(questions), answers))
     tell(predictor, rows, answers, output, as_json, shown)
 
 
-def _check_columns(
-    input_file: str | None, text_column: str | None, pair_column: str | None, pair: list[str] | None
+def _check_table(
+    input_file: str | None,
+    split: str | None,
+    text_column: str | None,
+    pair_column: str | None,
+    pair: list[str] | None,
 ) -> None:
+    check_split(input_file, split)
     if input_file is None and (text_column or pair_column):
         raise UserError(f"--{'text' if text_column else 'pair'}-column names a column of --input, which is not given.")
     if input_file is not None and pair:
         raise UserError("--pair belongs to texts on the command line; for a file, name the column: --pair-column.")
+
+
+def note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)
+
+
+def check_split(input_file: str | None, split: str | None) -> None:
+    if input_file is None and split is not None:
+        raise UserError("--split chooses rows of --input, which is not given.")
 
 
 def check_overwrite(output: Path | None, input_file: str | None, overwrite: bool) -> None:
@@ -131,8 +146,8 @@ def tell(
     if as_json or output is None:
         for line in shown:
             print(line)
-    for note in predictor.notes:
-        print(f"note: {note}", file=sys.stderr)
+    for text in predictor.notes:
+        note(text)
     if output is not None:
         print(f"Wrote {len(done):,} rows to {output}", file=sys.stderr)
 
@@ -141,14 +156,15 @@ def _questions(
     predictor: Predictor,
     given: list[str],
     pair: list[str] | None,
-    input_file: str | None,
+    source: tuple[str | None, str | None],
     columns: tuple[str | None, str | None, bool],
 ) -> tuple[Any, Questions]:
     """The rows that answers are put beside, and what is asked."""
     from automodel.engine import tables
 
+    input_file, split = source
     if input_file is not None:
-        table = tables.read_table(input_file)
+        table = tables.read_table(input_file, split, note)
         return table, tables.questions_of(table, predictor, *columns)
     rows = [{"text": text} for text in given]
     if pair:
@@ -206,9 +222,17 @@ def _shown(item: Any, answer: Any) -> str:
     return f"{label or '(none)'}  [{scores}{more}]  {_short(item)}"
 
 
-def _short(item: Any) -> str:
+def _asked(questions: Questions) -> list[Any]:
+    """What is shown beside each answer: of a pair, both texts."""
+    if questions.pairs is None:
+        return questions.items
+    half = (WIDTH - 3) // 2
+    return [f"{_short(one, half)} | {_short(two, half)}" for one, two in zip(questions.items, questions.pairs)]
+
+
+def _short(item: Any, width: int = WIDTH) -> str:
     text = " ".join((item if isinstance(item, str) else str(item)).split())
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 class Progress:

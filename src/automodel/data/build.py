@@ -201,6 +201,11 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
         if request.task == "seq2seq":
             cut += f", or their targets at max_target_length {request.cfg.target_length:,}"
         notes.append(where + cut + beyond)
+    if stats.lost_tags:
+        one = stats.lost_tags == 1
+        what = "word with a tag has" if one else "words with tags have"
+        so = f"{'its tag is' if one else 'their tags are'} not {'learned' if learns else 'measured'}"
+        notes.append(f"{where}{stats.lost_tags:,} {what} no token, being empty or nothing the tokenizer keeps: {so}")
     rows = stats.rows - stats.skipped
     if stats.unended > WORTH_A_NOTE * rows:
         if stats.truncated >= stats.unended:

@@ -157,9 +157,9 @@ class TokenClassifier:
             types = encoded["token_type_ids"][position] if self.token_types else None
             out.add(first + i, encoded["input_ids"][position], token_labels=labels, token_types=types)
             words = rows[self.tokens][i]
-            out.truncated += was_cut(
-                encoded, position, self.max_length, self.tokenizer, words, is_split_into_words=True
-            )
+            cut = was_cut(encoded, position, self.max_length, self.tokenizer, words, is_split_into_words=True)
+            out.truncated += cut
+            out.lost_tags += _without_pieces(pieces, tags, cut)
 
     def _tags(self, words: Any, tags: Any) -> list[int]:
         if not words:
@@ -180,6 +180,14 @@ def first_pieces(word_ids: list[int | None], tags: list[int]) -> list[int]:
         labels.append(tags[word] if word is not None and word != previous else IGNORE)
         previous = word
     return labels
+
+
+def _without_pieces(word_ids: list[int | None], tags: list[int], cut: bool) -> int:
+    """How many words with a tag have no token at all: they are empty, or of characters that the tokenizer drops. What
+    was cut off at either end is counted as such, and not here."""
+    seen = {word for word in word_ids if word is not None}
+    inside = range(min(seen), max(seen) + 1) if cut else range(len(tags))
+    return sum(word not in seen and tags[word] != IGNORE for word in inside)
 
 
 def for_words(tokenizer: Any) -> Any:

@@ -105,7 +105,7 @@ class DatasetConfig(Section):
     text_pair_column: str | None = None
     """Column of the second text of a pair (NLI, similarity)."""
     label_column: str | None = None
-    """Column of the label; for multi-label data a list of names, or one column of lists."""
+    """Column of the label; for multi-label data a column of lists, or several columns: `label_columns`."""
     label_columns: tuple[str, ...] | None = None
     """Several columns: 0/1, one for each class (multi-label), or a number each (regression)."""
     labels: tuple[str, ...] | None = None

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
 from automodel.data.files import quiet
-from automodel.data.splits import PREFERRED, bad_slice, split_names, unknown_split
+from automodel.data.splits import PREFERRED, SplitChoice, bad_slice, choice_among, split_names, unknown_split
 
 UNREACHABLE = ("ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout", "ConnectError", "LocalEntryNotFoundError")
 
@@ -38,6 +38,10 @@ class HubSource:
 
     def content_key(self) -> None:
         return None
+
+    def choice(self, rows: Any) -> SplitChoice | None:
+        taken = self.cfg.split or str(rows.split or "")
+        return choice_among(taken, list(rows.info.splits or ())) if taken else None
 
     def load(self) -> Any:
         rows = self._first_that_exists(self._candidates())

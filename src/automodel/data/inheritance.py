@@ -50,6 +50,10 @@ def _for_part(section: DatasetConfig, own: Any) -> DatasetConfig:
     for role in own.column_mapping or ():
         if role in KEYS_OF_ROLES:
             otherwise[KEYS_OF_ROLES[role]] = None
+    if own.label_column or "label_column" in otherwise:
+        otherwise["label_columns"] = None
+    elif getattr(own, "label_columns", None):  # an entry of a mixture has no such key
+        otherwise["label_column"] = None
     mapping = section.column_mapping
     if mapping and "column_mapping" not in otherwise:
         left = {role: column for role, column in mapping.items() if not _names(own, KEYS_OF_ROLES.get(role))}

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -205,10 +206,26 @@ def listed_name(value: Any, names: Sequence[str]) -> str | None:
     return next((known for known in names if known.lower() == name.lower()), None) if isinstance(value, bool) else None
 
 
+def number_in_text(text: str, classes: int) -> Any:
+    """The class id that a text writes and nothing else (0, 1, …; true and false of two classes), or the text. For
+    classes without names: files of one dataset differ in whether their numbers are quoted."""
+    if text.isdecimal() and str(int(text)) == text:
+        return int(text)
+    return {"true": 1, "false": 0}.get(text.lower(), text) if classes == 2 else text
+
+
 def all_listed(values: Iterable[Any], names: Sequence[str]) -> bool:
     """Whether the data's values are all among `names` as they are written, and so are names and no ids."""
     given = [v for v in values if not is_missing(v)]
     return bool(given) and all(listed_name(value, names) is not None for value in given)
+
+
+def check_listed_once(names: Sequence[str], key: str) -> None:
+    """Raises `UserError` for a list of classes that has one of them twice: one of the two could never be meant."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        listed = ", ".join(f"'{name}'" for name in twice)
+        raise UserError(f"{key} names {listed} more than once. Every class has one number: name each once.")
 
 
 def all_whole(values: Sequence[Any]) -> bool:

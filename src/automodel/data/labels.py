@@ -39,6 +39,7 @@ from automodel.data.label_kinds import (
     list_in_text,
     listed_name,
     lists_in_text,
+    number_in_text,
     unique_values,
     written,
 )
@@ -98,6 +99,10 @@ class LabelMap:
             value = int(value) if value.is_integer() else value
         if isinstance(value, str) and not value.strip():
             raise BadLabel("the label is empty")
+        if not self.names and isinstance(value, str):
+            value = number_in_text(value, self.num_labels)
+        if isinstance(value, bool) and (name := listed_name(value, self.names or ())) and self.names:
+            return self.names.index(name)  # a name comes before a number: classes may be true, false in this order
         if isinstance(value, int) and (self.ids_allowed or not self.names):
             if 0 <= int(value) < self.num_labels:
                 return int(value)
@@ -200,7 +205,8 @@ def infer_labels(
         if kind == "string":
             raise _needs_numbers(label, feature, columns)
         return _of_numbers(num_labels or 1, cfg, columns)
-    found = _of_classes(rows, label, feature, kind, cfg, num_labels, columns)
+    said = bool(cfg.label_column or num_labels or problem_type)
+    found = _of_classes(rows, label, feature, kind, cfg, num_labels, said, columns)
     if problem_type == MULTI:
         found = LabelMap(MULTI, found.num_labels, found.names, found.ids_allowed, origin=found.origin)
     return _checked(found, num_labels, columns)
@@ -218,7 +224,8 @@ def _kind(rows: Any, label: str, feature: Any) -> str:
     return "int" if has_gaps and all_whole(values) else "float"
 
 
-def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -> LabelMap:
+def _of_classes(rows, label, feature, kind, cfg, num_labels, said: bool, columns: Columns) -> LabelMap:
+    """`said`: somebody says that these are the classes, however many there are."""
     if cfg.labels:
         values = unique_values(rows, label)
         ids = not all_listed(values, cfg.labels)
@@ -232,10 +239,11 @@ def _of_classes(rows, label, feature, kind, cfg, num_labels, columns: Columns) -
     if not values:
         raise UserError(f"{columns.section}.label_column: every label in column '{label}' is missing.")
     check_class_ids(values, label, cfg, columns)
-    if len(values) > 20 and len(values) > len(rows) / 2:
+    if not said and len(values) > 20 and len(values) > len(rows) / 2:
         raise UserError(
             f"{columns.section}.label_column: column '{label}' has {len(values):,} different values in {len(rows):,} "
-            f"rows, so it looks like an identifier and not like a class. Columns: {columns.listed()}."
+            f"rows, so it looks like an identifier and not like a class. Name the column of the class; if it is this "
+            f"one, {columns.section}.label_column: {label}. Columns: {columns.listed()}."
         )
     if kind == "string":
         return LabelMap(SINGLE, len(values), tuple(sorted(values)), ids_allowed=False)

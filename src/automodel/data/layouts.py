@@ -17,6 +17,7 @@ from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS, ROLES
+from automodel.data.label_kinds import check_listed_once
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
 from automodel.data.language import (
     ANSWER_ROLES,
@@ -29,7 +30,7 @@ from automodel.data.language import (
     places_of,
 )
 from automodel.data.not_learned import what_is_not_learned
-from automodel.data.own_classes import numbered, own_names
+from automodel.data.own_classes import as_written_here, numbered, own_names
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows
 from automodel.data.sequences import SourceTarget, require_language, source_and_target
@@ -142,8 +143,9 @@ def _with_roles(cfg: DatasetConfig, task: str, section: str) -> DatasetConfig:
 
 
 def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple[str, ...]) -> LabelMap:
+    check_listed_once(request.cfg.labels or (), f"{columns.section}.labels")
     if request.labels is not None:
-        return request.labels
+        return as_written_here(rows, columns, label, request.labels)
     cfg = request.cfg
     if request.task == "token-classification":
         assert isinstance(label, str)
@@ -183,7 +185,7 @@ def _text_classification(rows: Any, columns: Columns, request: Request) -> Layou
         own_names(columns, label, labels, request.cfg),
     )
     shown = label if isinstance(label, str) else f"{len(label)} label columns"
-    notes = numbered(columns, label, request.labels, request.cfg)
+    notes = numbered(columns, label, request.labels, labels, request.cfg)
     return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels, notes)
 
 
@@ -221,7 +223,8 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
         request.token_types and has_segments(request.tokenizer),
         own_names(columns, tags, labels, request.cfg),
     )  # fmt: skip
-    return Layout(encoder, f"{tokens} → {tags}", labels, numbered(columns, tags, request.labels, request.cfg))
+    notes = numbered(columns, tags, request.labels, labels, request.cfg)
+    return Layout(encoder, f"{tokens} → {tags}", labels, notes)
 
 
 def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -384,5 +387,5 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
         class_names=own_names(columns, label, labels, request.cfg) if label and labels else None,
     )
     used = OF_READY_ROWS | ({"column_mapping"} if task in ROLES else set())
-    notes = numbered(columns, label, request.labels, request.cfg) if label and labels else ()
+    notes = numbered(columns, label, request.labels, labels, request.cfg) if label else ()
     return Layout(encoder, "already tokenised rows", labels, notes, used=used)

@@ -1,17 +1,19 @@
 """Numbers for classes that have names elsewhere: in the training data, or in a model that was trained.
 
 A dataset may count the same classes in another order. Its own names tell, those of a `ClassLabel` column or those that
-`labels` lists; without any, numbers are taken in the order of the others, which only a person can confirm.
+`labels` lists; without any, numbers are taken in the order of the others, which only a person can confirm. It may also
+write several classes of a row in another way: names in one file, a 0 or 1 for each class in another.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.columns import Columns, is_list, item_of, kind_of
+from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of, kind_of
 from automodel.data.config import DatasetConfig
-from automodel.data.label_kinds import is_whole_number
+from automodel.data.label_kinds import MULTI, REGRESSION, is_list_text, is_whole_number, list_in_text
 from automodel.data.labels import LabelMap
 
 MANY = 6  # classes that are named in a note
@@ -35,19 +37,79 @@ def own_names(
     return tuple(names)
 
 
+def as_written_here(rows: Any, columns: Columns, label: str | tuple[str, ...], known: LabelMap) -> LabelMap:
+    """The known classes as this dataset writes them: by number where they have names elsewhere, and several classes of
+    a row as a list or as a vector."""
+    if known.names and _are_integers(columns, label) and not any(map(is_whole_number, known.names)):
+        known = replace(known, ids_allowed=True)
+    if known.problem_type != MULTI:
+        return known
+    vectors = not isinstance(label, str) or _holds_vectors(rows, label, columns.features[label], known)
+    return replace(known, vectors=vectors)
+
+
+def _holds_vectors(rows: Any, label: str, feature: Any, known: LabelMap) -> bool:
+    """Lists of ids never repeat one, while vectors of more than two classes do. One row that is wrong must not make
+    ids of all the others."""
+    if is_string(feature):
+        lists = [found for text in rows[label] if (found := _read(text))]
+    elif is_list(feature):
+        lists = [value for value in rows[label] if value]
+    else:
+        return known.vectors and is_mixed(feature)  # rows that cannot be read are named as such
+    kinds = {type(item) for value in lists for item in value if item is not None}
+    if str in kinds or not kinds:
+        return known.vectors and not (known.names and kinds)
+    if kinds & {float, bool}:
+        return True
+    whole = [value for value in lists if len(value) == known.num_labels]
+    all_whole = len(whole) == len(lists)
+    two = known.num_labels == 2 and {item for value in whole for item in value} <= {0, 1, None}
+    return any(len(set(value)) < len(value) for value in whole) or (all_whole and (known.vectors or two))
+
+
+def _read(text: Any) -> list[Any]:
+    """What cannot be read is a bad row later on."""
+    try:
+        return list_in_text(text) if is_list_text(text) else []
+    except ValueError:
+        return []
+
+
 def numbered(
-    columns: Columns, label: str | tuple[str, ...], known: LabelMap | None, cfg: DatasetConfig
+    columns: Columns, label: str | tuple[str, ...], known: LabelMap | None, labels: LabelMap | None, cfg: DatasetConfig
 ) -> tuple[str, ...]:
-    """A note where numbers without names are taken for classes that are known by name."""
-    if known is None or not known.names or known.vectors or not known.ids_allowed or cfg.labels:
+    """A note where numbers without names are taken for classes that are known by name. `labels`: the known ones, as
+    they are written here."""
+    if known is None or labels is None or not known.names:
         return ()
-    if not isinstance(label, str) or kind_of(_item(columns.features[label])) != "integers":
+    what = _without_names(columns, label, labels, cfg)
+    if what is None:
         return ()
-    if all(is_whole_number(name) for name in known.names):
-        return ()
-    shown = ", ".join(f"{i} = {name}" for i, name in enumerate(known.names[:MANY]))
-    more = ", …" if len(known.names) > MANY else ""
-    return (f"{columns.section}: its labels are numbers, read as classes by their place: {shown}{more}",)
+    places = range(len(known.names)) if isinstance(label, str) else label
+    shown = ", ".join(f"{place} = {name}" for place, name in list(zip(places, known.names))[:MANY])
+    return (f"{columns.section}: its {what} by their place: {shown}{', …' if len(known.names) > MANY else ''}",)
+
+
+def _without_names(columns: Columns, label: str | tuple[str, ...], labels: LabelMap, cfg: DatasetConfig) -> str | None:
+    names, targets = labels.names or (), labels.problem_type == REGRESSION
+    if not isinstance(label, str):
+        what = f"label columns are read as {'targets' if targets else 'classes'}"
+        return None if label == names else what
+    item = _item(columns.features[label])
+    if cfg.labels or getattr(item, "names", None):
+        return None
+    if targets:
+        return "targets are read" if labels.num_labels > 1 else None
+    if labels.vectors:
+        return "labels are a 0 or 1 for each class, read"
+    if not labels.ids_allowed or kind_of(item) != "integers" or all(map(is_whole_number, names)):
+        return None
+    return "labels are numbers, read as classes"
+
+
+def _are_integers(columns: Columns, label: str | tuple[str, ...]) -> bool:
+    return isinstance(label, str) and kind_of(_item(columns.features[label])) == "integers"
 
 
 def _item(feature: Any) -> Any:

@@ -62,6 +62,8 @@ class PreparedData:
     """Nothing was tokenised this time."""
     mixture: Mixture | None = None
     """Where the data are several datasets with weights."""
+    split: str | None = None
+    """The split that was taken, of data that has several; none for a mixture."""
 
     @property
     def learned_share(self) -> float:
@@ -129,7 +131,9 @@ def prepare(
     store, cached = open_or_build(cache_root(cfg) / key, lambda: build(parts, names, key), vocabulary=len(tokenizer))
     data = _described(store, cfg, task, section, cached)
     not_used = unused(section, written, store.meta.get("kinds", []), keys_taken(resolved_target))
-    return replace(data, notes=(*data.notes, *not_used, *_begun_twice(store, tokenizer)))
+    choice = parts[0].source.choice(parts[0].rows) if cfg.mixture is None else None
+    notes = (*data.notes, *not_used, *_begun_twice(store, tokenizer))
+    return replace(data, notes=notes, split=choice.taken if choice else None)
 
 
 def _begun_twice(store: TokenStore, tokenizer: Any) -> list[str]:

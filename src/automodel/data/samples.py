@@ -47,6 +47,8 @@ class Samples:
     """int32, all target tokens one after another (seq2seq)."""
     truncated: int = 0
     """Rows that were longer than the limit and were cut."""
+    lost_tags: int = 0
+    """Words with a tag that have no token (token classification)."""
     bad: tuple[BadRow, ...] = ()
     """Rows left out, with reasons."""
 
@@ -66,6 +68,7 @@ class SampleWriter:
     target_ids: list[Numbers] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     truncated: int = 0
+    lost_tags: int = 0
 
     def add(
         self,
@@ -107,6 +110,7 @@ class SampleWriter:
             target_lengths=_lengths(self.target_ids) if self.target_ids else None,
             target_ids=_flat(self.target_ids, np.int32) if self.target_ids else None,
             truncated=self.truncated,
+            lost_tags=self.lost_tags,
             bad=tuple(self.bad),
         )
 

@@ -21,7 +21,7 @@ from automodel.data import files as local
 from automodel.data.config import BUILDERS, BUILT_IN_TARGETS, PATTERN, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
 from automodel.data.problems import Problems
-from automodel.data.splits import chosen_split, split_names, take
+from automodel.data.splits import SplitChoice, choice_among, chosen_split, split_names, take
 
 DEFAULT_MEMORY = "~/.cache/automodel/tokens"
 SQUAD = "rajpurkar/squad"  # what `make_squad_dataset` means where no path is given
@@ -42,6 +42,11 @@ class Source(Protocol):
 
     def load(self) -> Any:
         """A map-style `datasets.Dataset`, with split and limit applied."""
+        ...
+
+    def choice(self, rows: Any) -> SplitChoice | None:
+        """Which of several splits is taken; `rows` are those that were loaded, where the content could not be known
+        otherwise."""
         ...
 
 
@@ -197,6 +202,9 @@ class FileSource:
             return next(iter(self.splits))
         return chosen_split(self.cfg.split, list(self.splits), self.role, self.section)
 
+    def choice(self, rows: Any) -> SplitChoice | None:
+        return None if self.whole else choice_among(self._spec(), list(self.splits))
+
     def content_key(self) -> str:
         return digest(self._spec(), [self._content(name) for name in split_names(self._spec())])
 
@@ -241,6 +249,9 @@ class SavedSource:
             return splits[0]
         return chosen_split(self.cfg.split, splits, self.role, self.section)
 
+    def choice(self, rows: Any) -> SplitChoice | None:
+        return choice_among(self._spec(), list(self._splits()))
+
     def content_key(self) -> str:
         folders, spec = self._splits(), self._spec()
         parts = []
@@ -279,6 +290,9 @@ class CallableSource:
 
     def content_key(self) -> None:
         return None
+
+    def choice(self, rows: Any) -> None:
+        return None  # its own affair
 
     def load(self) -> Any:
         try:

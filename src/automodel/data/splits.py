@@ -7,12 +7,26 @@ hub, from a file or from a folder.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from automodel.config.errors import UserError
 from automodel.data.columns import did_you_mean
 
 PREFERRED = {"train": ("train",), "validation": ("validation", "valid", "val", "dev", "test")}
+
+
+class SplitChoice(NamedTuple):
+    """Of data that has several splits: the one that rows are taken from, and the others."""
+
+    taken: str
+    others: tuple[str, ...]
+
+
+def choice_among(spec: str, available: Sequence[str]) -> SplitChoice | None:
+    """None where there is nothing to choose."""
+    if len(available) < 2:
+        return None
+    return SplitChoice(spec, tuple(name for name in available if name not in split_names(spec)))
 
 
 def split_names(spec: str) -> list[str]:

@@ -44,6 +44,8 @@ class DataStats:
     """Tokens that are learned (language models); targets for seq2seq."""
     ended: int | None = None
     """Rows whose last learned token ends the text: the end-of-sequence token, or a template's own."""
+    lost_tags: int = 0
+    """Words with a tag that have no token (token classification)."""
 
     @property
     def unended(self) -> int:
@@ -89,6 +91,7 @@ class Counter:
         self.lengths: list[np.ndarray] = []
         self.labels: list[np.ndarray] = []
         self.truncated = 0
+        self.lost_tags = 0
         self.supervised = 0
         self.ended = 0
 
@@ -98,6 +101,7 @@ class Counter:
             self.bad.extend(chunk.bad)
             self.lengths.append(chunk.lengths)
             self.truncated += chunk.truncated
+            self.lost_tags += chunk.lost_tags
             labels = chunk.token_labels if self.task == "token-classification" else chunk.labels
             if labels is not None:
                 self.labels.append(_counted(labels))
@@ -142,7 +146,7 @@ class Counter:
             whole.rows += counter.rows
             for name in ("bad", "unlearned", "lengths", "labels"):
                 getattr(whole, name).extend(getattr(counter, name))
-            for name in ("truncated", "supervised", "ended"):
+            for name in ("truncated", "lost_tags", "supervised", "ended"):
                 setattr(whole, name, getattr(whole, name) + getattr(counter, name))
         return whole
 
@@ -164,6 +168,7 @@ class Counter:
             label_counts=counts,
             supervised=self.supervised if self.is_language_model else None,
             ended=self.ended if self.is_language_model else None,
+            lost_tags=self.lost_tags,
         )
 
     def check(self, section: str, skip: bool) -> None:

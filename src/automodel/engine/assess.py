@@ -25,7 +25,7 @@ from automodel.data.columns import LABEL, Columns
 from automodel.data.config import DatasetConfig
 from automodel.data.inheritance import inherit
 from automodel.data.label_kinds import all_listed, is_whole_number, unique_values
-from automodel.data.labels import MULTI, SINGLE, LabelMap, infer_labels
+from automodel.data.labels import SINGLE, LabelMap
 from automodel.data.loader import EvalLoader
 from automodel.data.prepare import PreparedData, prepare
 from automodel.data.sources import load_rows
@@ -131,7 +131,7 @@ def assess(
         task=saved.task,
         problem_type=saved.problem_type,
         dataset=section.path or section.target or "",
-        split=section.split,
+        split=section.split or data.split,
         data=data,
         metrics=metrics,
         label_names=saved.label_names if saved.task in CLASSIFIERS else None,
@@ -238,24 +238,14 @@ def _labels(saved: SavedModel, section: DatasetConfig, target: Any) -> LabelMap 
     count, names = saved.hf_config.num_labels, tuple(saved.label_names) if saved.has_own_names else None
     problem = saved.problem_type or SINGLE
     if problem == "regression":
-        return LabelMap(problem, count)
+        return LabelMap(problem, count, names)  # of several targets, the names tell which is which
     # Names that are numbers (1 to 5 stars) came from the data's own integers, which are then names and not ids. Where
     # classes were listed, it is as in training: they are names if all of them are on the list.
     numbers = names is not None and all(is_whole_number(name) for name in names)
     if numbers and section.labels and problem == SINGLE and saved.task == "text-classification":
         rows, label = _label_column(saved, section, target)
         numbers = all_listed(unique_values(rows, label), names or ())
-    vectors = problem == MULTI and _holds_vectors(saved, section, target)
-    return LabelMap(problem, count, names, ids_allowed=not numbers, vectors=vectors, origin="the model's classes")
-
-
-def _holds_vectors(saved: SavedModel, section: DatasetConfig, target: Any) -> bool:
-    """Whether multi-label rows are 0/1 vectors or lists of classes; only the data can tell."""
-    if section.label_columns:
-        return True
-    rows, label = _label_column(saved, section, target)
-    columns = Columns(rows.features, "validation_dataset")
-    return infer_labels(rows, columns, label, section, saved.hf_config.num_labels, MULTI).vectors
+    return LabelMap(problem, count, names, ids_allowed=not numbers, origin="the model's classes")
 
 
 def _label_column(saved: SavedModel, section: DatasetConfig, target: Any) -> tuple[Any, str]:

@@ -11,7 +11,7 @@ import csv
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -43,25 +43,37 @@ class Questions:
     """Second texts, for a model of pairs."""
 
 
-def read_table(path: str) -> Any:
-    """The rows of any file, folder or hub dataset that training could read; `-`: a row for each line of stdin."""
-    if path == "-":
-        return _rows_of(lines_of_stdin())
+def read_table(path: str, split: str | None = None, note: Callable[[str], None] | None = None) -> Any:
+    """The rows of any file, folder or hub dataset that training could read; `-`: a row for each line of stdin. `note`
+    is told of splits that are left out although nobody chose."""
     file = Path(path).expanduser()
     shape = shape_of(file) if file.is_file() else None
+    lines = path == "-" or (shape is not None and shape.format == "text")
+    if lines and split is not None:
+        raise UserError("--split chooses rows of a table, a folder or a dataset of the hub; lines of text have none.")
+    if path == "-":
+        return _rows_of(lines_of_stdin())
     try:
-        rows = _lines(file) if shape is not None and shape.format == "text" else _as_in_training(path)
+        rows = _lines(file) if lines else _as_in_training(path, split, note)
     except UserError as error:
-        raise UserError(str(error).replace("--input.path", "--input")) from error
+        text = str(error).replace("--input.path", "--input")
+        raise UserError(
+            text.replace("e.g. --input.split: ", "e.g. --split ").replace("--input.split", "--split")
+        ) from error
     if len(rows) == 0:
         raise UserError(f"--input: '{path}' has no rows.")
     return rows
 
 
-def _as_in_training(path: str) -> Any:
-    cfg = DatasetConfig(path=path)
+def _as_in_training(path: str, split: str | None, note: Callable[[str], None] | None) -> Any:
+    cfg = DatasetConfig(path=path, split=split)
     source = find_source(cfg, role="train", section="--input", resolved_target=None, memory=cache_root(cfg))
-    return source.load()
+    rows = source.load()
+    choice = source.choice(rows)
+    if choice and choice.others and split is None and note is not None:
+        others = ", ".join(choice.others)
+        note(f"--input: the rows are those of the split {choice.taken}; there is also {others}. Choose with --split")
+    return rows
 
 
 def _lines(path: Path) -> Any:

@@ -174,6 +174,11 @@ class EvalAccumulator:
 
     def result(self) -> EvalMetrics:
         """The metrics of everything seen; the only place that waits for the device."""
+        if not self._count and any(bool((labels != IGNORE).any()) for labels in self._labels):
+            raise UserError(
+                "validation_dataset: every example is of a class whose weight in loss_fn.class_weights is 0, so there "
+                "is no loss to measure. Give one of its classes a weight, or remove loss_fn.class_weights."
+            )
         _require_some(self._count)
         loss_sum = float(self._loss_sum)
         values = {"loss": loss_sum / self._count}

@@ -129,6 +129,17 @@ def test_labels_that_cannot_be_what_the_model_is_asked_for(prepare_rows, bert_li
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize("said", [{"label_column": "label"}, {"num_labels": 40}, {"problem_type": SINGLE}], ids=str)
+def test_many_classes_can_be_asked_for(prepare_rows, bert_like, said):
+    rows = [{"text": "good film", "label": f"class {i:02}"} for i in range(40)]
+    with pytest.raises(
+        UserError, match=r"looks like an identifier .* if it is this one, dataset\.label_column: label\."
+    ):
+        prepare_rows(rows, bert_like)
+    data = prepare_rows(rows, bert_like, **said)
+    assert (data.num_labels, data.store.labels.tolist()) == (40, list(range(40)))
+
+
 def test_missing_labels_do_not_turn_classes_into_regression(prepare_rows, bert_like, tmp_path):
     (tmp_path / "a.csv").write_text("text,label\ngood film,1\nbad film,0\nfilm,\nthe film,0\n")
     data = prepare_rows(None, bert_like, path=str(tmp_path / "a.csv"), on_bad_row="skip")
@@ -226,6 +237,32 @@ def test_columns_of_a_classifier_are_inherited_one_by_one():
     mixture = (MixtureEntry(path="b.csv"), MixtureEntry(path="c.csv", text_column="t"))
     members = members_of(DatasetConfig(mixture=mixture, column_mapping=train.column_mapping))
     assert [m.column_mapping for _, m in members] == [train.column_mapping, {"label": "stars"}]
+
+
+def test_what_is_said_of_labels_comes_first_by_whichever_key():
+    several = DatasetConfig(path="a.csv", label_columns=("a", "b"))
+    for own in ({"label_column": "y"}, {"column_mapping": {"label": "y"}}):
+        part = inherit(several, DatasetConfig(path="b.csv", **own))
+        assert (part.label_columns, {key: getattr(part, key) for key in own}) == (None, own)
+        ((_, member),) = members_of(replace(several, path=None, mixture=(MixtureEntry(path="b.csv", **own),)))
+        assert member.label_columns is None
+    one = DatasetConfig(path="a.csv", label_column="y")
+    part = inherit(one, DatasetConfig(path="b.csv", label_columns=("a", "b")))
+    assert (part.label_column, part.label_columns) == (None, ("a", "b"))
+    assert inherit(several, DatasetConfig(path="b.csv")).label_columns == ("a", "b")
+    assert inherit(one, DatasetConfig(path="b.csv")).label_column == "y"
+
+
+def test_a_class_that_is_listed_twice_is_refused(prepare_rows, bert_like):
+    rows = rows_with([0, 1, 2, 1])
+    with pytest.raises(UserError, match=r"^dataset\.labels names 'b' more than once"):
+        prepare_rows(rows, bert_like, labels=("a", "b", "b"))
+    train = prepare_rows(rows, bert_like, labels=("a", "b", "c"))
+    with pytest.raises(UserError, match=r"^validation_dataset\.labels names 'a' more than once"):
+        prepare_rows(rows, bert_like, labels=("a", "a", "c"), role="validation", like=train)
+    tagged = [{"tokens": ["good", "film"], "tags": [0, 1]}] * 4
+    with pytest.raises(UserError, match=r"^dataset\.labels names 'O' more than once"):
+        prepare_rows(tagged, bert_like, task="token-classification", labels=("O", "O"))
 
 
 def test_numbers_of_targets_are_inherited_unless_said():
@@ -345,6 +382,20 @@ def test_a_word_is_labelled_on_its_first_piece(prepare_rows, bert_like, tags, na
     assert bert_like.convert_ids_to_tokens(sample(data, 0)) == ["[CLS]", "good", "x", "##y", "##z", "[SEP]"]
     assert store.token_labels[: store.offsets[1]].tolist() == [IGNORE, 1, 0, IGNORE, IGNORE, IGNORE]
     assert data.stats.label_counts == (1, 3)
+
+
+def test_words_without_a_token_are_counted(prepare_rows, bert_like):
+    """An empty word, or one of characters that a tokenizer drops, takes its tag with it."""
+    words, tags = ["good", "", "film", " "], ["A", "B", "A", "B"]
+    data = prepare_rows([{"tokens": words, "tags": tags}] * 3, bert_like, task="token-classification")
+    assert (data.stats.label_counts, data.stats.lost_tags) == ((6, 0), 6)
+    told = "words with tags have no token, being empty or nothing the tokenizer keeps: their tags are not learned"
+    assert f"6 {told}" in data.notes
+    settings = {"task": "token-classification", "max_length": 4}
+    cut = prepare_rows([{"tokens": [*words, "bad"], "tags": [*tags, "A"]}], bert_like, name="c.jsonl", **settings)
+    assert (cut.stats.truncated, cut.stats.lost_tags) == (1, 1)  # the other is behind the cut
+    whole = prepare_rows([{"tokens": ["good", "film"], "tags": ["A", "B"]}], bert_like, name="w.jsonl", **settings)
+    assert (whole.stats.lost_tags, whole.notes) == (0, ())
 
 
 def test_token_classification_bad_rows(prepare_rows, bert_like):

@@ -11,7 +11,7 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
-from automodel.data.sources import load_rows
+from automodel.data.sources import find_source, load_rows
 
 ROWS = [{"text": f"review number {i}", "label": i % 2} for i in range(20)]
 SPLITS = {"train": ROWS, "test": ROWS[:5]}
@@ -68,6 +68,14 @@ def test_a_downloaded_snapshot_is_enough(offline):
     offline.add_dataset("org/raw", SPLITS, prepared=False)
     assert len(load_rows(DatasetConfig(path="org/raw"))) == 20
     assert len(load_rows(DatasetConfig(path="org/raw", split="test[:40%]"))) == 2
+
+
+def test_the_split_that_is_taken_is_known(offline, tmp_path):
+    offline.add_dataset("org/raw", SPLITS, prepared=False)
+    for role, taken, other in (("train", "train", "test"), ("validation", "test", "train")):
+        cfg = DatasetConfig(path="org/raw")
+        source = find_source(cfg, role=role, section="dataset", resolved_target=None, memory=tmp_path)
+        assert source.choice(source.load()) == (taken, (other,))
 
 
 def test_an_old_short_name_finds_its_full_name(offline):

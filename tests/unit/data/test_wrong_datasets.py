@@ -238,7 +238,8 @@ CASES = [
         "identifiers as labels", {"a.jsonl": lines([{"text": "x", "label": f"id-{i}"} for i in range(40)])},
         {"path": "{tmp}/a.jsonl"},
         "dataset.label_column: column 'label' has 40 different values in 40 rows, so it looks like an identifier and "
-        "not like a class. Columns: text (text), label (text).",
+        "not like a class. Name the column of the class; if it is this one, dataset.label_column: label. Columns: text "
+        "(text), label (text).",
     ),
     (
         "one class only", {"a.jsonl": lines([{"text": "x", "label": 0}] * 5)}, {"path": "{tmp}/a.jsonl"},

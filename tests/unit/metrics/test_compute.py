@@ -268,6 +268,13 @@ def test_accumulated_regression_drops_padded_slots_and_no_target():
     assert accumulator.result().values["mse"] == pytest.approx(5 / 3)
 
 
+def test_examples_that_weigh_nothing_are_not_missing():
+    accumulator = EvalAccumulator("text-classification", SINGLE)
+    accumulator.update(torch.zeros(2, 2), torch.tensor([1, 1]), 0.0, 0)
+    with pytest.raises(UserError, match=r"whose weight in loss_fn\.class_weights is 0"):
+        accumulator.result()
+
+
 def test_an_evaluation_of_nothing_says_so():
     with pytest.raises(UserError, match="no labelled example"):
         EvalAccumulator("causal-lm").result()
