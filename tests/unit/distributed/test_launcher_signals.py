@@ -70,3 +70,20 @@ def test_no_rank_is_left_behind(tmp_path, rank, when, patience):
 
 def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists() and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", ""), (None, "Stopped.\n")])
+def test_a_command_that_is_stopped_while_python_reads_it(rank, said):
+    """A rank that hears the signal before it is anything leaves no traceback."""
+    stopped = (
+        "import runpy, sys\n"
+        "class Hook:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'automodel.cli.main':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Hook())\n"
+        "runpy.run_module('automodel', run_name='__main__')"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "RANK"} | ({"RANK": rank} if rank else {})
+    done = subprocess.run([sys.executable, "-c", stopped], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, said)
