@@ -3,7 +3,7 @@
 Torchrun's agent runs in this process and starts the ranks as children. What they print goes where this process prints;
 the first rank speaks for all (`world.py`). The command ends with the exit code of the rank that failed first, so that
 `2` still means wrong input and `130` an interrupted run whose state was saved. SIGUSR1, which torchrun does not know,
-is passed on to the ranks.
+is passed on to the ranks. Whatever torchrun makes of a signal, this process ends after its ranks.
 """
 
 from __future__ import annotations
@@ -16,9 +16,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from automodel.config.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from automodel.distributed.step_aside import BECAUSE, EXIT_ONE_RANK, NOTE
+
+if TYPE_CHECKING:
+    import psutil
+
+LAST_WORDS = 30.0
+"""Seconds that a rank which did not hear the first signal has after a harder one."""
 
 
 def launch_or_fewer(ranks: int, fewer: int, arguments: Sequence[str], after_a_loss: str, restarts: int) -> int:
@@ -93,11 +100,28 @@ def _run_once(ranks: int, arguments: Sequence[str]) -> tuple[int, int]:
             if failure.exitcode >= 0 > found.exitcode != -signal.SIGTERM:
                 rank, failure = other, found
         return rank, failure.exitcode or EXIT_FAILED
-    except SignalException:
+    except SignalException as heard:
+        _see_them_end(heard.sigval)
+        print(f"Stopped by {signal.Signals(heard.sigval).name}; all ranks have ended.", file=sys.stderr)
         return 0, EXIT_INTERRUPTED  # the ranks were told, and saved
     finally:
         _hear_no_more()
     return 0, EXIT_OK
+
+
+def _see_them_end(number: int) -> None:
+    """Returns when no rank is left. Torchrun has told those that it knew of and waited for them; but a signal that
+    comes while it starts them makes it forget them. So those that are left are told, have the same time for saving, and
+    are ended then."""
+    import psutil
+
+    for heard in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(heard, _pass_on)
+    patience = float(os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    for harder, seconds in ((number, patience), (signal.SIGTERM, LAST_WORDS), (signal.SIGKILL, LAST_WORDS)):
+        _pass_on(harder)
+        if not psutil.wait_procs(_ranks(), timeout=seconds)[1]:
+            return
 
 
 def _hear_no_more() -> None:
@@ -107,10 +131,22 @@ def _hear_no_more() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _pass_on(number: int, frame: object) -> None:
+def _pass_on(number: int, frame: object = None) -> None:
     """A signal to every rank."""
     import psutil
 
-    for child in psutil.Process().children():
+    for rank in _ranks():
         with suppress(psutil.NoSuchProcess):
-            child.send_signal(number)
+            rank.send_signal(number)
+
+
+def _ranks() -> list[psutil.Process]:
+    """The children of this process, but for the one that tidies up after Python's multiprocessing."""
+    import psutil
+
+    ranks = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if not any("multiprocessing.resource_tracker" in part for part in child.cmdline()):
+                ranks.append(child)
+    return ranks
