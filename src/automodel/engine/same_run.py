@@ -40,7 +40,7 @@ COURSE = (
 )
 
 
-OF_A_STEP = ("step_scheduler.global_batch_size", "dataloader.batch_size")
+OF_A_STEP = ("step_scheduler.global_batch_size", "step_scheduler.grad_acc_steps", "dataloader.batch_size")
 
 
 def check_same_run(cfg: RunConfig, folder: RunFolder) -> None:
