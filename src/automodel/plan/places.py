@@ -61,13 +61,8 @@ def homes_of(config: str | Path) -> tuple[str, ...]:
     try:
         text = Path(file).read_text(encoding="utf-8")
         written = yaml.safe_load(text)["checkpoint"]["checkpoint_dir"]
-    except (
-        OSError,
-        ValueError,
-        yaml.YAMLError,
-        KeyError,
-        TypeError,
-    ):  # which is for the config's reader to complain of
+    # Whatever is wrong with it is for the config's reader to complain of.
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return ()
     found = [_around(root, str(written))]
     with suppress(ValueError):
