@@ -1,26 +1,20 @@
-"""The Triton half of `rms_norm`.
-
-T rows of width D. A program takes a tile of ROWS rows with its warps spread along the row, so that a thread holds the
-same columns of all rows and the sums over rows (the weight gradient) stay inside it. An absent input is passed as None.
-"""
+"""The Triton half of `rms_norm`. T rows of width D, one at a time. An absent input is passed as None."""
 
 import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit
 def rms_norm_forward_kernel(
-    X, RESIDUAL, WEIGHT, Y, SUM, RSTD, n_rows, x_stride, eps,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr, ROUND_FIRST: tl.constexpr,
+    X, RESIDUAL, WEIGHT, Y, SUM, RSTD, x_stride, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, OFFSET: tl.constexpr, ROUND_FIRST: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_D)
-    in_row = cols < D
-    inside = (rows < n_rows)[:, None] & in_row[None, :]
-    row = rows.to(tl.int64)[:, None]
-    at = row * D + cols[None, :]
+    inside = cols < D
+    at = row * D + cols
 
-    h = tl.load(X + row * x_stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(X + row * x_stride + cols, mask=inside, other=0.0).to(tl.float32)
     if RESIDUAL is not None:
         h += tl.load(RESIDUAL + at, mask=inside, other=0.0).to(tl.float32)
         # The next layers and the backward pass see the stored, rounded sum: normalise that one.
@@ -28,45 +22,43 @@ def rms_norm_forward_kernel(
         tl.store(SUM + at, rounded, mask=inside)
         h = rounded.to(tl.float32)
 
-    rstd = tl.rsqrt(tl.sum(h * h, axis=1) / D + eps)
-    tl.store(RSTD + rows, rstd, mask=rows < n_rows)
-    normed = h * rstd[:, None]
+    rstd = tl.rsqrt(tl.sum(h * h, axis=0) / D + eps)
+    tl.store(RSTD + row, rstd)
+    normed = h * rstd
     if ROUND_FIRST:
         normed = normed.to(Y.dtype.element_ty).to(tl.float32)
-    weight = tl.load(WEIGHT + cols, mask=in_row, other=0.0).to(tl.float32) + OFFSET
-    tl.store(Y + at, (normed * weight[None, :]).to(Y.dtype.element_ty), mask=inside)
+    weight = tl.load(WEIGHT + cols, mask=inside, other=0.0).to(tl.float32) + OFFSET
+    tl.store(Y + at, (normed * weight).to(Y.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_tiles"])
+@triton.jit(do_not_specialize=["n_rows"])
 def rms_norm_backward_kernel(
-    DY, DSUM, SUM, WEIGHT, RSTD, DX, PARTIAL, n_rows, n_tiles, sum_stride,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, OFFSET: tl.constexpr, STAGES: tl.constexpr,
+    DY, DSUM, SUM, WEIGHT, RSTD, DX, PARTIAL, n_rows, sum_stride,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, OFFSET: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Each program walks over tiles and keeps the sums of the weight gradient in registers: no atomics."""
+    """Each program walks over rows and keeps the sums of the weight gradient in registers: no atomics."""
     program = tl.program_id(0)
     cols = tl.arange(0, BLOCK_D)
-    in_row = cols < D
-    weight = (tl.load(WEIGHT + cols, mask=in_row, other=0.0).to(tl.float32) + OFFSET)[None, :]
+    inside = cols < D
+    weight = tl.load(WEIGHT + cols, mask=inside, other=0.0).to(tl.float32) + OFFSET
     weight_sum = tl.zeros((BLOCK_D,), tl.float32)
 
-    for tile in tl.range(program, n_tiles, tl.num_programs(0), num_stages=STAGES):
-        rows = tile * ROWS + tl.arange(0, ROWS)
-        inside = (rows < n_rows)[:, None] & in_row[None, :]
-        row = rows.to(tl.int64)[:, None]
-        at = row * D + cols[None, :]
+    for index in tl.range(program, n_rows, tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(index, tl.int64)
+        at = row * D + cols
         dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
-        h = tl.load(SUM + row * sum_stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
-        rstd = tl.load(RSTD + rows, mask=rows < n_rows, other=0.0)[:, None]
+        h = tl.load(SUM + row * sum_stride + cols, mask=inside, other=0.0).to(tl.float32)
+        rstd = tl.load(RSTD + row)
 
         normed = h * rstd
         scaled_dy = dy * weight
-        along = tl.sum(normed * scaled_dy, axis=1)[:, None] / D
+        along = tl.sum(normed * scaled_dy, axis=0) / D
         dh = (scaled_dy - normed * along) * rstd
         if DSUM is not None:
             dh += tl.load(DSUM + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(DX + at, dh.to(DX.dtype.element_ty), mask=inside)
         if PARTIAL is not None:
-            weight_sum += tl.sum(dy * normed, axis=0)
+            weight_sum += dy * normed
 
     if PARTIAL is not None:
-        tl.store(PARTIAL + program * D + cols, weight_sum, mask=in_row)
+        tl.store(PARTIAL + program * D + cols, weight_sum, mask=inside)

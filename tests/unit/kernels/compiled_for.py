@@ -245,10 +245,10 @@ def decoder_cases():
     from automodel.kernels import rms_norm, rms_norm_triton, swiglu, swiglu_triton
 
     kinds = types("*bf16", "X RESIDUAL WEIGHT Y SUM DY DSUM DX") | types("*fp32", "RSTD PARTIAL") | types("fp32", "eps")
-    kinds |= types("i32", "n_rows n_tiles x_stride sum_stride")
+    kinds |= types("i32", "n_rows x_stride sum_stride")
     for width in (896, 1024, 2048, 2560, 4096, 8192):
         shape = rms_norm.launch_shape(width)
-        sizes = constant(D=width, BLOCK_D=shape.block, ROWS=shape.rows, OFFSET=0.0, ROUND_FIRST=True)
+        sizes = constant(D=width, BLOCK_D=shape.block, OFFSET=0.0, ROUND_FIRST=True)
         sizes |= constant(STAGES=rms_norm.backward_stages(shape, 2))
         for kernel in (rms_norm_triton.rms_norm_forward_kernel, rms_norm_triton.rms_norm_backward_kernel):
             yield f"{kernel.__name__} D={width}", kernel, kinds | sizes, shape.warps
