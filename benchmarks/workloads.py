@@ -3,6 +3,7 @@
     python benchmarks/workloads.py make distilbert-b8 --out DIR      # then: automodel benchmark -c DIR/run.yaml …
     python benchmarks/workloads.py run distilbert-b8 bert-base-b32 --rows rows.json [--compile] [--steps 60]
     python benchmarks/workloads.py run llama1b-4k --rows rows.json --against none          # this library alone
+    python benchmarks/workloads.py run … --against none --steps 1000 --set benchmark.warmup_steps=500
     python benchmarks/workloads.py whole llama1b-squad-b8 --steps 200 --rows rows.json     # start to saved model
     python benchmarks/workloads.py merge rows.json benchmarks/results/h200.json
 
@@ -287,6 +288,7 @@ def compare(cfg: Any, folder: Path, name: str, options: argparse.Namespace) -> d
 
 def measure_alone(cfg: Any, folder: Path) -> dict[str, dict[str, Any]]:
     """This library in a process of its own, from random weights: nothing has to be written for others."""
+    from automodel.benchmark.job import warmup_steps
     from automodel.benchmark.launch import run_once
     from automodel.benchmark.sides import AUTOMODEL
     from automodel.config.load import dump_config
@@ -294,7 +296,8 @@ def measure_alone(cfg: Any, folder: Path) -> dict[str, dict[str, Any]]:
 
     (folder / "run.yaml").write_text(dump_config(cfg), encoding="utf-8")
     steps = cfg.step_scheduler.max_steps
-    settings = {"device": read_hardware().device, "warmup_steps": min(10, steps // 4), "steps_per_epoch": steps}
+    warmup = warmup_steps(cfg.benchmark.warmup_steps if cfg.benchmark else None, 10, steps)
+    settings = {"device": read_hardware().device, "warmup_steps": warmup, "steps_per_epoch": steps}
     (folder / "job.json").write_text(json.dumps(settings), encoding="utf-8")
     job: Any = SimpleNamespace(folder=folder, trust=())
     found = run_once(job, AUTOMODEL, 1, folder / "logs")
