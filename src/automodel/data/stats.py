@@ -177,7 +177,8 @@ class Counter:
         wrong = [*([] if skip else self.bad), *self.unlearned]  # encoders reject the latter, so there should be none
         wrong.sort(key=lambda bad: bad.row)
         if wrong:
-            one = len(wrong) == 1
+            them, root = "it" if len(wrong) == 1 else "them", section.split(".")[0]
+            longer = f"raise {root}.max_length, " if any("max_length" in b.reason for b in wrong) else ""
             lines = [f"  row {b.row}: {b.reason}" for b in wrong[:SHOWN_IN_ERRORS]]
             if len(wrong) > SHOWN_IN_ERRORS:
                 lines.append(f"  … and {len(wrong) - SHOWN_IN_ERRORS:,} more")
@@ -185,8 +186,7 @@ class Counter:
             raise UserError(
                 f"{section}: {len(wrong):,} of {first}{rows:,} rows cannot be used (rows are counted from 0):\n"
                 + "\n".join(lines)
-                + f"\nPut {'it' if one else 'them'} right, or leave {'it' if one else 'them'} out with "
-                f"{section.split('.')[0]}.on_bad_row: skip."
+                + f"\nPut {them} right, {longer}or leave {them} out with {root}.on_bad_row: skip."
             )
         if len(self.bad) == rows and not self.partial:
             first = self.bad[0]

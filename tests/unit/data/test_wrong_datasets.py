@@ -315,7 +315,7 @@ CASES = [
         {"path": "{tmp}/a.jsonl", "task": "causal-lm", "max_length": 16},
         "dataset: 1 of 1 rows cannot be used (rows are counted from 0):\n"
         "  row 0: nothing of the answer is left: the prompt has 50 tokens and max_length is 16\n"
-        "Put it right, or leave it out with dataset.on_bad_row: skip.",
+        "Put it right, raise dataset.max_length, or leave it out with dataset.on_bad_row: skip.",
     ),
     (
         "tokens of another tokenizer", {"a.jsonl": lines([{"input_ids": [1, 50000], "label": i} for i in range(2)])},
