@@ -31,6 +31,7 @@ FAMILIES = {
     "glm4": ("Glm4", {"head_dim": 8, "partial_rotary_factor": 0.5}),
     "granite": ("Granite", {}),
     "olmo2": ("Olmo2", {}),
+    "phi": ("Phi", {"tie_word_embeddings": True}),  # its head has a bias
     "phi3": ("Phi3", {}),
     "smollm3": ("SmolLM3", {}),
     "starcoder2": ("Starcoder2", {}),

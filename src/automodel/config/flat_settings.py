@@ -107,16 +107,30 @@ def sorted_into_sections(raw: Mapping) -> Mapping:
 
 
 def _says_nothing(key: str, place: str, raw: Mapping) -> bool:
-    """Switches that are off: no quantisation and its numbers, and no packing, which is exact here either way."""
+    """Switches that are off: no quantisation and its numbers, and no packing, which is exact here either way; and what
+    means nothing to Trainer: no steps beside epochs (`max_steps: -1`), epochs beside steps, no warm-up steps beside a
+    ratio."""
     node = raw.entries[key].node
     off = isinstance(node, Scalar) and node.plain and node.text in OFF
     if key == "packing":
         return off
+    if key == "max_steps":
+        return not _counts_steps(raw)
+    if key == "num_train_epochs":
+        return _counts_steps(raw)
+    if key == "warmup_steps":
+        return isinstance(node, Scalar) and node.text in ZERO and "warmup_ratio" in raw.entries
     if place.startswith("quantization."):
         switches = [raw.entries[name].node for name in ("use_4bit", "use_8bit") if name in raw.entries]
         on = [s for s in switches if isinstance(s, Scalar) and s.plain and s.text not in OFF]
         return not on
     return False
+
+
+def _counts_steps(raw: Mapping) -> bool:
+    """Whether `max_steps` says how long the run is."""
+    steps = raw.entries.get("max_steps")
+    return steps is not None and not is_null(steps.node) and getattr(steps.node, "text", "") not in ("-1", "0")
 
 
 def fill_defaults(tree: Mapping, flat_files: set[str]) -> list[str]:

@@ -154,6 +154,7 @@ def check_model(cfg: DistributedConfig, layout: Layout, config: Any, packed: boo
                 "nearest possible: tp_size: 1 (fsdp2 shards its weights instead)."
             )
         _require_heads("tp_size", layout.tp, heads, keys, kind)
+        _require_equal_parts(layout.tp, text, kind)
     if layout.sequence_parallel and not packed:
         raise UserError(
             f"distributed.sequence_parallel shares out the tokens of packed batches, but {kind} takes padded ones "
@@ -175,6 +176,21 @@ def check_model(cfg: DistributedConfig, layout: Layout, config: Any, packed: boo
                 f"distributed.cp_size is {layout.cp}, but this {kind} pools the mean of a document, which lies on "
                 "several ranks then. The nearest possible: cp_size: 1, or model.classifier_pooling: cls."
             )
+
+
+def _require_equal_parts(tp: int, text: Any, kind: str) -> None:
+    inner = getattr(text, "intermediate_size", None)
+    if isinstance(inner, int) and inner % tp:
+        raise UserError(
+            f"distributed.tp_size is {tp}, but the MLPs of this {kind} have {inner} inner units, which {tp} ranks "
+            "cannot share equally. The nearest possible: tp_size: 1 (fsdp2 shards its weights instead)."
+        )
+    if getattr(text, "clip_qkv", None) is not None:
+        raise UserError(
+            f"distributed.tp_size is {tp}, but this {kind} clips its queries, keys and values in place (`clip_qkv`), "
+            "which torch does not allow where they are cut. The nearest possible: tp_size: 1 (fsdp2 shards its weights "
+            "instead)."
+        )
 
 
 def can_trade_heads(config: Any, layout: Layout) -> bool:

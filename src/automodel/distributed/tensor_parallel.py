@@ -64,6 +64,7 @@ def _styles(base: nn.Module, table: dict[str, str], sequence: bool) -> dict[str,
     """Torch's style for each module of the model that the table names, and for those between them."""
     between = Shard(TOKENS) if sequence else Replicate()
     styles: dict[str, Any] = {}
+    cut: set[str] = set()
     for name, module in base.named_modules():
         pattern = next((p for p in table if fnmatch.fnmatchcase(name, p)), None)
         if isinstance(module, nn.Embedding):  # some tables name it, some do not; it is cut below
@@ -73,6 +74,9 @@ def _styles(base: nn.Module, table: dict[str, str], sequence: bool) -> dict[str,
             parent = name.rpartition(".")[0]
             if table[pattern].startswith("colwise"):
                 styles[parent] = _shared_input(between)
+            if table[pattern] == "colwise":
+                cut.add(parent)
+    _refuse_forgotten_weights(base, cut, styles)
     blocks = {name.split(".self_attn")[0].split(".mlp")[0].split(".attention")[0] for name in styles}
     if sequence:
         for name, module in base.named_modules():
@@ -84,6 +88,20 @@ def _styles(base: nn.Module, table: dict[str, str], sequence: bool) -> dict[str,
             raise UserError("distributed.sequence_parallel: this model has no last norm where its tokens could meet.")
         styles[last] = _NormThatGathers()
     return styles
+
+
+def _refuse_forgotten_weights(base: nn.Module, cut: set[str], styles: dict[str, Any]) -> None:
+    """Beside products that are cut by their outputs, every rank sees other heads, or other inner units. Weights there
+    that the table does not name (norms that Phi and Cohere may have, Apertus's activation) would be trained by what
+    each rank sees."""
+    for parent in sorted(cut):
+        for weight, _ in base.get_submodule(parent).named_parameters(prefix=parent):
+            name = weight.rpartition(".")[0]
+            if name == parent or not any(f"{name}.".startswith(f"{s}.") for s in styles if s != parent):
+                raise UserError(
+                    f"distributed.tp_size: transformers' plan for this model does not say how ranks share '{weight}'. "
+                    "The nearest possible: tp_size: 1 (fsdp2 shards its weights instead)."
+                )
 
 
 def _style(name: str, kind: str, between: Any, adapted: bool) -> Any:
@@ -159,7 +177,8 @@ def _cut_vocabulary(model: Any, base: nn.Module, grid: Grid) -> None:
         return
     if tied:
         head.weight = table.weight
-        return
     for key, parameter in list(head.named_parameters(recurse=False)):
+        if parameter is table.weight:
+            continue
         cut = nn.Parameter(distribute_tensor(parameter.detach(), grid.tensor, [Shard(0)]), parameter.requires_grad)
         head.register_parameter(key, cut)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from automodel.config.errors import UserError
+from automodel.models.angles import KEYS_OF_ANGLES, with_own_angles
 from automodel.models.config import ModelConfig
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model, find_tokenizer
@@ -70,6 +71,8 @@ def load_hf_config(
     source = find_model(cfg)
     wanted = {**cfg.extra, **_given_names(cfg.extra.get("id2label"), cfg.num_labels)}
     labels = _label_attributes(cfg, task, num_labels, label_names, problem_type)
+    if wanted.keys() & KEYS_OF_ANGLES:
+        wanted = with_own_angles(wanted, getattr(_read_config(source, {})[0], "rope_parameters", None))
     config, unused = _read_config(source, {**wanted, **labels})
     unknown = [key for key in wanted if key in unused]
     if unknown:

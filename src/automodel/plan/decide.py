@@ -20,7 +20,7 @@ from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.fitting import Fitting, decide_fitting, load_of
 from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
-from automodel.plan.layout import layout_in_words, refuse_with_shards, share_tokens
+from automodel.plan.layout import layout_in_words, refuse_cut_head, refuse_with_shards, share_tokens
 from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB
 from automodel.plan.packing import refuse_packed
@@ -126,6 +126,7 @@ def _room(
     )  # fmt: skip
     refuse_packed(cfg, layout, model.model_type)
     refuse_with_shards(layout, fitting.kind, precision, cfg)
+    refuse_cut_head(layout, task, model)
     return fused_loss, fitting, room
 
 

@@ -10,6 +10,7 @@ from automodel.optim.kinds import Kind
 from automodel.plan.asked import decide_batch
 from automodel.plan.check import not_yet
 from automodel.plan.config import RunConfig
+from automodel.plan.facts import ModelFacts
 from automodel.plan.memory import ModelShape
 from automodel.plan.plan import Decision
 
@@ -44,6 +45,15 @@ def refuse_with_shards(layout: Layout, kind: Kind | None, precision: str, cfg: R
             f"optimizer.name: {cfg.optimizer.name} cannot update parts of parameters, and fsdp2 gives every rank a "
             f"part. The nearest possible: {'adamw' if kind.algorithm not in SHARDED else kind.algorithm}, or "
             "strategy: ddp."
+        )
+
+
+def refuse_cut_head(layout: Layout, task: str, model: ModelFacts) -> None:
+    """A head that is cut by words leaves its last product to the loss."""
+    if layout.tp > 1 and task == "causal-lm" and not model.head_words:
+        raise UserError(
+            f"distributed.tp_size is {layout.tp}, which cuts the vocabulary, but the head of {model.model_type} is not "
+            "known to be a plain product. The nearest possible: tp_size: 1 (fsdp2 shards its weights instead)."
         )
 
 

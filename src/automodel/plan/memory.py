@@ -93,8 +93,15 @@ class ModelShape:
     """Whether attention's scores saturate: on the CPU that is computed in steps."""
 
 
+def _value(config: Any, name: str) -> Any:
+    """A size of the config; where layers differ in it (Gemma 4's heads), the largest: transformers has no other."""
+    if name not in (getattr(config, "per_layer_attributes", None) or ()):
+        return getattr(config, name, None)
+    return max((size for layer in config.per_layer_config if (size := getattr(layer, name)) is not None), default=None)
+
+
 def _first(config: Any, *names: str) -> Any:
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+    return next((value for name in names if (value := _value(config, name)) is not None), None)
 
 
 def shape_of(config: Any) -> ModelShape | None:

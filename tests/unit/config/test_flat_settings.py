@@ -63,6 +63,21 @@ def test_what_the_tool_assumes_is_filled_in_where_no_file_says_otherwise(tmp_pat
     assert cfg.peft is not None
 
 
+@pytest.mark.parametrize(
+    ("settings", "steps", "epochs", "warmup"),
+    [
+        ({"max_steps": -1, "num_train_epochs": 3, "warmup_steps": 0, "warmup_ratio": 0.1}, None, 3, (None, 0.1)),
+        ({"max_steps": 0, "warmup_steps": 0}, None, None, (0, None)),
+        ({"max_steps": 500, "num_train_epochs": 3, "warmup_steps": 5}, 500, None, (5, None)),
+        ({"max_steps": None, "num_train_epochs": 2}, None, 2, (None, None)),
+    ],
+)
+def test_lengths_mean_what_they_mean_to_trainer(tmp_path, settings, steps, epochs, warmup):
+    cfg = load(tmp_path, json.dumps(ALONE | settings))
+    assert (cfg.step_scheduler.max_steps, cfg.step_scheduler.num_epochs) == (steps, epochs)
+    assert (cfg.lr_scheduler.warmup_steps, cfg.lr_scheduler.warmup_ratio) == warmup
+
+
 def test_what_is_assumed_is_said_and_the_command_line_comes_first(tmp_path, capsys):
     quantised = json.dumps(ALONE | {"use_4bit": True})
     cfg = load(tmp_path, quantised, "step_scheduler.global_batch_size=16")

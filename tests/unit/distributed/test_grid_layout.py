@@ -71,6 +71,8 @@ def test_grids_that_cannot_be(keys, ranks, message):
         ({"cp_size": 2}, model(), False, "takes padded batches"),
         ({"cp_size": 2}, model(kind="modernbert", classifier_pooling="mean"), True, "classifier_pooling: cls"),
         ({"tp_size": 2, "sequence_parallel": True}, model(), False, "without sequence_parallel"),
+        ({"tp_size": 2}, model(intermediate_size=37), True, "llama have 37 inner units, which 2 ranks cannot share"),
+        ({"tp_size": 2}, model(kind="olmo", clip_qkv=8.0), True, "clips its queries, keys and values in place"),
     ],
 )
 def test_models_that_cannot_be_split_so(keys, config, packed, message):

@@ -87,6 +87,44 @@ def test_a_wrong_attribute_is_refused(bert_folder, fields, arguments, message):
         load_hf_config(cfg(bert_folder, **fields), TEXT, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "angles"),
+    [
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}, {"rope_type": "linear", "factor": 4.0}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, {"rope_type": "yarn", "factor": 2.0}),
+        ("llama", {"rope_theta": 5e5}, {"rope_type": "linear", "factor": 3.0, "rope_theta": 5e5}),
+        ("llama", {"rope_parameters": {"factor": 2.0}}, {"rope_type": "linear", "factor": 2.0}),
+        ("llama", {"rope_scaling": None}, {"rope_type": "default"}),
+        (
+            "gpt_neox",
+            {"rope_scaling": {"type": "linear", "factor": 4.0}},
+            {"rope_type": "linear", "factor": 4.0, "partial_rotary_factor": 0.5},
+        ),
+    ],
+)
+def test_angles_keep_what_is_not_given(tmp_path, kind, given, angles):
+    """transformers replaces all of them, and ended in a TypeError for want of a base."""
+    own = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e3}
+    settings = {} if kind == "gpt_neox" else {"rope_parameters": own}
+    tiny_models.tiny_config(kind, **settings).save_pretrained(tmp_path)
+    config = load_hf_config(cfg(tmp_path, extra=given), "causal-lm")
+    assert config.rope_parameters == {"rope_theta": 1e4 if kind == "gpt_neox" else 1e3, **angles}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rope_scaling": 4}, "model.rope_scaling is 4, but must be a section"),
+        ({"rope_scaling": {"type": "lineer", "factor": 4.0}}, "no rope_type 'lineer'; there are default, dynamic, "),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "model.rope_parameters: rope_type yarn needs a factor"),
+    ],
+)
+def test_angles_that_there_are_not(tmp_path, given, message):
+    tiny_models.tiny_config("llama").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        load_hf_config(cfg(tmp_path, extra=given), "causal-lm")
+
+
 @pytest.mark.parametrize(("kind", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq"), ("bert", "token-classification")])
 def test_a_problem_type_means_nothing_for_other_tasks(tmp_path, kind, task):
     """It was accepted, and nothing came of it."""

@@ -9,7 +9,8 @@ from automodel.distributed.layout import Layout
 from automodel.optim.kinds import KINDS
 from automodel.plan.asked import asked_precision, decide_batch
 from automodel.plan.check import load_run_config
-from automodel.plan.layout import check_gpus, check_layout, refuse_with_shards
+from automodel.plan.facts import ModelFacts
+from automodel.plan.layout import check_gpus, check_layout, refuse_cut_head, refuse_with_shards
 
 
 @pytest.fixture
@@ -90,3 +91,12 @@ def test_a_gpu_for_each():
     check_gpus(2, 2)
     with pytest.raises(UserError, match="--nproc-per-node 2"):
         check_gpus(3, 2)
+
+
+def test_a_head_that_is_no_plain_product_is_not_cut():
+    """It ended in a traceback in the first step."""
+    facts = ModelFacts("nemotron", "nemotron", 1_000_000, False, "not tested")
+    with pytest.raises(UserError, match=r"tp_size is 2.*the head of nemotron is not known to be a plain product"):
+        refuse_cut_head(Layout(tp=2, fsdp=True), "causal-lm", facts)
+    refuse_cut_head(Layout(tp=2, fsdp=True), "text-classification", facts)
+    refuse_cut_head(Layout(shards=2, fsdp=True), "causal-lm", facts)

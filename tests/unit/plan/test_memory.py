@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from automodel.config.errors import UserError
 from automodel.data.batch import PackedBatch
@@ -226,6 +227,14 @@ def test_weights_gradients_and_logits():
     assert (paged.states, paged.on_host) == (0, 8 * parameters)
     small = estimate(shape, parameters, dataclasses.replace(captured, kind=Kind("adamw", bits=8)))
     assert 2 * parameters < small.states < 4 * parameters
+
+
+def test_layers_that_differ_count_as_the_largest():
+    """Gemma 4's layers with windows have smaller heads; its config refuses to say which size is the model's."""
+    config = AutoConfig.for_model("gemma4_text", num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    assert [layer.head_dim for layer in config.per_layer_config] == [256, 512]
+    shape = shape_of(config)
+    assert (shape.queries, shape.keys) == (4 * 512, 2 * 512)
 
 
 def test_the_largest_of_many_batches():
