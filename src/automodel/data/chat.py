@@ -99,19 +99,24 @@ class ChatTemplate:
         return with_either_arguments(lambda m: self._rendered(m, tools, tokenize=False, prompt=prompt), messages)
 
     def whole_text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
-        """The text of messages none of which the template leaves out, as templates do with roles they do not know."""
+        """The text of messages none of which the template leaves out, as templates do with roles they do not know, and
+        those that expect lists of parts with text."""
         whole = self.text(messages, tools, prompt)
         for turn, message in enumerate(messages):
             role, words = message["role"], str(message.get("content") or "").strip()
-            if not words or role == "assistant" or (role in ROLES.values() and words in whole):
+            if not words or message.get("tool_calls") or (role in ROLES.values() and words in whole):
                 continue
-            try:
-                without = self.text([*messages[:turn], *messages[turn + 1 :]], tools, prompt)
-            except BadChat:  # it is missed
-                continue
-            if without == whole:
+            if self._part(_with_other_words(messages, turn), tools, prompt) == whole:
                 raise BadChat(f"the chat template leaves message {turn} out (its role is {role!r})")
         return whole
+
+    def _part(self, messages: list[dict], tools: Any, prompt: bool = False) -> str | None:
+        """The text of messages that nobody wrote as they are; none where the template refuses them: it may want a
+        question before the first answer, or a call before its result."""
+        try:
+            return self.text(messages, tools, prompt)
+        except BadChat:
+            return None
 
     def _rendered(self, messages: list[dict], tools: Any, tokenize: bool, prompt: bool = False, **options: Any) -> Any:
         return self.tokenizer.apply_chat_template(
@@ -172,33 +177,61 @@ class ChatTemplate:
         return spans
 
     def _span(self, whole: str, messages: list[dict], turn: int, tools: Any, after: int) -> tuple[int, int]:
-        before = self.text(messages[:turn], tools, prompt=True) if turn else ""
-        start = len(before) if turn and whole.startswith(before) else None
-        through = whole if turn == len(messages) - 1 else self.text(messages[: turn + 1], tools)
-        if start is not None and whole.startswith(through) and len(through.rstrip()) > start:
+        last = turn == len(messages) - 1
+        before = self._part(messages[:turn], tools, prompt=True) if turn else None
+        start = len(before) if before is not None and whole.startswith(before) else None
+        through = whole if last else self._part(messages[: turn + 1], tools)
+        if start is not None and through is not None and whole.startswith(through) and len(through.rstrip()) > start:
             return start, len(through.rstrip())
         found = self._place(whole, messages, turn, tools)
-        if found is None and start is not None:
+        if found is None and start is not None and through is not None:
             found = _shortened(whole, through.rstrip(), start)
         if found is None:
             found = self._place_of_words(whole, messages[turn], start if start is not None else after)
         if found is None or found[1] <= (start or 0):
             raise BadChat(f"message {turn} cannot be found in what the chat template makes of the conversation")
-        return (found[0] if start is None else start), found[1]
+        found = (self._opened(whole, messages, turn, found[0], tools, after) if start is None else start), found[1]
+        if not last and self._stands_in(whole, messages, turn + 1, tools, found):
+            raise BadChat(f"the chat template writes message {turn + 1} into the middle of message {turn}")
+        return found
 
     def _place(self, whole: str, messages: list[dict], turn: int, tools: Any) -> tuple[int, int] | None:
         """Where a turn stands in the whole: between what is written before and behind another one in its place; with
         the special tokens that end it, which are behind it where it is the last of all as well."""
         other = [*messages[:turn], {"role": "assistant", "content": _STAND_IN}]
-        try:
-            before, found, behind = self.text([*other, *messages[turn + 1 :]], tools).partition(_STAND_IN)
-            alone = self.text(other, tools).partition(_STAND_IN)[2]
-        except BadChat:  # a tool's result wants the call before it
+        changed, ended = self._part([*other, *messages[turn + 1 :]], tools), self._part(other, tools)
+        if changed is None or ended is None:
             return None
-        start, end = len(before), len(whole) - len(behind)
-        if not found or start >= end or not whole.startswith(before) or not whole.endswith(behind):
+        before, found, behind = changed.partition(_STAND_IN)
+        start, end = _alike(whole, before), len(whole) - len(behind)
+        if start < len(before):  # the turn has reasoning where the other one has an empty place for it
+            asked = self._part(messages[:turn], tools) if turn else None
+            if asked is None or start < len(asked) or not whole.startswith(asked):
+                return None
+        if not found or start >= end or not whole.endswith(behind):
             return None
-        return start, end + self._ending(behind, alone)
+        return start, end + self._ending(behind, ended.partition(_STAND_IN)[2])
+
+    def _opened(self, whole: str, messages: list[dict], turn: int, start: int, tools: Any, after: int) -> int:
+        """Where a turn begins whose words do at `start`: behind what opens an answer, if that stands before them. What
+        comes in between (gpt-oss' channel) is the model's to say."""
+        roles = [message["role"] for message in messages]
+        if not after and "assistant" in roles[:turn]:  # where the last answer ended is not known
+            return start
+        asked = messages[: max((number + 1 for number, role in enumerate(roles) if role != "assistant"), default=0)]
+        without, opened = self._part(asked, tools), self._part(asked, tools, prompt=True)
+        opening = opened[len(without) :] if without and opened and opened.startswith(without) else ""
+        place = whole.find(opening, after, start) if opening else -1
+        return start if place < 0 else place + len(opening)
+
+    def _stands_in(self, whole: str, messages: list[dict], turn: int, tools: Any, span: tuple[int, int]) -> bool:
+        """Whether words of this message stand in the place of another one (Gemma 4 has a tool's result before what was
+        said along with the call): they would be learned."""
+        words = messages[turn]["content"].strip()
+        if messages[turn]["role"] == "assistant" or not words or words not in whole[slice(*span)]:
+            return False
+        changed = self._part(_with_other_words(messages, turn), tools)
+        return changed is not None and span[0] <= _alike(whole, changed) < span[1]
 
     def _ending(self, behind: str, alone: str) -> int:
         """Characters of the special tokens that both texts begin with."""
@@ -217,6 +250,15 @@ class ChatTemplate:
 
 
 _STAND_IN = "\ue000\ue001\ue000"  # characters that no text has
+
+
+def _with_other_words(messages: list[dict], turn: int) -> list[dict]:
+    return [*messages[:turn], {**messages[turn], "content": _STAND_IN}, *messages[turn + 1 :]]
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 def _shortened(whole: str, through: str, start: int) -> tuple[int, int] | None:
@@ -281,8 +323,9 @@ def normalised(messages: Any, system: str | None = None, calls: bool = False) ->
         extras = {k: without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}
         if calls and str(said).lower() == "function_call" and (found := called(content)) is not None:
             content, extras["tool_calls"] = None, found
-        if extras.get("tool_calls"):
-            extras["tool_calls"] = read_calls(extras["tool_calls"], number)
+        if "tool_calls" in extras:  # an empty list of them is none: templates ask whether there is one
+            made = read_calls(extras.pop("tool_calls") or [], number)
+            extras |= {"tool_calls": made} if made else {}
         if content is None and not extras.keys() - set(MARKS):
             raise BadChat(f"message {number} has no content")
         result.append({"role": ROLES.get(str(said).lower(), str(said)), "content": content or "", **extras})
