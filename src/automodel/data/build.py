@@ -207,6 +207,9 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
         so = f"{'its tag is' if one else 'their tags are'} not {'learned' if learns else 'measured'}"
         notes.append(f"{where}{stats.lost_tags:,} {what} no token, being empty or nothing the tokenizer keeps: {so}")
     rows = stats.rows - stats.skipped
+    if stats.unsaid:
+        what = "the chat template leaves out some of the assistant's words, reasoning or what stands beside a tool call"
+        notes.append(f"{where}{what}, in {stats.unsaid:,} of {rows:,} rows: automodel data preview shows the texts")
     if stats.unended > WORTH_A_NOTE * rows:
         if stats.truncated >= stats.unended:
             why = f"they are cut at max_length {stats.max_length:,}; a larger one would keep it"

@@ -21,7 +21,16 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.columns import is_list, is_mixed, is_string
-from automodel.data.tool_calls import BadChat, called, function_of, read_calls, with_either_arguments, without_gaps
+from automodel.data.tool_calls import (
+    BadChat,
+    called,
+    function_of,
+    in_wrappers,
+    parsed_tools,
+    read_calls,
+    with_either_arguments,
+    without_gaps,
+)
 
 PLAIN_TEMPLATE = (
     "{{ bos_token if bos_token else '' }}"
@@ -52,6 +61,7 @@ ROLES = {
 
 TURN_KEYS = ("role", "from", "content", "value")
 MARKS = ("weight", "train")  # whether a message is learned; nothing that it says
+REASONING = ("reasoning_content", "reasoning", "thinking")  # as servers and templates call it
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -81,6 +91,15 @@ class ChatTemplate:
     @property
     def takes_tools(self) -> bool:
         return "tools" in str(self.template or self.tokenizer.chat_template or "")
+
+    def tools(self, value: Any) -> Any:
+        """Descriptions of tools as the template takes them: bare ones (Glaive's) are wrapped as OpenAI's are where it
+        refuses them (Gemma 4, gpt-oss)."""
+        tools = parsed_tools(value)
+        wrapped = in_wrappers(tools)
+        if wrapped == tools or self._part([{"role": "user", "content": _STAND_IN}], tools) is not None:
+            return tools
+        return wrapped
 
     def turns(self, messages: Any, system: str | None = None) -> list[dict]:
         """Messages as the template takes them. What a developer says is a system prompt, where a template has no
@@ -281,6 +300,17 @@ def _check_calls_are_written(written: str, message: dict, turn: int) -> None:
         name = function_of(call).get("name")
         if name is not None and str(name) not in written:
             raise BadChat(f"message {turn} calls '{name}', but the chat template has no place for tool calls")
+
+
+def unsaid(whole: str, messages: list[dict]) -> bool:
+    """Whether a template leaves out what an assistant says along with a call (Llama 3.1), or the reasoning of the last
+    answer (DeepSeek-R1, and every template that has no place for it). That of earlier answers many leave out."""
+    spoken = [message for message in messages if message["role"] == "assistant"]
+    words = [m["content"].rpartition("</think>")[2] for m in spoken if m.get("tool_calls")]
+    for last in spoken[-1:]:
+        words += [last.get(key) for key in REASONING]
+        words.append(str(last["content"]).rpartition("</think>")[0].rpartition("<think>")[2])
+    return any(isinstance(part, str) and part.strip() not in whole for part in words)
 
 
 def holds_chats(rows: Any, column: str, feature: Any) -> bool:

@@ -46,6 +46,8 @@ class DataStats:
     """Rows whose last learned token ends the text: the end-of-sequence token, or a template's own."""
     lost_tags: int = 0
     """Words with a tag that have no token (token classification)."""
+    unsaid: int = 0
+    """Rows of which the chat template leaves out something that the assistant says."""
 
     @property
     def unended(self) -> int:
@@ -92,6 +94,7 @@ class Counter:
         self.labels: list[np.ndarray] = []
         self.truncated = 0
         self.lost_tags = 0
+        self.unsaid = 0
         self.supervised = 0
         self.ended = 0
 
@@ -102,6 +105,7 @@ class Counter:
             self.lengths.append(chunk.lengths)
             self.truncated += chunk.truncated
             self.lost_tags += chunk.lost_tags
+            self.unsaid += chunk.unsaid
             labels = chunk.token_labels if self.task == "token-classification" else chunk.labels
             if labels is not None:
                 self.labels.append(_counted(labels))
@@ -146,7 +150,7 @@ class Counter:
             whole.rows += counter.rows
             for name in ("bad", "unlearned", "lengths", "labels"):
                 getattr(whole, name).extend(getattr(counter, name))
-            for name in ("truncated", "lost_tags", "supervised", "ended"):
+            for name in ("truncated", "lost_tags", "unsaid", "supervised", "ended"):
                 setattr(whole, name, getattr(whole, name) + getattr(counter, name))
         return whole
 
@@ -169,6 +173,7 @@ class Counter:
             supervised=self.supervised if self.is_language_model else None,
             ended=self.ended if self.is_language_model else None,
             lost_tags=self.lost_tags,
+            unsaid=self.unsaid,
         )
 
     def check(self, section: str, skip: bool) -> None:

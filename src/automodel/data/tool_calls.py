@@ -123,3 +123,10 @@ def parsed_tools(value: Any) -> Any:
     if isinstance(value, str) and value:
         return _from_json(value, "the tools") or None  # what JSON says is null is meant
     return without_gaps(value) or None
+
+
+def in_wrappers(tools: Any) -> Any:
+    """Descriptions of functions in OpenAI's form, which says that they are functions."""
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        return tools
+    return [{"type": "function", "function": tool} if "name" in tool else tool for tool in tools]

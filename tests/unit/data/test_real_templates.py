@@ -18,10 +18,10 @@ TOOLS = [{"type": "function", "function": {"name": "now", "description": "", "pa
 
 
 @pytest.fixture
-def learned(chat_like):
-    """The assistant's words in what a template makes of messages."""
+def tokenizer_of(chat_like):
+    """A tokenizer with the chat template of a model, and the special tokens in it."""
 
-    def found(name: str, messages: list[dict]) -> list[str]:
+    def made(name: str):
         import trl
 
         tokenizer = copy.deepcopy(chat_like)
@@ -31,7 +31,17 @@ def learned(chat_like):
             {"eos_token": end, "additional_special_tokens": sorted({*SPECIAL.findall(text), end})}
         )
         tokenizer.chat_template = text
-        chat = ChatTemplate(tokenizer)
+        return tokenizer
+
+    return made
+
+
+@pytest.fixture
+def learned(tokenizer_of):
+    """The assistant's words in what a template makes of messages."""
+
+    def found(name: str, messages: list[dict]) -> list[str]:
+        chat = ChatTemplate(tokenizer_of(name))
         whole, spans = chat.spans(chat.turns(messages), TOOLS if chat.takes_tools else None)
         return [whole[start:end] for start, end in spans]
 
@@ -83,3 +93,30 @@ def test_the_assistants_words_alone_are_learned(learned, name, messages, answers
 def test_words_that_would_be_learned_or_lost_by_mistake_are_a_bad_row(learned, name, messages, why):
     with pytest.raises(BadChat, match=why):
         learned(name, messages)
+
+
+REASONED = [{"messages": said("1+1?", "<think>hm</think>Two")}, {"messages": THOUGHT}, {"messages": said("Hi", "Yo")}]
+
+
+@pytest.mark.parametrize(("name", "rows", "unsaid"), [
+    ("deepseek_r1_distill", REASONED, 2),  # cuts off what was thought, and knows no key for it
+    ("llama3_1", REASONED, 1),
+    ("qwen3", REASONED, 0),
+    ("qwen3", [{"messages": said("1?", "<think>a</think>One", "2?", "<think>b</think>Two")}], 0),
+    ("llama3_1", [{"messages": LOOKED_UP}], 1),  # writes the call and nothing else
+    ("qwen2_5", [{"messages": LOOKED_UP}], 0),
+    ("deepseek_r1_distill", [{"prompt": "1+1?", "completion": "<think>hm</think>Two"}], 1),
+])  # fmt: skip
+def test_a_note_says_where_some_of_the_assistants_words_are_left_out(tokenizer_of, prepare_rows, name, rows, unsaid):
+    data = prepare_rows(rows, tokenizer_of(name), "causal-lm", positions=4096, types=0)
+    notes = [note for note in data.notes if "leaves out some of the assistant's words" in note]
+    assert data.stats.unsaid == unsaid
+    assert [f"in {unsaid} of {len(rows)} rows" in note for note in notes] == [True] * bool(unsaid)
+
+
+@pytest.mark.parametrize(("name", "wrapped"), [("gemma4_v5", True), ("gptoss", True), ("qwen2_5", False)])
+def test_tools_without_openais_wrapper_get_it_where_the_template_asks_for_it(tokenizer_of, prepare_rows, name, wrapped):
+    bare = TOOLS[0]["function"]
+    assert ChatTemplate(tokenizer_of(name)).tools([bare]) == (TOOLS if wrapped else [bare])
+    rows = [{"messages": said("Hi", "Yo"), "tools": tools} for tools in ([bare], TOOLS, [], None)]
+    assert prepare_rows(rows, tokenizer_of(name), "causal-lm", positions=4096, types=0).stats.used == 4
