@@ -13,24 +13,14 @@ that nobody else prompts the way it was trained.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.columns import is_list, is_mixed, is_string
-from automodel.data.tool_calls import (
-    BadChat,
-    called,
-    function_of,
-    in_wrappers,
-    parsed_tools,
-    read_calls,
-    with_either_arguments,
-    without_gaps,
-)
+from automodel.data.messages import MARKS, ROLES, left_out, normalised
+from automodel.data.tool_calls import BadChat, function_of, in_wrappers, parsed_tools, with_either_arguments
 
 PLAIN_TEMPLATE = (
     "{{ bos_token if bos_token else '' }}"
@@ -43,24 +33,6 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}### Assistant:\n{% endif %}"
 )
 
-ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "model": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "system": "system",
-    "observation": "tool",
-    "function": "tool",
-    "tool": "tool",
-}
-
-
-TURN_KEYS = ("role", "from", "content", "value")
-MARKS = ("weight", "train")  # whether a message is learned; nothing that it says
 REASONING = ("reasoning_content", "reasoning", "thinking")  # as servers and templates call it
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -311,83 +283,3 @@ def unsaid(whole: str, messages: list[dict]) -> bool:
         words += [last.get(key) for key in REASONING]
         words.append(str(last["content"]).rpartition("</think>")[0].rpartition("<think>")[2])
     return any(isinstance(part, str) and part.strip() not in whole for part in words)
-
-
-def holds_chats(rows: Any, column: str, feature: Any) -> bool:
-    """Whether a column has conversations: lists, or lists written as JSON text (its first row tells, where there are
-    rows to look at)."""
-    if is_list(feature) or is_mixed(feature):
-        return True
-    known = is_string(feature) and hasattr(rows, "__getitem__") and len(rows) > 0
-    found = _list_in(rows[0][column] or "") if known else None
-    return (
-        isinstance(found, list) and bool(found) and all(isinstance(m, dict) and {*m} & {"role", "from"} for m in found)
-    )
-
-
-def _list_in(text: str) -> Any:
-    """The list that a text holds as JSON; any other text as it is."""
-    try:
-        return json.loads(text) if text.lstrip().startswith("[") else text
-    except ValueError:
-        return text
-
-
-def normalised(messages: Any, system: str | None = None, calls: bool = False) -> list[dict]:
-    """Messages as `role`/`content` records, whichever of the two usual spellings they came in. `calls`: turns that are
-    a tool call in JSON (ShareGPT's `function_call`) become calls, for templates that have a form for them."""
-    if not messages:
-        raise BadChat("the conversation is empty")
-    messages = _list_in(messages) if isinstance(messages, str) else messages
-    if not isinstance(messages, (list, tuple)):
-        kind = "text" if isinstance(messages, str) else f"a {type(messages).__name__}"
-        raise BadChat(f"the conversation is {kind} and not a list of messages")
-    result: list[dict] = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise BadChat(f"message {number} is {str(message)[:40]!r} and not a record with 'role' and 'content'")
-        said = message.get("role") or message.get("from")
-        if said is None:
-            raise BadChat(f"message {number} has neither 'role' nor 'from'")
-        content = _as_text(message.get("content", message.get("value")), number)
-        extras = {k: without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}
-        if calls and str(said).lower() == "function_call" and (found := called(content)) is not None:
-            content, extras["tool_calls"] = None, found
-        if "tool_calls" in extras:  # an empty list of them is none: templates ask whether there is one
-            made = read_calls(extras.pop("tool_calls") or [], number)
-            extras |= {"tool_calls": made} if made else {}
-        if content is None and not extras.keys() - set(MARKS):
-            raise BadChat(f"message {number} has no content")
-        result.append({"role": ROLES.get(str(said).lower(), str(said)), "content": content or "", **extras})
-    return result if not system else _with_system(result, system)
-
-
-def _with_system(messages: list[dict], system: str) -> list[dict]:
-    """The messages behind the system prompt that stands beside them, where it is not their first one already."""
-    first = messages[0]
-    if first["role"] != "system":
-        return [{"role": "system", "content": system}, *messages]
-    if first["content"].strip() == system.strip():
-        return messages
-    raise BadChat("the conversation begins with a system message and another one stands beside it; keep one of them")
-
-
-def left_out(message: dict, number: int) -> bool:
-    """Whether the data say that an answer is not to be learned: `weight: 0`, as OpenAI writes it, or `train: false`."""
-    for key in MARKS:
-        if message.get(key) not in (None, 0, 1):  # true and false are these numbers
-            raise BadChat(f"message {number} has {key} {message[key]!r}; 1 (learned) and 0 (only read) are possible")
-    return any(message.get(key) == 0 for key in MARKS)
-
-
-def _as_text(content: Any, number: int) -> Any:
-    """Content given in parts (`[{"type": "text", "text": …}]`), as one text."""
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, (list, tuple)):
-        raise BadChat(f"the content of message {number} is {str(content)[:40]} and not text")
-    kinds = {str(part.get("type", "text")) if isinstance(part, dict) else type(part).__name__ for part in content}
-    if kinds - {"text"}:
-        others = ", ".join(sorted(kinds - {"text"}))
-        raise BadChat(f"message {number} has parts that are not text ({others})")
-    return "".join(part.get("text") or "" for part in content)

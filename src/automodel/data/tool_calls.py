@@ -45,6 +45,12 @@ def read_calls(calls: Any, number: int) -> list[dict]:
     return read
 
 
+def old_call(call: Any) -> list[dict]:
+    """OpenAI's `function_call`, which was one call and no list, as calls are written now."""
+    call = _from_json(call, "the function_call")
+    return [{"type": "function", "function": call}] if call else []
+
+
 def with_either_arguments(render: Callable[[list[dict]], Any], messages: list[dict]) -> Any:
     """What a template makes of the messages, with the arguments of calls as records; or as text where it refuses them,
     or prints them as they are, which makes Python's words of a record."""

@@ -11,7 +11,8 @@ from tokenizers import AddedToken
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
-from automodel.data.chat import BadChat, ChatTemplate, normalised
+from automodel.data.chat import BadChat, ChatTemplate
+from automodel.data.messages import normalised
 
 TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
 ASKED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
