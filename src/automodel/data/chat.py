@@ -209,7 +209,7 @@ class ChatTemplate:
         roles = [message["role"] for message in messages]
         if not after and "assistant" in roles[:turn]:  # where the last answer ended is not known
             return start
-        asked = messages[: max((number + 1 for number, role in enumerate(roles) if role != "assistant"), default=0)]
+        asked = messages[: roles.index("user") + 1] if "user" in roles else messages[:turn]
         without, opened = self._part(asked, tools), self._part(asked, tools, prompt=True)
         opening = opened[len(without) :] if without and opened and opened.startswith(without) else ""
         place = whole.find(opening, after, start) if opening else -1
