@@ -174,14 +174,19 @@ class ChatTemplate:
         through = whole if last else self._part(messages[: turn + 1], tools)
         if start is not None and through is not None and whole.startswith(through) and len(through.rstrip()) > start:
             return start, len(through.rstrip())
+        known = after or all(m["role"] != "assistant" for m in messages[:turn])  # where the last answer ended
         found = self._place(whole, messages, turn, tools)
+        if found is None and start is None and before is not None and through is not None and known:
+            found = self._by_itself(whole, through.removeprefix(before), messages, turn, tools, after)
         if found is None and start is not None and through is not None:
             found = _shortened(whole, through.rstrip(), start)
         if found is None:
             found = self._place_of_words(whole, messages[turn], start if start is not None else after)
         if found is None or found[1] <= (start or 0):
             raise BadChat(f"message {turn} cannot be found in what the chat template makes of the conversation")
-        found = (self._opened(whole, messages, turn, found[0], tools, after) if start is None else start), found[1]
+        if start is None:
+            start = self._opened(whole, messages, turn, found[0], tools, after) if known else found[0]
+        found = start, found[1]
         if not last and self._stands_in(whole, messages, turn + 1, tools, found):
             raise BadChat(f"the chat template writes message {turn + 1} into the middle of message {turn}")
         return found
@@ -203,12 +208,24 @@ class ChatTemplate:
             return None
         return start, end + self._ending(behind, ended.partition(_STAND_IN)[2])
 
+    def _by_itself(
+        self, whole: str, own: str, messages: list[dict], turn: int, tools: Any, after: int
+    ) -> tuple[int, int] | None:
+        """Where a call stands that is written as ever, behind turns that are not: Mistral's templates tell of tools in
+        the last question alone."""
+        own, calls = own.rstrip(), messages[turn].get("tool_calls") or []
+        place = whole.find(own, after) if calls and own.endswith(tuple(self._special())) else -1
+        others = [{**call, "function": {**function_of(call), "name": _STAND_IN}} for call in calls]
+        other = [*messages[:turn], {**messages[turn], "tool_calls": others}, *messages[turn + 1 :]]
+        changed = self._part(other, tools) if place >= 0 else None
+        if changed is None or not place <= _alike(whole, changed) < place + len(own):
+            return None
+        return place, place + len(own)
+
     def _opened(self, whole: str, messages: list[dict], turn: int, start: int, tools: Any, after: int) -> int:
         """Where a turn begins whose words do at `start`: behind what opens an answer, if that stands before them. What
         comes in between (gpt-oss' channel) is the model's to say."""
         roles = [message["role"] for message in messages]
-        if not after and "assistant" in roles[:turn]:  # where the last answer ended is not known
-            return start
         asked = messages[: roles.index("user") + 1] if "user" in roles else messages[:turn]
         without, opened = self._part(asked, tools), self._part(asked, tools, prompt=True)
         opening = opened[len(without) :] if without and opened and opened.startswith(without) else ""
@@ -226,12 +243,15 @@ class ChatTemplate:
 
     def _ending(self, behind: str, alone: str) -> int:
         """Characters of the special tokens that both texts begin with."""
-        names = {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())} - {""}
+        names = self._special()
         token = re.compile(r"\s*(?:" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
         end = 0
         while names and (found := token.match(behind, end)) and alone.startswith(behind[: found.end()]):
             end = found.end()
         return end
+
+    def _special(self) -> set[str]:
+        return {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())} - {""}
 
     def _place_of_words(self, whole: str, message: dict, after: int) -> tuple[int, int] | None:
         words, stop = str(message.get("content") or "").strip(), self.tokenizer.eos_token or ""
