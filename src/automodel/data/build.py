@@ -162,6 +162,7 @@ def _chunks(laid: Sequence[LaidOut], counters: Sequence[Counter]) -> Iterator[Sa
 def _counter(request: Request, rows: int) -> Counter:
     counter = Counter(request.task, end_tokens(request.tokenizer))
     counter.rows = rows
+    counter.part = split if (split := request.cfg.split) and "[" in split else None
     return counter
 
 

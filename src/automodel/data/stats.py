@@ -88,6 +88,7 @@ class Counter:
         self.ends = np.asarray(sorted(ends), dtype=np.int64)
         self.rows = 0
         self.partial = False  # only the first rows are looked at
+        self.part: str | None = None  # of the data, as `split` names it: rows are counted from where it begins
         self.bad: list[BadRow] = []
         self.unlearned: list[BadRow] = []
         self.lengths: list[np.ndarray] = []
@@ -187,8 +188,9 @@ class Counter:
             if len(wrong) > SHOWN_IN_ERRORS:
                 lines.append(f"  … and {len(wrong) - SHOWN_IN_ERRORS:,} more")
             first = "the first " if self.partial else ""
+            within = f", within {self.part}" if self.part else ""
             raise UserError(
-                f"{section}: {len(wrong):,} of {first}{rows:,} rows cannot be used (rows are counted from 0):\n"
+                f"{section}: {len(wrong):,} of {first}{rows:,} rows cannot be used (rows are counted from 0{within}):\n"
                 + "\n".join(lines)
                 + f"\nPut {'it' if one else 'them'} right, or leave {'it' if one else 'them'} out with "
                 f"{section.split('.')[0]}.on_bad_row: skip."
