@@ -33,7 +33,7 @@ from automodel.data.messages import holds_chats
 from automodel.data.not_learned import what_is_not_learned
 from automodel.data.own_classes import as_written_here, numbered, own_names
 from automodel.data.problems import Problems
-from automodel.data.ready import ReadyRows
+from automodel.data.ready import ReadyRows, of_language
 from automodel.data.sequences import SourceTarget, require_language, source_and_target
 from automodel.data.special_tokens import has_segments
 
@@ -386,6 +386,7 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
         labels=labels,
         mask="attention_mask" in columns,
         class_names=own_names(columns, label, labels, request.cfg) if label and labels else None,
+        **(of_language(columns) if task == "causal-lm" else {}),
     )
     used = OF_READY_ROWS | ({"column_mapping"} if task in ROLES else set())
     notes = numbered(columns, label, request.labels, labels, request.cfg) if label else ()
