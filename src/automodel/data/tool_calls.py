@@ -39,7 +39,7 @@ def read_calls(calls: Any, number: int) -> list[dict]:
             what = f"the arguments of the call of '{function.get('name')}' in message {number}"
             given = function["arguments"] or {}
             read_in = _from_json(given, what)
-            written = given if isinstance(given, str) else None
+            written = given if isinstance(given, str) else getattr(given, "text", None)
             function["arguments"] = Arguments(read_in, written) if isinstance(read_in, dict) else read_in
         read.append({**call, "function": function} if "function" in call else function)
     return read
@@ -97,8 +97,8 @@ def function_of(call: dict) -> dict:
 
 
 def without_gaps(value: Any) -> Any:
-    """The value with every key left out that has none."""
-    if isinstance(value, dict):
+    """The value with every key left out that has none; arguments that were read already have what JSON said."""
+    if isinstance(value, dict) and not isinstance(value, Arguments):
         return {key: without_gaps(inner) for key, inner in value.items() if inner is not None}
     return [without_gaps(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 

@@ -43,6 +43,17 @@ def test_a_cell_with_a_list_that_nobody_can_read_is_no_plain_text(learned_from_c
         learned_from_cell("[" + "\n ".join(map(str, TALK)) + "]")
 
 
+@pytest.mark.parametrize("given", ['{"a":null, "b": 1}', {"a": None, "b": 1}, "{}"])
+def test_messages_that_were_read_are_read_as_they_are(given):
+    """`evaluate --generate` asks with the turns that it took the last answer from: nulls were lost on the way."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": given}}]}
+    once = normalised([{"role": "user", "content": "go"}, call])
+    twice = normalised(once)
+    assert twice == once
+    first, second = (turns[1]["tool_calls"][0]["function"]["arguments"] for turns in (once, twice))
+    assert (first, first.text) == (second, second.text)
+
+
 def test_both_spellings_in_one_record():
     rows = [{"from": "gpt", "value": "b", "role": None, "content": None}]
     assert normalised(rows) == [{"role": "assistant", "content": "b"}]
