@@ -124,7 +124,7 @@ def build(
         labels = laid[0].layout.labels
         counted = labels.num_labels if labels and labels.problem_type != "regression" else None
         limits = [c.longest() if p.ready else p.request.max_length for p, c in zip(laid, counters)]
-        stats = Counter.joined(counters).stats(max(limits), labels.names if labels else None, counted)
+        stats = Counter.joined(counters, names).stats(max(limits), labels.names if labels else None, counted)
         notes = [note for part in laid for note in part.layout.notes]
         return {
             "key": key,

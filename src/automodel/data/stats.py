@@ -8,7 +8,7 @@ of each document is learned, without which a model does not stop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -144,12 +144,13 @@ class Counter:
         return max(int(lengths.max()) for lengths in self.lengths if len(lengths))
 
     @classmethod
-    def joined(cls, counters: Sequence[Counter]) -> Counter:
-        """One counter for several datasets."""
+    def joined(cls, counters: Sequence[Counter], names: Sequence[str]) -> Counter:
+        """One counter for several datasets, each of which counts its rows from 0."""
         whole = cls(counters[0].task)
-        for counter in counters:
+        for counter, own in zip(counters, names, strict=True):
             whole.rows += counter.rows
-            for name in ("bad", "unlearned", "lengths", "labels"):
+            whole.bad += [replace(b, reason=f"{b.reason} ({own})") if len(names) > 1 else b for b in counter.bad]
+            for name in ("unlearned", "lengths", "labels"):
                 getattr(whole, name).extend(getattr(counter, name))
             for name in ("truncated", "lost_tags", "unsaid", "supervised", "ended"):
                 setattr(whole, name, getattr(whole, name) + getattr(counter, name))
