@@ -124,7 +124,7 @@ def build(
         labels = laid[0].layout.labels
         counted = labels.num_labels if labels and labels.problem_type != "regression" else None
         limits = [c.longest() if p.ready else p.request.max_length for p, c in zip(laid, counters)]
-        stats = Counter.joined(counters).stats(max(limits), labels.names if labels else None, counted)
+        stats = Counter.joined(counters, names).stats(max(limits), labels.names if labels else None, counted)
         notes = [note for part in laid for note in part.layout.notes]
         return {
             "key": key,
@@ -162,6 +162,7 @@ def _chunks(laid: Sequence[LaidOut], counters: Sequence[Counter]) -> Iterator[Sa
 def _counter(request: Request, rows: int) -> Counter:
     counter = Counter(request.task, end_tokens(request.tokenizer))
     counter.rows = rows
+    counter.part = split if (split := request.cfg.split) and "[" in split else None
     return counter
 
 
@@ -207,6 +208,9 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
         so = f"{'its tag is' if one else 'their tags are'} not {'learned' if learns else 'measured'}"
         notes.append(f"{where}{stats.lost_tags:,} {what} no token, being empty or nothing the tokenizer keeps: {so}")
     rows = stats.rows - stats.skipped
+    if stats.unsaid:
+        what = "the chat template leaves out some of the assistant's words, reasoning or what stands beside a tool call"
+        notes.append(f"{where}{what}, in {stats.unsaid:,} of {rows:,} rows: automodel data preview shows the texts")
     if stats.unended > WORTH_A_NOTE * rows:
         if stats.truncated >= stats.unended:
             why = f"they are cut at max_length {stats.max_length:,}; a larger one would keep it"

@@ -13,15 +13,14 @@ that nobody else prompts the way it was trained.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.columns import is_list, is_mixed, is_string
-from automodel.data.tool_calls import BadChat, called, function_of, read_calls, with_either_arguments, without_gaps
+from automodel.data.messages import MARKS, ROLES, left_out, normalised
+from automodel.data.tool_calls import BadChat, function_of, in_wrappers, parsed_tools, with_either_arguments
 
 PLAIN_TEMPLATE = (
     "{{ bos_token if bos_token else '' }}"
@@ -34,24 +33,7 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}### Assistant:\n{% endif %}"
 )
 
-ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "model": "assistant",
-    "assistant": "assistant",
-    "function_call": "assistant",
-    "system": "system",
-    "observation": "tool",
-    "function": "tool",
-    "tool": "tool",
-}
-
-
-TURN_KEYS = ("role", "from", "content", "value")
-MARKS = ("weight", "train")  # whether a message is learned; nothing that it says
+REASONING = ("reasoning_content", "reasoning", "thinking")  # as servers and templates call it
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -82,6 +64,15 @@ class ChatTemplate:
     def takes_tools(self) -> bool:
         return "tools" in str(self.template or self.tokenizer.chat_template or "")
 
+    def tools(self, value: Any) -> Any:
+        """Descriptions of tools as the template takes them: bare ones (Glaive's) are wrapped as OpenAI's are where it
+        refuses them (Gemma 4, gpt-oss)."""
+        tools = parsed_tools(value)
+        wrapped = in_wrappers(tools)
+        if wrapped == tools or self._part([{"role": "user", "content": _STAND_IN}], tools) is not None:
+            return tools
+        return wrapped
+
     def turns(self, messages: Any, system: str | None = None) -> list[dict]:
         """Messages as the template takes them. What a developer says is a system prompt, where a template has no
         form for it."""
@@ -99,19 +90,24 @@ class ChatTemplate:
         return with_either_arguments(lambda m: self._rendered(m, tools, tokenize=False, prompt=prompt), messages)
 
     def whole_text(self, messages: list[dict], tools: Any = None, prompt: bool = False) -> str:
-        """The text of messages none of which the template leaves out, as templates do with roles they do not know."""
+        """The text of messages none of which the template leaves out, as templates do with roles they do not know, and
+        those that expect lists of parts with text."""
         whole = self.text(messages, tools, prompt)
         for turn, message in enumerate(messages):
             role, words = message["role"], str(message.get("content") or "").strip()
-            if not words or role == "assistant" or (role in ROLES.values() and words in whole):
+            if not words or message.get("tool_calls") or (role in ROLES.values() and words in whole):
                 continue
-            try:
-                without = self.text([*messages[:turn], *messages[turn + 1 :]], tools, prompt)
-            except BadChat:  # it is missed
-                continue
-            if without == whole:
+            if self._part(_with_other_words(messages, turn), tools, prompt) == whole:
                 raise BadChat(f"the chat template leaves message {turn} out (its role is {role!r})")
         return whole
+
+    def _part(self, messages: list[dict], tools: Any, prompt: bool = False) -> str | None:
+        """The text of messages that nobody wrote as they are; none where the template refuses them: it may want a
+        question before the first answer, or a call before its result."""
+        try:
+            return self.text(messages, tools, prompt)
+        except BadChat:
+            return None
 
     def _rendered(self, messages: list[dict], tools: Any, tokenize: bool, prompt: bool = False, **options: Any) -> Any:
         return self.tokenizer.apply_chat_template(
@@ -172,42 +168,90 @@ class ChatTemplate:
         return spans
 
     def _span(self, whole: str, messages: list[dict], turn: int, tools: Any, after: int) -> tuple[int, int]:
-        before = self.text(messages[:turn], tools, prompt=True) if turn else ""
-        start = len(before) if turn and whole.startswith(before) else None
-        through = whole if turn == len(messages) - 1 else self.text(messages[: turn + 1], tools)
-        if start is not None and whole.startswith(through) and len(through.rstrip()) > start:
+        last = turn == len(messages) - 1
+        before = self._part(messages[:turn], tools, prompt=True) if turn else None
+        start = len(before) if before is not None and whole.startswith(before) else None
+        through = whole if last else self._part(messages[: turn + 1], tools)
+        if start is not None and through is not None and whole.startswith(through) and len(through.rstrip()) > start:
             return start, len(through.rstrip())
+        known = after or all(m["role"] != "assistant" for m in messages[:turn])  # where the last answer ended
         found = self._place(whole, messages, turn, tools)
-        if found is None and start is not None:
+        if found is None and start is None and before is not None and through is not None and known:
+            found = self._by_itself(whole, through.removeprefix(before), messages, turn, tools, after)
+        if found is None and start is not None and through is not None:
             found = _shortened(whole, through.rstrip(), start)
         if found is None:
             found = self._place_of_words(whole, messages[turn], start if start is not None else after)
         if found is None or found[1] <= (start or 0):
             raise BadChat(f"message {turn} cannot be found in what the chat template makes of the conversation")
-        return (found[0] if start is None else start), found[1]
+        if start is None:
+            start = self._opened(whole, messages, turn, found[0], tools, after) if known else found[0]
+        found = start, found[1]
+        if not last and self._stands_in(whole, messages, turn + 1, tools, found):
+            raise BadChat(f"the chat template writes message {turn + 1} into the middle of message {turn}")
+        return found
 
     def _place(self, whole: str, messages: list[dict], turn: int, tools: Any) -> tuple[int, int] | None:
         """Where a turn stands in the whole: between what is written before and behind another one in its place; with
         the special tokens that end it, which are behind it where it is the last of all as well."""
         other = [*messages[:turn], {"role": "assistant", "content": _STAND_IN}]
-        try:
-            before, found, behind = self.text([*other, *messages[turn + 1 :]], tools).partition(_STAND_IN)
-            alone = self.text(other, tools).partition(_STAND_IN)[2]
-        except BadChat:  # a tool's result wants the call before it
+        changed, ended = self._part([*other, *messages[turn + 1 :]], tools), self._part(other, tools)
+        if changed is None or ended is None:
             return None
-        start, end = len(before), len(whole) - len(behind)
-        if not found or start >= end or not whole.startswith(before) or not whole.endswith(behind):
+        before, found, behind = changed.partition(_STAND_IN)
+        start, end = _alike(whole, before), len(whole) - len(behind)
+        if start < len(before):  # the turn has reasoning where the other one has an empty place for it
+            asked = self._part(messages[:turn], tools) if turn else None
+            if asked is None or start < len(asked) or not whole.startswith(asked):
+                return None
+        if not found or start >= end or not whole.endswith(behind):
             return None
-        return start, end + self._ending(behind, alone)
+        return start, end + self._ending(behind, ended.partition(_STAND_IN)[2])
+
+    def _by_itself(
+        self, whole: str, own: str, messages: list[dict], turn: int, tools: Any, after: int
+    ) -> tuple[int, int] | None:
+        """Where a call stands that is written as ever, behind turns that are not: Mistral's templates tell of tools in
+        the last question alone."""
+        own, calls = own.rstrip(), messages[turn].get("tool_calls") or []
+        place = whole.find(own, after) if calls and own.endswith(tuple(self._special())) else -1
+        others = [{**call, "function": {**function_of(call), "name": _STAND_IN}} for call in calls]
+        other = [*messages[:turn], {**messages[turn], "tool_calls": others}, *messages[turn + 1 :]]
+        changed = self._part(other, tools) if place >= 0 else None
+        if changed is None or not place <= _alike(whole, changed) < place + len(own):
+            return None
+        return place, place + len(own)
+
+    def _opened(self, whole: str, messages: list[dict], turn: int, start: int, tools: Any, after: int) -> int:
+        """Where a turn begins whose words do at `start`: behind what opens an answer, if that stands before them. What
+        comes in between (gpt-oss' channel) is the model's to say."""
+        roles = [message["role"] for message in messages]
+        asked = messages[: roles.index("user") + 1] if "user" in roles else messages[:turn]
+        without, opened = self._part(asked, tools), self._part(asked, tools, prompt=True)
+        opening = opened[len(without) :] if without and opened and opened.startswith(without) else ""
+        place = whole.find(opening, after, start) if opening else -1
+        return start if place < 0 else place + len(opening)
+
+    def _stands_in(self, whole: str, messages: list[dict], turn: int, tools: Any, span: tuple[int, int]) -> bool:
+        """Whether words of this message stand in the place of another one (Gemma 4 has a tool's result before what was
+        said along with the call): they would be learned."""
+        words = messages[turn]["content"].strip()
+        if messages[turn]["role"] == "assistant" or not words or words not in whole[slice(*span)]:
+            return False
+        changed = self._part(_with_other_words(messages, turn), tools)
+        return changed is not None and span[0] <= _alike(whole, changed) < span[1]
 
     def _ending(self, behind: str, alone: str) -> int:
         """Characters of the special tokens that both texts begin with."""
-        names = {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())} - {""}
+        names = self._special()
         token = re.compile(r"\s*(?:" + "|".join(map(re.escape, sorted(names, key=len, reverse=True))) + ")")
         end = 0
         while names and (found := token.match(behind, end)) and alone.startswith(behind[: found.end()]):
             end = found.end()
         return end
+
+    def _special(self) -> set[str]:
+        return {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())} - {""}
 
     def _place_of_words(self, whole: str, message: dict, after: int) -> tuple[int, int] | None:
         words, stop = str(message.get("content") or "").strip(), self.tokenizer.eos_token or ""
@@ -217,6 +261,15 @@ class ChatTemplate:
 
 
 _STAND_IN = "\ue000\ue001\ue000"  # characters that no text has
+
+
+def _with_other_words(messages: list[dict], turn: int) -> list[dict]:
+    return [*messages[:turn], {**messages[turn], "content": _STAND_IN}, *messages[turn + 1 :]]
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return next((place for place, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 def _shortened(whole: str, through: str, start: int) -> tuple[int, int] | None:
@@ -241,80 +294,12 @@ def _check_calls_are_written(written: str, message: dict, turn: int) -> None:
             raise BadChat(f"message {turn} calls '{name}', but the chat template has no place for tool calls")
 
 
-def holds_chats(rows: Any, column: str, feature: Any) -> bool:
-    """Whether a column has conversations: lists, or lists written as JSON text (its first row tells, where there are
-    rows to look at)."""
-    if is_list(feature) or is_mixed(feature):
-        return True
-    known = is_string(feature) and hasattr(rows, "__getitem__") and len(rows) > 0
-    found = _list_in(rows[0][column] or "") if known else None
-    return (
-        isinstance(found, list) and bool(found) and all(isinstance(m, dict) and {*m} & {"role", "from"} for m in found)
-    )
-
-
-def _list_in(text: str) -> Any:
-    """The list that a text holds as JSON; any other text as it is."""
-    try:
-        return json.loads(text) if text.lstrip().startswith("[") else text
-    except ValueError:
-        return text
-
-
-def normalised(messages: Any, system: str | None = None, calls: bool = False) -> list[dict]:
-    """Messages as `role`/`content` records, whichever of the two usual spellings they came in. `calls`: turns that are
-    a tool call in JSON (ShareGPT's `function_call`) become calls, for templates that have a form for them."""
-    if not messages:
-        raise BadChat("the conversation is empty")
-    messages = _list_in(messages) if isinstance(messages, str) else messages
-    if not isinstance(messages, (list, tuple)):
-        kind = "text" if isinstance(messages, str) else f"a {type(messages).__name__}"
-        raise BadChat(f"the conversation is {kind} and not a list of messages")
-    result: list[dict] = []
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise BadChat(f"message {number} is {str(message)[:40]!r} and not a record with 'role' and 'content'")
-        said = message.get("role") or message.get("from")
-        if said is None:
-            raise BadChat(f"message {number} has neither 'role' nor 'from'")
-        content = _as_text(message.get("content", message.get("value")), number)
-        extras = {k: without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}
-        if calls and str(said).lower() == "function_call" and (found := called(content)) is not None:
-            content, extras["tool_calls"] = None, found
-        if extras.get("tool_calls"):
-            extras["tool_calls"] = read_calls(extras["tool_calls"], number)
-        if content is None and not extras.keys() - set(MARKS):
-            raise BadChat(f"message {number} has no content")
-        result.append({"role": ROLES.get(str(said).lower(), str(said)), "content": content or "", **extras})
-    return result if not system else _with_system(result, system)
-
-
-def _with_system(messages: list[dict], system: str) -> list[dict]:
-    """The messages behind the system prompt that stands beside them, where it is not their first one already."""
-    first = messages[0]
-    if first["role"] != "system":
-        return [{"role": "system", "content": system}, *messages]
-    if first["content"].strip() == system.strip():
-        return messages
-    raise BadChat("the conversation begins with a system message and another one stands beside it; keep one of them")
-
-
-def left_out(message: dict, number: int) -> bool:
-    """Whether the data say that an answer is not to be learned: `weight: 0`, as OpenAI writes it, or `train: false`."""
-    for key in MARKS:
-        if message.get(key) not in (None, 0, 1):  # true and false are these numbers
-            raise BadChat(f"message {number} has {key} {message[key]!r}; 1 (learned) and 0 (only read) are possible")
-    return any(message.get(key) == 0 for key in MARKS)
-
-
-def _as_text(content: Any, number: int) -> Any:
-    """Content given in parts (`[{"type": "text", "text": …}]`), as one text."""
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, (list, tuple)):
-        raise BadChat(f"the content of message {number} is {str(content)[:40]} and not text")
-    kinds = {str(part.get("type", "text")) if isinstance(part, dict) else type(part).__name__ for part in content}
-    if kinds - {"text"}:
-        others = ", ".join(sorted(kinds - {"text"}))
-        raise BadChat(f"message {number} has parts that are not text ({others})")
-    return "".join(part.get("text") or "" for part in content)
+def unsaid(whole: str, messages: list[dict]) -> bool:
+    """Whether a template leaves out what an assistant says along with a call (Llama 3.1), or the reasoning of the last
+    answer (DeepSeek-R1, and every template that has no place for it). That of earlier answers many leave out."""
+    spoken = [message for message in messages if message["role"] == "assistant"]
+    words = [m["content"].rpartition("</think>")[2] for m in spoken if m.get("tool_calls")]
+    for last in spoken[-1:]:
+        words += [last.get(key) for key in REASONING]
+        words.append(str(last["content"]).rpartition("</think>")[0].rpartition("<think>")[2])
+    return any(isinstance(part, str) and part.strip() not in whole for part in words)

@@ -38,6 +38,7 @@ LABEL = ("label", "labels", "target", "class", "category", "sentiment", "intent"
 TOKENS = ("tokens", "words")
 TAGS = ("ner_tags", "tags", "labels", "pos_tags", "chunk_tags", "label")
 PROMPT_MESSAGES = ("prompt", "completion")  # messages asked, and messages answered
+TOOLS = ("tools", "functions")  # what the assistant may call; OpenAI's files had the second name
 MESSAGES = ("messages", "conversations", "conversation", "chat", "dialogue")
 SOURCE_TARGET = (
     ("document", "summary"),

@@ -1,7 +1,8 @@
 """Local data: which files a path means, which split each belongs to, and how they are read.
 
-Parsing is left to `datasets` (its builders are what hub datasets are read with), with three things decided here:
+Parsing is left to `datasets` (its builders are what hub datasets are read with), with four things decided here:
 
+- values of JSON files are those that are written there (`exact_json.py`);
 - its table cache is kept under the hash of the files' *content*; `datasets` itself goes by modification times;
 - cells of CSV files are text as they are written, and only an empty one is missing; what of them are numbers is decided
   where labels are looked for (`numbers.py`). A TSV file with stray quotes is read without quoting;
@@ -28,6 +29,7 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
+from automodel.data.exact_json import as_written
 from automodel.data.store import unwritable
 from automodel.data.unreadable import different_columns, unreadable
 
@@ -148,18 +150,17 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
     alike = all(option == options[0] for option in options)
     # Files that differ in their quotes are read one by one.
     groups = [(paths, options[0])] if alike else [([path], option) for path, option in zip(paths, options)]
+
+    def read(group: list[Path], **option: Any) -> Any:
+        files = {"train": [str(path) for path in group]}
+        kind = "csv" if format == "tsv" else format
+        return datasets.load_dataset(kind, data_files=files, split="train", cache_dir=str(cache), **option)
+
     try:
         with quiet(datasets):
-            parts = [
-                datasets.load_dataset(
-                    "csv" if format == "tsv" else format,
-                    data_files={"train": [str(path) for path in group]},
-                    split="train",
-                    cache_dir=str(cache),
-                    **option,
-                )
-                for group, option in groups
-            ]
+            parts = [read(group, **option) for group, option in groups]
+            if format == "json":
+                return as_written(parts[0], lambda features: read(paths, features=features))
             return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
     except Exception as error:
         if "corresponds to no data" in str(error) or all(file.stat().st_size == 0 for file in files):

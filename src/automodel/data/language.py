@@ -21,12 +21,12 @@ import numpy as np
 from automodel.config.errors import UserError
 from automodel.config.names import near
 from automodel.data.batch import IGNORE
-from automodel.data.chat import ChatTemplate
+from automodel.data.chat import ChatTemplate, unsaid
 from automodel.data.classify import text_problem
 from automodel.data.python_tokenizers import learned_tokens
 from automodel.data.samples import SampleWriter
 from automodel.data.special_tokens import special_ids
-from automodel.data.tool_calls import BadChat, parsed_tools
+from automodel.data.tool_calls import BadChat
 from automodel.data.written_answers import read_answer
 
 ANSWER_ROLES = ("answer", "answers", "completion", "output", "response", "target")
@@ -78,6 +78,8 @@ class Spanned:
     row: int
     text: str
     spans: list[tuple[int, int]]
+    unsaid: bool = False
+    """Whether the chat template left something of the answers out."""
 
 
 def add_spanned(
@@ -104,6 +106,7 @@ def add_spanned(
             )
             continue
         out.truncated += len(ids) > max_length
+        out.unsaid += text.unsaid
         out.add(text.row, ids[:max_length], token_labels=labels[:max_length])
 
 
@@ -193,8 +196,9 @@ class Instructions:
         if self.chat is not None:
             system = [{"role": "system", "content": words["system"]}] if words.get("system") else []
             asked = {"role": "user", "content": chat_prompt(words)}
-            text, spans = self.chat.spans([*system, asked, {"role": "assistant", "content": answer}])
-            return Spanned(row, text, spans)
+            messages = [*system, asked, {"role": "assistant", "content": answer}]
+            text, spans = self.chat.spans(messages)
+            return Spanned(row, text, spans, unsaid(text, messages))
         if self.template is not None:
             by_column = {column: words[role] for role, column in self.prompt.items()}
             before = self.template.format(**{**by_column, **words})
@@ -268,11 +272,11 @@ class Chats:
         for i, messages in enumerate(rows[self.messages]):
             try:
                 system = rows[self.system][i] if self.system else None
-                tools = parsed_tools(rows[self.tools][i]) if self.tools else None
+                tools = self.chat.tools(rows[self.tools][i]) if self.tools else None
                 turns = self.chat.turns(messages, system)
                 answer = self.chat.turns(rows[self.completion][i]) if self.completion else []
                 text, spans = self.chat.spans([*turns, *answer], tools, len(turns) if answer else 0)
-                texts.append(Spanned(first + i, text, spans))
+                texts.append(Spanned(first + i, text, spans, unsaid(text, [*turns, *answer])))
             except BadChat as error:
                 out.reject(first + i, str(error))
         add_spanned(self.tokenizer, texts, self.max_length, not self.answer_only, False, out)

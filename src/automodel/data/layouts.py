@@ -11,7 +11,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data import columns as known
-from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate, holds_chats
+from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
@@ -29,10 +29,11 @@ from automodel.data.language import (
     check_prompt,
     places_of,
 )
+from automodel.data.messages import holds_chats
 from automodel.data.not_learned import what_is_not_learned
 from automodel.data.own_classes import as_written_here, numbered, own_names
 from automodel.data.problems import Problems
-from automodel.data.ready import ReadyRows
+from automodel.data.ready import ReadyRows, of_language
 from automodel.data.sequences import SourceTarget, require_language, source_and_target
 from automodel.data.special_tokens import has_segments
 
@@ -272,10 +273,10 @@ def _chats(columns: Columns, request: Request, messages: str, completion: str | 
     if template and tokenizer.chat_template and template != tokenizer.chat_template:
         notes.append("dataset.chat_template takes the place of the tokenizer's own chat template")
     chat = ChatTemplate(tokenizer, template)
-    tools = "tools" if "tools" in columns else None
+    tools = next((name for name in known.TOOLS if name in columns), None)
     if tools and not chat.takes_tools:
+        notes.append(f"the column '{tools}' is not used: the chat template has no place for tools")
         tools = None
-        notes.append("the column 'tools' is not used: the chat template has no place for tools")
     system = "system" if "system" in columns and is_string(columns.features["system"]) else None
     own = (chat, tools, system, completion)
     encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answers_only, *own)
@@ -385,6 +386,7 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
         labels=labels,
         mask="attention_mask" in columns,
         class_names=own_names(columns, label, labels, request.cfg) if label and labels else None,
+        **(of_language(columns) if task == "causal-lm" else {}),
     )
     used = OF_READY_ROWS | ({"column_mapping"} if task in ROLES else set())
     notes = numbered(columns, label, request.labels, labels, request.cfg) if label else ()

@@ -1,6 +1,8 @@
 """Rows that are tokenised already (`input_ids`, and `labels` where the task needs them): taken as they are.
 
-Padding that was stored with them (`attention_mask` 0) is left out again, since batches are packed here.
+Padding that was stored with them (`attention_mask` 0) is left out again, since batches are packed here. Rows of a
+language model that somebody packed, and that say so (`seq_lengths`, or `position_ids` that begin anew), are taken
+apart: documents never see each other. What is learned may be said by a mask beside the tokens instead of labels.
 """
 
 from __future__ import annotations
@@ -8,10 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
 from automodel.data.classify import named
+from automodel.data.columns import Columns
 from automodel.data.labels import BadLabel, LabelMap
 from automodel.data.samples import SampleWriter
+
+LEARNED = ("completion_mask", "assistant_masks")  # 1 beside a token that is learned: TRL's and transformers' names
+DOCUMENTS = ("seq_lengths", "position_ids")
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,10 @@ class ReadyRows:
     mask: bool
     """The rows have an `attention_mask`."""
     class_names: tuple[str, ...] | None = None
+    learned: tuple[str, ...] = ()
+    """Columns of `LEARNED` that a language model's rows have."""
+    documents: str | None = None
+    """That of `DOCUMENTS`."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -37,7 +48,8 @@ class ReadyRows:
             (self.token_types, "token_type_ids"),
             (self.label is not None, self.label or ""),
         ]
-        return ("input_ids", *(name for wanted, name in optional if wanted))
+        own = (*self.learned, *([self.documents] if self.documents else ()))
+        return ("input_ids", *(name for wanted, name in optional if wanted), *own)
 
     def encode(self, rows: dict[str, list], first: int, out: SampleWriter) -> None:
         for i in range(len(rows["input_ids"])):
@@ -51,7 +63,8 @@ class ReadyRows:
         if not ids:
             raise BadLabel("input_ids is empty")
         mask = row["attention_mask"] if self.mask else None
-        for name, beside in (("labels", labels), ("attention_mask", mask), ("token_type_ids", types)):
+        others = {name: row[name] for name in (*self.learned, "position_ids") if name in row}
+        for name, beside in {"labels": labels, "attention_mask": mask, "token_type_ids": types, **others}.items():
             if beside is not None and len(beside) != len(ids):
                 raise BadLabel(f"the row has {len(ids)} input_ids but {len(beside)} {name}")
         if mask is not None:
@@ -59,7 +72,11 @@ class ReadyRows:
             ids = [ids[k] for k in keep]
             types = None if types is None else [types[k] for k in keep]
             labels = None if labels is None else [labels[k] for k in keep]
+            row = {**row, **{name: [beside[k] for k in keep] for name, beside in others.items() if beside is not None}}
         self._check_tokens(ids, "token")
+        if self.task == "causal-lm":
+            self._language(row, number, ids, labels, types, out)
+            return
         limit = self.max_length
         parts: dict[str, Any] = {"token_types": types[:limit] if types is not None else None}
         if self.task == "text-classification":
@@ -74,11 +91,46 @@ class ReadyRows:
             parts["target_ids"] = target[: self.max_target_length]
         else:
             parts["token_labels"] = self._supervised(ids if labels is None else labels)[:limit]
-            shifted = parts["token_labels"][1:] if self.task == "causal-lm" else parts["token_labels"]
-            if all(label == IGNORE for label in shifted):
+            if all(label == IGNORE for label in parts["token_labels"]):
                 raise BadLabel("no token of the row carries a label")
         out.truncated += len(ids) > limit
         out.add(number, ids[:limit], **parts)
+
+    def _language(
+        self, row: dict[str, Any], number: int, ids: list, labels: list | None, types: list | None, out: SampleWriter
+    ) -> None:
+        if labels is not None and _of_the_next(ids, labels):
+            raise BadLabel(
+                "each label is that of the next token already; here, as in transformers, it stands beside its own token"
+            )
+        labels = self._supervised(ids if labels is None else labels)
+        for name in self.learned:
+            if row[name] is None:
+                raise BadLabel(f"{name} is missing")
+            labels = [label if wanted else IGNORE for label, wanted in zip(labels, row[name], strict=True)]
+        limit, added = self.max_length, False
+        for start, end in self._spans(row, len(ids)):
+            own = labels[start:end][:limit]
+            if any(label != IGNORE for label in own[1:]):
+                out.truncated += end - start > limit
+                segments = None if types is None else types[start:end][:limit]
+                out.add(number, ids[start:end][:limit], token_labels=own, token_types=segments)
+                added = True
+        if not added:
+            raise BadLabel("no token of the row carries a label")
+
+    def _spans(self, row: dict[str, Any], length: int) -> list[tuple[int, int]]:
+        """Where each document of a row begins and ends."""
+        said = row[self.documents] if self.documents else None
+        if said is None:
+            return [(0, length)]
+        if self.documents == "seq_lengths":
+            ends = [sum(said[: number + 1]) for number in range(len(said))]
+            if ends[-1:] != [length]:
+                raise BadLabel(f"the row has {length} input_ids, but its seq_lengths sum up to {sum(said)}")
+            return list(zip([0, *ends], ends))
+        starts = [0, *(place for place, position in enumerate(said) if place and position == 0)]
+        return list(zip(starts, [*starts[1:], length]))
 
     def _check_tokens(self, tokens: list, what: str) -> None:
         outside = next((t for t in tokens if t is None or not 0 <= t < self.vocabulary), 0)
@@ -101,3 +153,23 @@ class ReadyRows:
             return labels
         assert self.labels is not None
         return [IGNORE if tag == IGNORE else self.labels.class_id(named(tag, self.class_names)) for tag in labels]
+
+
+def of_language(columns: Columns) -> dict[str, Any]:
+    """What a language model's rows have beside tokens and labels."""
+    if "loss_mask" in columns:
+        raise UserError(
+            f"{columns.section}: the column 'loss_mask' says which tokens are learned, and libraries do not agree on "
+            "whether it stands beside a token or beside the one before. Write it into 'labels' (-100 where nothing is "
+            "learned) and remove it."
+        )
+    return {
+        "learned": tuple(name for name in LEARNED if name in columns),
+        "documents": next((name for name in DOCUMENTS if name in columns), None),
+    }
+
+
+def _of_the_next(ids: list, labels: list) -> bool:
+    """Whether labels are shifted, as Megatron's and NeMo's are: every one is the token behind its own."""
+    pairs = [(ids[k], ids[k + 1], label) for k, label in enumerate(labels[:-1]) if label != IGNORE]
+    return len(pairs) > 1 and all(label == behind for _, behind, label in pairs) and any(a != b for a, b, _ in pairs)

@@ -49,6 +49,8 @@ class Samples:
     """Rows that were longer than the limit and were cut."""
     lost_tags: int = 0
     """Words with a tag that have no token (token classification)."""
+    unsaid: int = 0
+    """Rows of which the chat template leaves out something that the assistant says."""
     bad: tuple[BadRow, ...] = ()
     """Rows left out, with reasons."""
 
@@ -69,6 +71,7 @@ class SampleWriter:
     bad: list[BadRow] = field(default_factory=list)
     truncated: int = 0
     lost_tags: int = 0
+    unsaid: int = 0
 
     def add(
         self,
@@ -111,6 +114,7 @@ class SampleWriter:
             target_ids=_flat(self.target_ids, np.int32) if self.target_ids else None,
             truncated=self.truncated,
             lost_tags=self.lost_tags,
+            unsaid=self.unsaid,
             bad=tuple(self.bad),
         )
 

@@ -8,7 +8,7 @@ of each document is learned, without which a model does not stop.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class DataStats:
     """Rows whose last learned token ends the text: the end-of-sequence token, or a template's own."""
     lost_tags: int = 0
     """Words with a tag that have no token (token classification)."""
+    unsaid: int = 0
+    """Rows of which the chat template leaves out something that the assistant says."""
 
     @property
     def unended(self) -> int:
@@ -86,12 +88,14 @@ class Counter:
         self.ends = np.asarray(sorted(ends), dtype=np.int64)
         self.rows = 0
         self.partial = False  # only the first rows are looked at
+        self.part: str | None = None  # of the data, as `split` names it: rows are counted from where it begins
         self.bad: list[BadRow] = []
         self.unlearned: list[BadRow] = []
         self.lengths: list[np.ndarray] = []
         self.labels: list[np.ndarray] = []
         self.truncated = 0
         self.lost_tags = 0
+        self.unsaid = 0
         self.supervised = 0
         self.ended = 0
 
@@ -102,6 +106,7 @@ class Counter:
             self.lengths.append(chunk.lengths)
             self.truncated += chunk.truncated
             self.lost_tags += chunk.lost_tags
+            self.unsaid += chunk.unsaid
             labels = chunk.token_labels if self.task == "token-classification" else chunk.labels
             if labels is not None:
                 self.labels.append(_counted(labels))
@@ -139,14 +144,15 @@ class Counter:
         return max(int(lengths.max()) for lengths in self.lengths if len(lengths))
 
     @classmethod
-    def joined(cls, counters: Sequence[Counter]) -> Counter:
-        """One counter for several datasets."""
+    def joined(cls, counters: Sequence[Counter], names: Sequence[str]) -> Counter:
+        """One counter for several datasets, each of which counts its rows from 0."""
         whole = cls(counters[0].task)
-        for counter in counters:
+        for counter, own in zip(counters, names, strict=True):
             whole.rows += counter.rows
-            for name in ("bad", "unlearned", "lengths", "labels"):
+            whole.bad += [replace(b, reason=f"{b.reason} ({own})") if len(names) > 1 else b for b in counter.bad]
+            for name in ("unlearned", "lengths", "labels"):
                 getattr(whole, name).extend(getattr(counter, name))
-            for name in ("truncated", "lost_tags", "supervised", "ended"):
+            for name in ("truncated", "lost_tags", "unsaid", "supervised", "ended"):
                 setattr(whole, name, getattr(whole, name) + getattr(counter, name))
         return whole
 
@@ -169,6 +175,7 @@ class Counter:
             supervised=self.supervised if self.is_language_model else None,
             ended=self.ended if self.is_language_model else None,
             lost_tags=self.lost_tags,
+            unsaid=self.unsaid,
         )
 
     def check(self, section: str, skip: bool) -> None:
@@ -183,8 +190,9 @@ class Counter:
             if len(wrong) > SHOWN_IN_ERRORS:
                 lines.append(f"  … and {len(wrong) - SHOWN_IN_ERRORS:,} more")
             first = "the first " if self.partial else ""
+            within = f", within {self.part}" if self.part else ""
             raise UserError(
-                f"{section}: {len(wrong):,} of {first}{rows:,} rows cannot be used (rows are counted from 0):\n"
+                f"{section}: {len(wrong):,} of {first}{rows:,} rows cannot be used (rows are counted from 0{within}):\n"
                 + "\n".join(lines)
                 + f"\nPut {them} right, {longer}or leave {them} out with {root}.on_bad_row: skip."
             )

@@ -39,10 +39,16 @@ def read_calls(calls: Any, number: int) -> list[dict]:
             what = f"the arguments of the call of '{function.get('name')}' in message {number}"
             given = function["arguments"] or {}
             read_in = _from_json(given, what)
-            written = given if isinstance(given, str) else None
+            written = given if isinstance(given, str) else getattr(given, "text", None)
             function["arguments"] = Arguments(read_in, written) if isinstance(read_in, dict) else read_in
         read.append({**call, "function": function} if "function" in call else function)
     return read
+
+
+def old_call(call: Any) -> list[dict]:
+    """OpenAI's `function_call`, which was one call and no list, as calls are written now."""
+    call = _from_json(call, "the function_call")
+    return [{"type": "function", "function": call}] if call else []
 
 
 def with_either_arguments(render: Callable[[list[dict]], Any], messages: list[dict]) -> Any:
@@ -91,8 +97,8 @@ def function_of(call: dict) -> dict:
 
 
 def without_gaps(value: Any) -> Any:
-    """The value with every key left out that has none."""
-    if isinstance(value, dict):
+    """The value with every key left out that has none; arguments that were read already have what JSON said."""
+    if isinstance(value, dict) and not isinstance(value, Arguments):
         return {key: without_gaps(inner) for key, inner in value.items() if inner is not None}
     return [without_gaps(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
@@ -123,3 +129,10 @@ def parsed_tools(value: Any) -> Any:
     if isinstance(value, str) and value:
         return _from_json(value, "the tools") or None  # what JSON says is null is meant
     return without_gaps(value) or None
+
+
+def in_wrappers(tools: Any) -> Any:
+    """Descriptions of functions in OpenAI's form, which says that they are functions."""
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        return tools
+    return [{"type": "function", "function": tool} if "name" in tool else tool for tool in tools]

@@ -27,7 +27,7 @@ from automodel.data.prepare import cache_root
 from automodel.data.python_tokenizers import learned_tokens
 from automodel.data.sources import find_source
 from automodel.data.special_tokens import special_ids
-from automodel.data.tool_calls import BadChat, parsed_tools
+from automodel.data.tool_calls import BadChat
 from automodel.engine.saved import SavedModel
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -103,7 +103,7 @@ class PromptWriter:
     def text(self, prompt: Prompt) -> str:
         """The prompt as training wrote it, up to where the answer begins."""
         if isinstance(prompt, Mapping) and "messages" in prompt:
-            return self._conversation(prompt["messages"], prompt.get("system"), parsed_tools(prompt.get("tools")))
+            return self._conversation(prompt["messages"], prompt.get("system"), prompt.get("tools"))
         if isinstance(prompt, Mapping):
             return self._instruction(prompt)
         if not isinstance(prompt, str) and prompt is not None:
@@ -139,7 +139,7 @@ class PromptWriter:
 
     def _conversation(self, messages: Any, system: str | None, tools: Any) -> str:
         chat = self.chat or ChatTemplate(self.tokenizer)
-        turns = chat.turns(messages, system)
+        turns, tools = chat.turns(messages, system), chat.tools(tools)
         if turns[-1]["role"] == "assistant":
             turns = turns[:-1]  # its last turn is what is asked for
         if not turns:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.data.chat import left_out
 from automodel.data.config import DatasetConfig
 from automodel.data.language import Chats, Instructions, every_answer
 from automodel.data.layouts import Request, choose_layout, is_ready
+from automodel.data.messages import left_out
 from automodel.data.prepare import PreparedData
 from automodel.data.sources import load_rows
 from automodel.engine.predict import Predictor

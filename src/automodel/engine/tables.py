@@ -19,10 +19,10 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.data import columns as known
 from automodel.data.cells import check_encoding, open_text
-from automodel.data.chat import holds_chats
 from automodel.data.columns import did_you_mean, is_list, is_string, kind_of
 from automodel.data.config import DatasetConfig
 from automodel.data.files import shape_of
+from automodel.data.messages import holds_chats
 from automodel.data.prepare import cache_root
 from automodel.data.sources import find_source
 from automodel.engine.answers import Classification, Generation, Tagging
@@ -120,8 +120,10 @@ def _prompts(rows: Any, table: _Table, predictor: Predictor) -> list[Any]:
         return [{role: row[column] for role, column in named.items()} for row in rows]
     messages = table.messages(rows)
     if messages:
-        extra = [name for name in ("system", "tools") if name in rows.features]
-        return [{"messages": row[messages], **{name: row[name] for name in extra}} for row in rows]
+        tools = next((name for name in known.TOOLS if name in rows.features), None)
+        extra = {"system": "system" if "system" in rows.features else None, "tools": tools}
+        beside = {key: name for key, name in extra.items() if name is not None}
+        return [{"messages": row[messages], **{key: row[name] for key, name in beside.items()}} for row in rows]
     if missing and len(named) > 1:
         raise table.absent(missing[0], "a part of the prompts that the run was trained on")
     return _texts(rows, table)

@@ -20,7 +20,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
-from automodel.data.chat import ROLES
+from automodel.data.messages import ROLES
 
 
 @dataclass(frozen=True)

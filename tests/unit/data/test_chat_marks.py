@@ -11,7 +11,8 @@ from tokenizers import AddedToken
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
-from automodel.data.chat import BadChat, ChatTemplate, normalised
+from automodel.data.chat import BadChat, ChatTemplate
+from automodel.data.messages import normalised
 
 TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
 ASKED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -44,6 +45,16 @@ THINKING = (
     "{% for m in messages %}" + TURN + "{% if m.role == 'assistant' and loop.last %}<think>"
     "{{ m.content.split('</think>')[0].split('<think>')[-1] if '</think>' in m.content else '' }}</think>"
     "{% endif %}{{ m.content.split('</think>')[-1] }}" + CALLS + "{{ '<|im_end|>\n' }}{% endfor %}" + ASKED
+)
+# Tools are told of in the last question, and a tool's result wants the call before it (Mistral).
+LAST_QUESTION = (
+    "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '[TOOLS]' if tools and m == asked[-1] else '' }}[INST] {{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}"
+    "{% if not messages[loop.index0 - 1].tool_calls %}{{ raise_exception('no call') }}{% endif %}"
+    "[RESULT]{{ m.content }}"
+    "{% elif m.tool_calls %}[CALL]{{ m.tool_calls[0].function.name }}{{ eos_token }}"
+    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
 )
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "now", "arguments": {}}}]}
 TALK = [
@@ -104,6 +115,15 @@ def test_turns_that_are_written_otherwise_once_others_follow(chat_like, strict):
     unwritten = with_template(chat_like, THINKING.replace(CALLS, ""))
     with pytest.raises(BadChat, match="message 3 calls 'now'|message 3 cannot be found"):
         learned(unwritten, talk)
+
+
+def test_calls_behind_questions_that_are_written_otherwise_once_others_follow(chat_like):
+    chat = ChatTemplate(with_template(chat_like, LAST_QUESTION))
+    result = {"role": "tool", "content": "noon"}
+    whole, spans = chat.spans([TALK[0], CALL, result, TALK[1], TALK[2], CALL, result, TALK[3]], [{"name": "now"}])
+    answers = ["[CALL]now<|im_end|>", "Yo<|im_end|>", "[CALL]now<|im_end|>", " Two<|im_end|>"]
+    assert [whole[start:end] for start, end in spans] == answers
+    assert [start for start, _ in spans] == sorted({start for start, _ in spans})  # two calls, each in its own place
 
 
 def test_no_message_is_left_out_by_a_template(chat_like):

@@ -254,4 +254,6 @@ def test_bad_rows_of_an_entry_are_left_out_as_its_error_says(mixed, write):
     ]
     with pytest.raises(UserError, match=r"(?s)dataset\.mixture\.1: 1 of 2 rows.*with dataset\.on_bad_row: skip\."):
         mixed(entries)
-    assert mixed(entries, on_bad_row="skip").stats.skipped == 1
+    data = mixed(entries, on_bad_row="skip")
+    assert data.stats.skipped == 1
+    assert data.notes[-1].endswith("the first, row 0: the text is empty (b.jsonl)")  # row 0 of the other is fine

@@ -10,8 +10,8 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
-from automodel.data.chat import BadChat, normalised
-from automodel.data.tool_calls import parsed_tools
+from automodel.data.messages import normalised
+from automodel.data.tool_calls import BadChat, parsed_tools
 
 # Qwen's and Llama's way: arguments are a record, written with `tojson`.
 RECORDS = (

@@ -325,6 +325,13 @@ CASES = [
         "  row 1: token 50000 is outside the tokenizer's vocabulary of 80\n"
         "Put them right, or leave them out with dataset.on_bad_row: skip.",
     ),
+    (
+        "a row of a slice", {"a.jsonl": lines([*GOOD, {"text": "", "label": 0}])},
+        {"path": "{tmp}/a.jsonl", "split": "train[3:]"},
+        "dataset: 1 of 4 rows cannot be used (rows are counted from 0, within train[3:]):\n"
+        "  row 3: the text is empty\n"
+        "Put it right, or leave it out with dataset.on_bad_row: skip.",
+    ),
     # --- lengths -------------------------------------------------------------------------------------------------
     (
         "longer than the model", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "max_length": 1024},

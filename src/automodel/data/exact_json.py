@@ -1,0 +1,53 @@
+"""JSON files as they are written. `datasets` reads them through Arrow, which takes texts such as "2024-01-01" for dates
+and gives a column one type: the argument 1 of a tool call is 1.0 where another row has 1.5. Such places are read as
+JSON instead, value by value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from automodel.data.columns import MESSAGES, PROMPT_MESSAGES, TOOLS, is_list, item_of
+
+WRITTEN_OUT = {*MESSAGES, *PROMPT_MESSAGES, *TOOLS}  # columns whose numbers a model learns as text
+
+
+def as_written(rows: Any, read_again: Callable[[Any], Any]) -> Any:
+    """The same rows; where Arrow changed some of their values, `read_again` reads them with other features."""
+    import datasets
+
+    exact = {
+        name: _exact(feature, name in WRITTEN_OUT and not hasattr(feature, "dtype"))
+        for name, feature in rows.features.items()
+    }
+    if exact == dict(rows.features):
+        return rows
+    try:
+        found = read_again(datasets.Features(exact))
+    except Exception:  # a number that is no JSON number to everybody, 1e400: as Arrow reads it
+        return rows
+    dates = [name for name, feature in rows.features.items() if _is_date(feature)]
+    if not dates:
+        return found
+    text = datasets.Features({**found.features, **{name: datasets.Value("string") for name in dates}})
+    return found.map(_read, batched=True, fn_kwargs={"names": dates}, features=text)
+
+
+def _exact(feature: Any, written_out: bool) -> Any:
+    """The feature with JSON in the place of what Arrow would change."""
+    import datasets
+
+    if isinstance(feature, dict):
+        return {name: _exact(inner, written_out) for name, inner in feature.items()}
+    if is_list(feature):
+        return datasets.List(_exact(item_of(feature), written_out))
+    number = written_out and str(getattr(feature, "dtype", "")).startswith("float")
+    return datasets.Json() if number or _is_date(feature) else feature
+
+
+def _is_date(feature: Any) -> bool:
+    return str(getattr(feature, "dtype", "")).startswith("timestamp")
+
+
+def _read(rows: Any, names: list[str]) -> dict[str, list]:
+    return {name: list(rows[name]) for name in names}
