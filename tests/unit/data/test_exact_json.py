@@ -49,3 +49,8 @@ def test_texts_that_look_like_dates_are_texts(learned):
 
 def test_numbers_beyond_64_bits_are_still_read(learned):
     assert learned([called({"x": 10**20}), called({"x": 1.5})])[1] == 'f{"x": 1.5}<|im_end|>'
+
+
+def test_a_library_that_cannot_keep_json_reads_as_arrow_does(learned, monkeypatch):
+    monkeypatch.delattr("datasets.Json")
+    assert learned([called({"x": 1}), called({"x": 1.5})])[1] == 'f{"x": 1.5}<|im_end|>'
