@@ -134,7 +134,8 @@ def open_saved(
     source = ModelConfig(pretrained_model_name_or_path=str(root), trust_remote_code=remote)
     layout = RunFolder(root).read_json(LAYOUT)
     if not (root / "config.json").is_file():  # an adapter of a language model, or one that somebody else saved
-        changed = run.model.extra if run else {}  # of the base's config, in training
+        # Of the base's config, in training: the run's own config says it, or the note that a converted one has of it.
+        changed = (RunFolder(root).read_json(BASE) or {}).get("changed", {}) | (run.model.extra if run else {})
         task, hf_config = foreign_config(replace(source, extra=changed))
         return SavedModel(root, source, task, hf_config, load_tokenizer(tokenizer_of(source), hf_config), run, layout)
     task = _task_of(source, run)
