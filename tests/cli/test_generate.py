@@ -254,6 +254,12 @@ def test_a_plain_folder_is_asked_through_its_template(run, work):
     assert run("generate", plain, "-p", "what is warm")[1] == "lovely music\n"
 
 
+def test_a_converted_checkpoint_is_asked_as_it_was_trained(run):
+    """Its prompts are in no chat template: bare questions are no prompts of this model."""
+    assert run("checkpoint", "convert", "plain/out", "--out", "converted")[0] == 0
+    assert run("generate", "converted", "-p", "what is warm")[1] == "lovely music\n"
+
+
 def test_evaluate_gives_loss_perplexity_and_accuracy(run, work):
     code, out, _ = run("evaluate", "qa/out", "--json")
     found = json.loads(out)["metrics"]

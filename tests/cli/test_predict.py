@@ -278,7 +278,12 @@ def test_folders_without_a_model_say_why(predict, work):
     assert errors == (
         f"error: the run in '{folder}' was interrupted after step 5, and its model is saved when a run ends. "
         f"Continue it: {command} --resume\n"
+        f"or make a model of its last checkpoint: automodel checkpoint convert {folder} --out FOLDER\n"
     )
+    (checkpoint,) = (folder / "run" / "steps").glob("step-*")
+    _, _, errors = predict(checkpoint, "good")
+    step = int(checkpoint.name[5:])
+    assert f"of this step: automodel checkpoint convert {folder} --step {step} --out FOLDER" in errors
     summary.unlink()
     shutil.rmtree(folder / "run" / "steps")
     _, _, errors = predict(folder, "good")

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.loss import loss_utils
 from transformers.models.llama import modeling_llama
 
 import automodel
@@ -220,6 +221,37 @@ def test_another_function_under_the_name_of_the_attention_is_called(tmp_path, mo
 class MeanPooler(nn.Module):
     def forward(self, hidden_states):
         return hidden_states.mean(dim=1)
+
+
+def doubled(loss):
+    return lambda *args, **kwargs: 2 * loss(*args, **kwargs)
+
+
+def loss_in_the_table(model, patch):
+    patch.setitem(loss_utils.LOSS_MAPPING, "ForCausalLM", doubled(loss_utils.ForCausalLMLoss))
+
+
+def other_cross_entropy(model, patch):
+    patch.setattr(loss_utils, "fixed_cross_entropy", doubled(loss_utils.fixed_cross_entropy))
+
+
+def loss_on_the_model(model, patch):
+    model.loss_function = loss_utils.ForMaskedLMLoss  # which does not shift labels
+
+
+@pytest.mark.parametrize("change", [loss_in_the_table, other_cross_entropy, loss_on_the_model])
+def test_another_loss_is_the_loss(tmp_path, change, monkeypatch):
+    models = pair(tmp_path, "llama")
+    usual = models[0](**batch()).loss.item()
+    with monkeypatch.context() as patch:
+        change(models[0], patch)
+        if change is loss_on_the_model:
+            change(models[1], patch)
+        assert_same(*models, batch(), "stock")
+        assert abs(models[0](**batch()).loss.item() - usual) > 0.01
+        arguments = automodel.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+        found = why_stock(automodel.Trainer(model=models[1], args=arguments), automodel.Trainer)
+    assert found == path_taken(models[1])[1] == "the model has a loss function of its own"
 
 
 @pytest.mark.parametrize("pooler", [MeanPooler, nn.Identity])

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
+import accelerate
 import pytest
 import torch
 import transformers
@@ -442,6 +444,23 @@ def test_a_compiled_model_is_the_stock_one(folder):
     compiled = torch.compile(ours, backend="eager", fullgraph=False)
     torch.testing.assert_close(compiled(**batch()).loss, stock(**batch()).loss, **CLOSE)
     assert path_taken(ours)[1] == "it was not called yet"
+
+
+def test_transforms_of_torch_func_are_of_the_stock_model(folder):
+    given, gradients = batch(), []
+    for model in both(folder("llama", "causal-lm"), "causal-lm"):
+        values = {name: p.detach() for name, p in model.named_parameters()}
+        loss = partial(torch.func.functional_call, model, kwargs=given)
+        gradients.append(torch.func.grad(lambda p, loss=loss: loss(p, ()).loss)(values))
+    torch.testing.assert_close(*gradients, **CLOSE)
+
+
+def test_weights_that_accelerate_fetches_module_by_module(folder):
+    stock, ours = both(folder("llama", "causal-lm"), "causal-lm")
+    accelerate.cpu_offload(ours, execution_device="cpu")
+    given = batch()
+    assert torch.equal(ours(**given).logits, stock(**given).logits)
+    assert path_taken(ours) == ("stock", "weights are fetched when their module is called (accelerate's offloading)")
 
 
 def test_adapters_of_peft_train_without_padding(folder):

@@ -21,7 +21,7 @@ from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
 from automodel.config.errors import UserError
 from automodel.data.saved_tokenizer import as_training_read
 from automodel.distributed.config import DistributedConfig
-from automodel.engine.folder import RunFolder
+from automodel.engine.folder import BASE, LAYOUT, RunFolder
 from automodel.engine.prepare import prepare_run
 from automodel.engine.same_run import as_heard
 from automodel.engine.step import check_fit, model_tensors
@@ -69,6 +69,7 @@ def convert_checkpoint(
     for name, tensor in own.items():
         tensor.data = saved[name].read()  # in the precision it was saved in
     save_hf_folder(model, tokenizer, target)
+    folder.hand_on(target, LAYOUT, *([BASE] if cfg.peft is not None else []))  # `generate` asks as training did
     return Converted(target, checkpoint.step, notes)
 
 

@@ -81,9 +81,7 @@ def export_merged(
     except Exception:
         shutil.rmtree(target)
         raise
-    if saved.layout is not None:
-        RunFolder(target).run.mkdir()
-        RunFolder(target).write_json(LAYOUT, saved.layout)  # `generate` asks as the training data did
+    RunFolder(saved.folder).hand_on(target, LAYOUT)  # `generate` asks as the training data did
     name = next(name for name, value in DTYPES.items() if value == wanted)
     return Exported(target, layers, name, len(rows), difference)
 

@@ -72,6 +72,14 @@ class RunFolder:
             return None
         raise UserError(f"{path} is damaged: it is no JSON object. Put back a copy of it, or remove it to do without.")
 
+    def hand_on(self, to: Path, *names: str) -> None:
+        """Notes that a model needs wherever it goes, written beside what was made of it in the folder `to`."""
+        for name in names:
+            note = self.read_json(name)
+            if note is not None:
+                RunFolder(to).run.mkdir(exist_ok=True)
+                RunFolder(to).write_json(name, note)
+
     def exported(self) -> list[str]:
         return self.read_json(EXPORTED) or []
 

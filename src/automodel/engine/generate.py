@@ -27,6 +27,10 @@ PART_OF_THE_MODEL = (
     "begin_suppress_tokens",
 )  # fmt: skip
 
+SHOWS = (
+    0.25  # of the logits' spread; rounding in bf16 stays below a tenth, and padding that is read changes all of them
+)
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -58,18 +62,38 @@ class Sampling:
         return {"num_beams": self.num_beams, "use_cache": True, **(drawn if self.temperature else {})}
 
 
-def prompts_together(lengths: Sequence[int], batch_size: int, new_tokens: int, room: int | None) -> list[list[int]]:
+def prompts_together(
+    lengths: Sequence[int], batch_size: int, new_tokens: int, room: int | None, pad: bool = True
+) -> list[list[int]]:
     """Prompts that share a batch, longest first. A batch is as wide as its longest prompt, and nothing is written past
     the model's last position: a prompt that leaves less room than `new_tokens` takes only those of its own length
-    along, so that everybody's answer is as long as it would be alone."""
+    along, so that everybody's answer is as long as it would be alone. So does every prompt where none may be padded."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         widest = lengths[batches[-1][0]] if batches else 0
-        tight = room is not None and widest + new_tokens > room
+        tight = not pad or (room is not None and widest + new_tokens > room)
         if not batches or len(batches[-1]) == batch_size or (tight and lengths[index] < widest):
             batches.append([])
         batches[-1].append(index)
     return batches
+
+
+def reads_padding(model: Any, prompt_T: Tensor, pad_token: int, pads: int) -> bool:
+    """Whether padding before a prompt changes what the model says next, whatever the mask says: no mask reaches XLNet's
+    positions, nor RecurrentGemma's memory while it writes. Tried out with two tokens, because no config tells."""
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=2, pad_token_id=pad_token, do_sample=False, use_cache=True)
+    said = []
+    with torch.inference_mode(), stock_attention(model), quiet_transformers(), _generating_by(config, model):
+        for before in (0, pads):
+            ids_BS = torch.cat([prompt_T.new_full((before,), pad_token), prompt_T])[None]
+            mask_BS = torch.arange(ids_BS.shape[1], device=ids_BS.device)[None] >= before
+            how: Any = {"return_dict_in_generate": True, "output_logits": True}
+            made = model.generate(input_ids=ids_BS, attention_mask=mask_BS.long(), **how)
+            said.append(torch.cat(made.logits).float())
+    alone, behind = said
+    return bool((alone - behind).abs().max() > SHOWS * alone.std())
 
 
 def generate_batch(

@@ -37,7 +37,7 @@ from automodel.data.sequences import SourceTarget
 from automodel.data.store import TokenStore
 from automodel.engine.answers import Classification, Generation, Tagging, grouped_entities
 from automodel.engine.evaluate import document_of_each_label
-from automodel.engine.generate import Sampling, generate_batch, prompts_together
+from automodel.engine.generate import Sampling, generate_batch, prompts_together, reads_padding
 from automodel.engine.known_tokens import check_tokens
 from automodel.engine.prompts import BadPrompt, Prompt, prompt_writer
 from automodel.engine.saved import SavedModel, open_saved
@@ -48,6 +48,7 @@ from automodel.models.load import model_limits
 
 ANY_LABEL = LabelMap(SINGLE, num_labels=2**31)  # the training encoders want labels; here they only mark positions
 SHOWN_BAD_ROWS = 10
+MOST_PADS = 32  # that a model is tried with
 THRESHOLD = 0.5  # of a multi-label class, as in the metrics
 
 
@@ -213,7 +214,7 @@ class Predictor:
         room, cut = self.limits.max_positions if self.task == "causal-lm" else None, 0
         with torch.random.fork_rng(enabled=temperature > 0):
             torch.manual_seed(seed) if temperature > 0 else None
-            together = prompts_together(store.lengths.tolist(), self.batch_size, sampling.max_new_tokens, room)
+            together = self._together(store, sampling.max_new_tokens, room)
             for batch in self._counted(store, collate, together):
                 outputs = generate_batch(
                     self.model, self.tokenizer, batch, sampling, stops, self.limits.max_positions, self.task, on_text
@@ -228,6 +229,19 @@ class Predictor:
             them = f"{cut:,} of {len(prompts):,} answers"
             self.notes.append(f"{them} ended early: the model has only {room:,} positions")
         return answers
+
+    def _together(self, store: TokenStore, new_tokens: int, room: int | None) -> list[list[int]]:
+        """Which prompts share a batch."""
+        how = (store.lengths.tolist(), self.batch_size, new_tokens, room)
+        together = prompts_together(*how)
+        pads = max((int(np.ptp(store.lengths[batch])) for batch in together), default=0)
+        if self.task != "causal-lm" or not pads:
+            return together
+        ids = store.input_ids[store.place(int(store.lengths.argmin()))[1]]
+        shortest = torch.as_tensor(ids.astype(np.int64), device=self.device)
+        if reads_padding(self.model, shortest, self.tokenizer.pad_token_id or 0, min(pads, MOST_PADS)):
+            return prompts_together(*how, pad=False)
+        return together
 
     def _usual_length(self) -> int:
         """As long as the targets of the training; an answer where nobody said."""

@@ -93,7 +93,8 @@ class PromptWriter:
         if text.endswith(("\n", " ")) and not self.continues:
             # An answer followed in training. GPT-2 has one token for two line breaks, but two where a word follows, and
             # a space behind a chat template's "assistant: " is part of that word.
-            asked = learned_tokens(self.tokenizer, [text + ANSWER], [[(len(text), len(text + ANSWER))]], special)
+            start = len(text) if self.chat is None else self.chat.answer_start(text)
+            asked = learned_tokens(self.tokenizer, [text + ANSWER], [[(start, len(text + ANSWER))]], special)
             ids, answers = asked[0]
             return ids[: int(answers.argmax())].tolist()
         ids = self.tokenizer(text, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]

@@ -243,7 +243,7 @@ def _write_start(run: Run) -> None:
     if prepared.train.layout is not None:
         folder.write_json(LAYOUT, prepared.train.layout)
     if run.base is not None and prepared.adapter is not None:
-        folder.write_json(BASE, {"sample": run.base})
+        folder.write_json(BASE, {"sample": run.base, "changed": prepared.cfg.model.extra})
     if prepared.adapter is not None and not (folder.run / KEPT).exists():  # noted once: it is the run's from then on
         folder.write_json(KEPT, to_keep(prepared.adapter))
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())

@@ -21,6 +21,7 @@ import torch
 import yaml
 
 from automodel.adapters.peft_folder import is_adapter_folder
+from automodel.checkpoint import catalog
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
@@ -133,7 +134,8 @@ def open_saved(
     source = ModelConfig(pretrained_model_name_or_path=str(root), trust_remote_code=remote)
     layout = RunFolder(root).read_json(LAYOUT)
     if not (root / "config.json").is_file():  # an adapter of a language model, or one that somebody else saved
-        changed = run.model.extra if run else {}  # of the base's config, in training
+        # Of the base's config, in training: the run's own config says it, or the note that a converted one has of it.
+        changed = (RunFolder(root).read_json(BASE) or {}).get("changed", {}) | (run.model.extra if run else {})
         task, hf_config = foreign_config(replace(source, extra=changed))
         return SavedModel(root, source, task, hf_config, load_tokenizer(tokenizer_of(source), hf_config), run, layout)
     task = _task_of(source, run)
@@ -180,6 +182,13 @@ def _no_model(root: Path) -> UserError:
     folder = RunFolder(root)
     if root.name == "run" and ((root.parent / "config.json").is_file() or is_adapter_folder(root.parent)):
         return UserError(f"'{root}' is the record of a run; the model lies beside it. Give '{root.parent}'.")
+    place = root.absolute()
+    if catalog.NAME.fullmatch(place.name) and place.parent.name == "steps":
+        run, step = place.parents[2], int(place.name.removeprefix("step-"))
+        return UserError(
+            f"'{root}' is a checkpoint: weights to resume from, without a config. Give its run, '{run}', or make a "
+            f"model of this step: automodel checkpoint convert {run} --step {step} --out FOLDER"
+        )
     if not folder.holds_run():
         names = sorted(p.name for p in root.iterdir())
         held = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
@@ -201,7 +210,12 @@ def _no_model(root: Path) -> UserError:
     after = f" after step {summary['steps']}" if summary.get("steps") else ""
     state = f"was interrupted{after}" if summary.get("status") == "interrupted" else "did not finish, or is still going"
     can_resume = any(folder.steps.glob("step-*"))
-    what = f"Continue it: {command} --resume" if can_resume else f"Start it again: {command} --overwrite"
+    what = f"Start it again: {command} --overwrite"
+    if can_resume:
+        what = (
+            f"Continue it: {command} --resume\n"
+            f"or make a model of its last checkpoint: automodel checkpoint convert {root} --out FOLDER"
+        )
     return UserError(f"the run in '{root}' {state}, and its model is saved when a run ends. {what}")
 
 

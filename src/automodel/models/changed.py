@@ -29,6 +29,12 @@ LIBRARIES = {
 }  # fmt: skip
 """Packages whose modules do to a token what they do, whatever stands beside it."""
 
+_LOSSES = {
+    "causal-lm": "ForCausalLMLoss",
+    "text-classification": "ForSequenceClassificationLoss",
+    "token-classification": "ForTokenClassification",
+}
+
 
 def what_changed(model: Any, modules: Sequence[nn.Module] = ()) -> str | None:
     """Why this model is no longer one that can be packed, in words; None where it is. `modules`: the model's, from
@@ -43,6 +49,15 @@ def what_changed(model: Any, modules: Sequence[nn.Module] = ()) -> str | None:
     if _moved_windows(model):
         return "some layer has another window than the config has for its place"
     return _foreign_code(model, modules)
+
+
+def own_loss(model: Any, task: str) -> bool:
+    """Whether stock code would score labels by another function than transformers' for this task: one that was set on
+    the model, put into transformers' table of losses, or put in the place of the cross-entropy below them."""
+    from transformers.loss import loss_utils
+
+    usual, used = getattr(loss_utils, _LOSSES[task]), model.loss_function
+    return used is not usual or not (_from_library(used) and _from_library(loss_utils.fixed_cross_entropy))
 
 
 def _foreign_code(model: Any, modules: Sequence[nn.Module]) -> str | None:

@@ -12,8 +12,8 @@ everything else. Only `forward` is new. It looks at a call, and where it can com
   if somebody looks (`lazy_logits.py`).
 
 Every other call is the stock forward, exactly: with a key/value cache, embeddings for ids, attentions or hidden states
-wanted, families that cannot be packed, several replicas, torch.compile, eager attention, hooks inside the model, labels
-on padding. `path_taken(model)` tells what the last call did, and why it was stock.
+wanted, families that cannot be packed, several replicas, torch.compile, torch.func, eager attention, hooks inside the
+model, another loss function, labels on padding. `path_taken(model)` tells what the last call did, and why it was stock.
 
 Legend: B rows, S columns, T real tokens, R rows that carry a label, V words.
 """
@@ -39,7 +39,7 @@ from transformers.modeling_outputs import (
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from automodel.losses.unprojected import Unprojected
-from automodel.models.changed import as_made, what_changed
+from automodel.models.changed import as_made, own_loss, what_changed
 from automodel.models.families import family_of, packing_support
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import will_fuse
@@ -125,8 +125,11 @@ def _fast_class(stock: Any) -> type:
 
     @functools.wraps(stock.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or "cu_seq_lens_q" in kwargs:
-            return stock.forward(self, *args, **kwargs)  # the last: our own call, on its way to the stock code
+        elsewhere = (
+            torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active()
+        )
+        if elsewhere or "cu_seq_lens_q" in kwargs:  # the last: our own call, on its way to the stock code
+            return stock.forward(self, *args, **kwargs)
         given = dict(zip(names, args)) | kwargs
         calls = self.__dict__.get(_STATE)
         if calls is None:  # made by the class itself, not by an auto class
@@ -134,7 +137,7 @@ def _fast_class(stock: Any) -> type:
         try:
             _check(self, calls, given)
             modules = list(self.modules())  # 0.2 ms for 28 layers, and many ask for them
-            _check_model(self, given, modules)
+            _check_model(self, calls, given, modules)
             return _fast_forward(self, calls, given, modules)
         except Rectangular as reason:
             calls.took("stock", str(reason))
@@ -186,15 +189,17 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
         raise Rectangular("on the CPU, a batch without padding gains nothing")
 
 
-def _check_model(model: Any, given: dict[str, Any], modules: Sequence[Any]) -> None:
+def _check_model(model: Any, calls: Calls, given: dict[str, Any], modules: Sequence[Any]) -> None:
     """The same for models, which may change between two calls."""
     config = model.config
+    if model.device.type == "meta":
+        raise Rectangular("weights are fetched when their module is called (accelerate's offloading)")
     if model.__dict__.get("_is_replica") or len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise Rectangular("the model is spread over devices")
     chosen_for_it = config.model_type == "gemma2" and config._attn_implementation == "eager"  # SDPA has no cap
     if config._attn_implementation not in _ATTENTIONS and not chosen_for_it:
         raise Rectangular(f"attention is {config._attn_implementation}")
-    if hasattr(model, "_loss_function") and given.get("labels") is not None:
+    if given.get("labels") is not None and own_loss(model, calls.task):
         raise Rectangular("the model has a loss function of its own")
     if config.output_hidden_states or config.output_attentions or not getattr(config, "return_dict", True):
         raise Rectangular("the config asks for other outputs")

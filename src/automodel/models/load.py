@@ -176,15 +176,26 @@ def load_tokenizer(cfg: ModelConfig, hf_config: PreTrainedConfig | None = None) 
             f"model.tokenizer: no tokenizer could be read from {source.name!r}: {_one_line(error)}. Set "
             "`model.tokenizer` to a hub name or folder that has one."
         ) from error
-    if len(tokenizer) < 64 and set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+    if _reads_nothing(tokenizer):
         raise UserError(
-            f"model.tokenizer: {source.name!r} holds no tokenizer files (only special tokens came out). Save the "
-            "tokenizer there too, or set `model.tokenizer` to a hub name or folder that has one."
+            f"model.tokenizer: {source.name!r} holds no vocabulary (tokenizer.json, or what it has instead): "
+            "only special tokens came out. Save the tokenizer there too, or set `model.tokenizer` to a hub name or "
+            "folder that has one."
         )
     if tokenizer.pad_token is None:
         _choose_pad_token(tokenizer, source.name)
     _check_size(tokenizer, source.name, getattr(hf_config, "vocab_size", None))
     return tokenizer
+
+
+def _reads_nothing(tokenizer: Any) -> bool:
+    """Whether it has no words. Where transformers finds no vocabulary, it makes a tokenizer of the special and added
+    tokens that `tokenizer_config.json` lists (22 for Qwen, 256 for Llama 3)."""
+    no_word = {tokenizer.unk_token, "▁"}  # the mark of a word's beginning
+    ids = tokenizer("Some text, 1.", add_special_tokens=False)["input_ids"]
+    if not no_word.issuperset(tokenizer.convert_ids_to_tokens(ids)):
+        return False
+    return {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab(), *no_word}.issuperset(tokenizer.get_vocab())
 
 
 def _check_size(tokenizer: Any, name: str, rows: int | None) -> None:

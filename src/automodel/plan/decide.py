@@ -62,7 +62,7 @@ def make_plan(
         cfg, task, hardware, model, data, batches, precision=precision, path=path, bucket=bucket, layout=layout,
         lines=lines,
     )  # fmt: skip
-    lines += adapter(cfg, model.trained, model.parameters, model.adapter_in_words)
+    lines += adapter(cfg, task, model.trained, model.parameters, model.adapter_in_words)
     lines += mixture(cfg, model)
     lines += how_it_learns(cfg, total, fitting.kind)
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)

@@ -95,7 +95,7 @@ def _steady_and_down(schedule: Schedule, peak: float, floor: str) -> str:
     return f", then from {start} down to {floor}: {too_many}"
 
 
-def adapter(cfg: RunConfig, trained: int, parameters: int, words: str) -> Iterator[Decision]:
+def adapter(cfg: RunConfig, task: str, trained: int, parameters: int, words: str) -> Iterator[Decision]:
     """What is trained beside a frozen model."""
     if cfg.peft is None:
         return
@@ -104,6 +104,11 @@ def adapter(cfg: RunConfig, trained: int, parameters: int, words: str) -> Iterat
     reason = f"{words}; everything else is frozen{start}"
     if cfg.peft.loraplus_lr_ratio:
         reason += f"; B learns {cfg.peft.loraplus_lr_ratio:g} times as fast (LoRA+)"
+    if cfg.model.extra and not task.endswith("classification"):  # whose folder has a config of its own
+        changed = ", ".join(cfg.model.extra)
+        reason += (
+            f"; PEFT's folder does not hold changes of the base's config ({changed}): make them where it is loaded"
+        )
     kind = "DoRA" if cfg.peft.use_dora else "LoRA"
     yield Decision("adapter", f"{kind}, {trained:,} parameters ({share:.1%})", reason)
     if cfg.peft.use_triton:

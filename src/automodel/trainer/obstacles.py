@@ -15,7 +15,7 @@ import transformers
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.models.auto import modeling_auto as auto
 
-from automodel.models.changed import as_made, what_changed
+from automodel.models.changed import as_made, own_loss, what_changed
 from automodel.models.families import packing_support
 from automodel.models.packed_call import has_hooks, untouched
 
@@ -86,7 +86,7 @@ def _model_obstacle(trainer: Any) -> str | None:
         return changed
     if not untouched(model) or has_hooks(model) or not as_made(model):
         return "modules of the model were replaced, or have hooks"
-    if hasattr(model, "_loss_function"):
+    if own_loss(model, task):
         return "the model has a loss function of its own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "the model is quantised"

@@ -108,12 +108,13 @@ def test_tokens_are_those_that_reach_into_the_spans(tokenizer, special):
         assert len(ids) == len(expected)
 
 
-@pytest.mark.parametrize("template", [MARKED, UNMARKED])
-def test_answers_of_a_chat(tokenizer, template):
+@pytest.mark.parametrize(("template", "second"), [(MARKED, "no"), (UNMARKED, " no")])
+def test_answers_of_a_chat(tokenizer, template, second):
     tokenizer.chat_template = template
     said = [("user", "is it so?"), ("assistant", "yes. it is"), ("user", "sure?"), ("assistant", "no")]
     rows = {"messages": [[{"role": role, "content": words} for role, words in said]]}
-    assert learned(Chats(tokenizer, "messages", 200, True, ChatTemplate(tokenizer)), rows) == ": yes. it is</s>no</s>"
+    encoder = Chats(tokenizer, "messages", 200, True, ChatTemplate(tokenizer))
+    assert learned(encoder, rows) == f": yes. it is</s>{second}</s>"
 
 
 def test_the_answer_of_an_instruction(tokenizer):

@@ -58,14 +58,16 @@ def test_prompts_are_the_beginnings_of_what_was_learned(tokenizer, template, ans
     )
 
 
+@pytest.mark.parametrize("answer", ["Paris", "42", "Zug"])
 @pytest.mark.parametrize("template", [ASKED, SPACED])
-def test_prompts_of_chats_too(tokenizer, template):
+def test_prompts_of_chats_too(tokenizer, template, answer):
+    """A space that is a token of its own before an answer is learned: nobody asks with it."""
     tokenizer.chat_template = template
     encoder = Chats(tokenizer, "messages", 99, True, ChatTemplate(tokenizer))
-    turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": "Paris"}]
+    turns = [{"role": "user", "content": "what?"}, {"role": "assistant", "content": answer}]
     before, learned = encoded(encoder, {"messages": turns})
     assert PromptWriter(tokenizer, encoder).tokens(turns[:1]) == before
-    assert tokenizer.decode(learned).strip() == "Paris<end>"
+    assert tokenizer.decode(learned).strip() == f"{answer}<end>"
 
 
 def test_an_answer_that_ends_in_an_unknown_word_has_an_end():

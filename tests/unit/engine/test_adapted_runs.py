@@ -131,11 +131,19 @@ def test_what_model_changes_of_the_base_counts_when_its_adapter_is_asked(run, fo
     """An adapter of a language model is saved without a config, and beside rotations of another base it would answer
     otherwise."""
     from automodel.engine.assess import assess
+    from automodel.engine.convert import convert_checkpoint
+    from automodel.engine.saved import open_saved
 
-    run("rotated", "task=causal-lm", "model.rope_parameters={rope_type: default, rope_theta: 20.0}", "optimizer.lr=0.1")
+    _, plan, _ = run(
+        "rotated", "task=causal-lm", "model.rope_parameters={rope_type: default, rope_theta: 20.0}", "optimizer.lr=0.1"
+    )
     assert not (folder / "rotated" / "config.json").exists()
     (measured,) = (value for step, value in tiny.losses(folder / "rotated", "validation").items() if step == 6)
     assert assess(folder / "rotated").metrics.values["loss"] == pytest.approx(measured, abs=1e-5)
+    assert "does not hold changes of the base's config (rope_parameters)" in plan["adapter"]["reason"]
+    convert_checkpoint(folder / "rotated", folder / "converted")
+    for settings in ([], ["dataset.path=x.jsonl"]):
+        assert open_saved(folder / "converted", settings=settings).hf_config.rope_parameters["rope_theta"] == 20.0
 
 
 def test_what_cut_matrices_cannot_have_is_refused_of_an_adapter_that_is_started_from_too(run, folder):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 
 import tiny_runs as tiny
@@ -49,8 +50,8 @@ def plain_answers(llama):
     return {name: answers(llama, **how) for name, how in HOW.items()}
 
 
-def answers(folder: Path, **how) -> list[str]:
-    found = Predictor(folder).generate(PROMPTS, max_new_tokens=8, raw=True, **how)
+def answers(folder: Path, prompts=PROMPTS, **how) -> list[str]:
+    found = Predictor(folder).generate(prompts, max_new_tokens=8, raw=True, **how)
     return [answer.prediction for answer in found]
 
 
@@ -182,3 +183,45 @@ def test_a_watched_answer_is_the_recorded_one(llama, plain_answers, tmp_path):
         (watched,) = Predictor(folder).generate([prompt], max_new_tokens=8, raw=True, on_text=pieces.append)
         assert "".join(pieces) == watched.prediction
         assert (watched.prediction.split(), watched.finish_reason) == (words[: words.index(words[3])], "stop")
+
+
+RECURRENT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "lru_width": 32,
+}
+XLNET = {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(("kind", "shape"), [("recurrent_gemma", RECURRENT), ("xlnet", XLNET)])
+def test_models_that_read_padding_are_not_padded(llama, tmp_path, kind, shape):
+    """transformers' code for them lets padding change what they write, whatever the mask says."""
+    folder = with_settings(llama, tmp_path / kind)
+    torch.manual_seed(0)
+    words = len(transformers.AutoTokenizer.from_pretrained(llama))
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(kind, vocab_size=words, initializer_range=1.0, **shape)
+    )
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_()
+    model.save_pretrained(folder)
+    alone = [answers(folder, [prompt]) for prompt in PROMPTS]
+    assert answers(folder) == [answer for one in alone for answer in one]
+
+
+def test_other_models_are_padded(llama, monkeypatch):
+    widths = []
+    stock = transformers.LlamaForCausalLM.generate
+    monkeypatch.setattr(
+        transformers.LlamaForCausalLM,
+        "generate",
+        lambda model, **how: widths.append(how["input_ids"].shape[0]) or stock(model, **how),
+    )
+    answers(llama)
+    assert widths == [1, 1, 3], "tried out with one prompt, alone and padded; then all together"
+    widths.clear()
+    answers(llama, PROMPTS[:1])
+    assert widths == [1], "nothing to try out"

@@ -383,6 +383,18 @@ def test_a_tokenizer_larger_than_the_embedding_is_refused(tmp_path):
         load_tokenizer(cfg("m", tokenizer=str(folder)), tiny_models.tiny_config("bert"))
 
 
+@pytest.mark.parametrize(("kind", "tokens"), [("Qwen2Tokenizer", 22), ("LlamaTokenizer", 256), ("T5Tokenizer", 2)])
+def test_a_tokenizer_of_listed_tokens_alone_is_refused(tmp_path, kind, tokens):
+    """Without its vocabulary, transformers makes one of what tokenizer_config.json lists, which reads nothing of a
+    text: a run learned chat templates around empty messages."""
+    added = {str(i): {"content": f"<|{i}|>", "special": i % 2 == 0} for i in range(3, tokens)}
+    about = {"tokenizer_class": kind, "eos_token": "</s>", "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    tiny_models.tiny_config("llama").save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="holds no vocabulary"):
+        load_tokenizer(cfg(tmp_path))
+
+
 def test_a_folder_without_tokenizer_files_is_refused(bert_folder):
     with pytest.raises(UserError, match=r"model\.tokenizer.*tokenizer"):
         load_tokenizer(cfg(bert_folder))
