@@ -27,9 +27,8 @@ PART_OF_THE_MODEL = (
     "begin_suppress_tokens",
 )  # fmt: skip
 
-SHOWS = (
-    0.25  # of the logits' spread; rounding in bf16 stays below a tenth, and padding that is read changes all of them
-)
+SHOWS = 0.25
+"""Of the logits' spread. Rounding in bf16 stays below a tenth of it, and padding that is read changes all of them."""
 
 
 @dataclass(frozen=True)
