@@ -231,11 +231,12 @@ class Predictor:
         return answers
 
     def _together(self, store: TokenStore, new_tokens: int, room: int | None) -> list[list[int]]:
-        """Which prompts share a batch."""
+        """Which prompts share a batch. Families that can be packed read each row alone; others are tried."""
         how = (store.lengths.tolist(), self.batch_size, new_tokens, room)
         together = prompts_together(*how)
         pads = max((int(np.ptp(store.lengths[batch])) for batch in together), default=0)
-        if self.task != "causal-lm" or not pads:
+        known = packing_support(self.saved.hf_config, self.task).packed
+        if self.task != "causal-lm" or known or not pads:
             return together
         ids = store.input_ids[store.place(int(store.lengths.argmin()))[1]]
         shortest = torch.as_tensor(ids.astype(np.int64), device=self.device)

@@ -11,7 +11,9 @@ import torch
 import transformers
 
 import tiny_runs as tiny
+from automodel.engine import predict
 from automodel.engine.predict import Predictor
+from automodel.models.families import PackingSupport
 
 PROMPTS = ["good film", "the story was quite bad", "warm and bright"]
 HOW = {"greedy": {}, "beams": {"num_beams": 2}, "drawn": {"temperature": 1.0}}
@@ -220,6 +222,10 @@ def test_other_models_are_padded(llama, monkeypatch):
         "generate",
         lambda model, **how: widths.append(how["input_ids"].shape[0]) or stock(model, **how),
     )
+    answers(llama)
+    assert widths == [3], "known to read each row alone"
+    widths.clear()
+    monkeypatch.setattr(predict, "packing_support", lambda *_: PackingSupport(False, "nobody knows it"))
     answers(llama)
     assert widths == [1, 1, 3], "tried out with one prompt, alone and padded; then all together"
     widths.clear()
