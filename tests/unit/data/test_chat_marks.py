@@ -121,7 +121,7 @@ def test_calls_behind_questions_that_are_written_otherwise_once_others_follow(ch
     chat = ChatTemplate(with_template(chat_like, LAST_QUESTION))
     result = {"role": "tool", "content": "noon"}
     whole, spans = chat.spans([TALK[0], CALL, result, TALK[1], TALK[2], CALL, result, TALK[3]], [{"name": "now"}])
-    answers = ["[CALL]now<|im_end|>", "Yo<|im_end|>", "[CALL]now<|im_end|>", " Two<|im_end|>"]
+    answers = ["[CALL]now<|im_end|>", " Yo<|im_end|>", "[CALL]now<|im_end|>", " Two<|im_end|>"]
     assert [whole[start:end] for start, end in spans] == answers
     assert [start for start, _ in spans] == sorted({start for start, _ in spans})  # two calls, each in its own place
 

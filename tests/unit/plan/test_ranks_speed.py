@@ -66,7 +66,11 @@ def test_shards_are_fused_in_eager_steps(trained):
 @pytest.mark.parametrize(
     ("layout", "model", "why"),
     [
-        (dataclasses.replace(SHARDS, shards=4, tp=2), LLAMA, "tp_size and cp_size cut"),
+        (
+            dataclasses.replace(SHARDS, shards=4, tp=2),
+            dataclasses.replace(LLAMA, head_words=128_256),
+            "tp_size and cp_size cut",
+        ),
         (dataclasses.replace(SHARDS, shards=4, cp=2), LLAMA, "tp_size and cp_size cut"),
         (SHARDS, BERT, "dropout: fused dropout is drawn from a counter"),
         (SHARDS, dataclasses.replace(BERT, dropout=None), "encoders need flat parameters; strategy: ddp has them"),

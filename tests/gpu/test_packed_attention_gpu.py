@@ -18,7 +18,7 @@ from automodel.models.packed_attention import packed_attention, packed_attention
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[2] / "tiny_models.py")
+spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[1] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tiny_models)
 
