@@ -128,8 +128,7 @@ def answer_text(value: Any) -> Any:
     if isinstance(value, dict):
         value = value.get("text")
     if isinstance(value, (list, tuple)):
-        value = value[0] if value else None
-        return answer_text(value) if isinstance(value, dict) else value
+        return answer_text(value[0]) if value else None
     return as_written(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 

@@ -116,6 +116,12 @@ def test_a_context_may_be_a_number_or_missing(lm, gpt_like):
     assert text_of(data, gpt_like, 1)[0] == "Question: Q?\n\nAnswer: a<|end|>"
 
 
+def test_several_right_answers_may_be_numbers(lm, gpt_like):
+    """As one number may: they were bad rows."""
+    data = lm([{"question": "2+3?", "answers": [5.0, 6.5]}, {"question": "0.5+1?", "answers": [1.5]}], gpt_like)
+    assert [text_of(data, gpt_like, i)[1] for i in range(2)] == [" 5<|end|>", " 1.5<|end|>"]
+
+
 def test_no_column_of_an_instruction_is_lost_in_a_chat(lm, chat_like):
     mapping = {"instruction": "i", "input": "n", "context": "c", "topic": "t", "system": "s", "answer": "a"}
     row = {"s": "S", "i": "I", "n": "N", "c": "C", "t": "T", "a": "A"}
