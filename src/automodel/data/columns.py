@@ -165,6 +165,11 @@ def is_string(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string") and type(feature).__name__ == "Value"
 
 
+def is_flag(feature: Any) -> bool:
+    """Whether all that the column has is numbers, true and false, or nothing."""
+    return str(getattr(feature, "dtype", None)).startswith(("null", "bool", "int", "uint", "float"))
+
+
 def is_mixed(feature: Any) -> bool:
     """Whether rows of a JSON file have values of different kinds in the column; `datasets` keeps those as JSON."""
     return type(feature).__name__ == "Json"

@@ -128,8 +128,7 @@ def answer_text(value: Any) -> Any:
     if isinstance(value, dict):
         value = value.get("text")
     if isinstance(value, (list, tuple)):
-        value = value[0] if value else None
-        return answer_text(value) if isinstance(value, dict) else value
+        return answer_text(value[0]) if value else None
     return as_written(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
 
 
@@ -182,11 +181,13 @@ class Instructions:
         add_spanned(self.tokenizer, texts, self.max_length, not self.answer_only, special, out)
 
     def _prompt_problem(self, fields: dict[str, Any]) -> str | None:
-        """The last column of a prompt (the question, the prompt itself) must say something; Alpaca's `input` and a
-        context may be empty."""
+        """The last column of a prompt (the question, the prompt itself) must say something. Alpaca's `input` and a
+        context may be empty, or a number; but what is no text, Parquet's bytes or HotpotQA's record of paragraphs,
+        would stand in the prompt as Python prints it."""
         leading = [role for role in fields if role not in ("input", "context", "system")] or list(fields)
-        for role in leading:
-            problem = text_problem(fields[role], role)
+        for role, value in fields.items():
+            usable = value is None or isinstance(value, str | int | float)
+            problem = text_problem(value, role) if role in leading or not usable else None
             if problem:
                 return problem
         return None

@@ -13,7 +13,7 @@ from automodel.config.errors import UserError
 from automodel.data import columns as known
 from automodel.data.chat import PLAIN_TEMPLATE, ChatTemplate
 from automodel.data.classify import TextClassifier, TokenClassifier, for_words
-from automodel.data.columns import Columns, is_list, is_string, item_of
+from automodel.data.columns import Columns, is_flag, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
 from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS, ROLES
@@ -277,7 +277,7 @@ def _chats(columns: Columns, request: Request, messages: str, completion: str | 
     if tools and not chat.takes_tools:
         notes.append(f"the column '{tools}' is not used: the chat template has no place for tools")
         tools = None
-    system = "system" if "system" in columns and is_string(columns.features["system"]) else None
+    system = "system" if "system" in columns and not is_flag(columns.features["system"]) else None
     own = (chat, tools, system, completion)
     encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answers_only, *own)
     where = f"'{messages}'" + (f" and '{completion}', of which the latter is learned" if completion else "")

@@ -87,8 +87,10 @@ def normalised(messages: Any, system: str | None = None, calls: bool = False) ->
     return result if not system else _with_system(result, system)
 
 
-def _with_system(messages: list[dict], system: str) -> list[dict]:
+def _with_system(messages: list[dict], system: Any) -> list[dict]:
     """The messages behind the system prompt that stands beside them, where it is not their first one already."""
+    if not isinstance(system, str):
+        raise BadChat(f"the system prompt is {type(system).__name__} and not text")
     first = messages[0]
     if first["role"] != "system":
         return [{"role": "system", "content": system}, *messages]

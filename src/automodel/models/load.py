@@ -22,7 +22,7 @@ from automodel.models.angles import KEYS_OF_ANGLES, with_own_angles
 from automodel.models.config import ModelConfig
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model, find_tokenizer
-from automodel.models.tasks import infer_task, require_task, tasks_of
+from automodel.models.tasks import forget_code_that_is_not_run, infer_task, require_task, tasks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -142,7 +142,10 @@ def _read_config(source: Source, attributes: dict[str, Any]) -> tuple[PreTrained
 
     try:
         with quiet_transformers():
-            return AutoConfig.from_pretrained(source.name, return_unused_kwargs=True, **source.keywords, **attributes)
+            found = AutoConfig.from_pretrained(source.name, return_unused_kwargs=True, **source.keywords, **attributes)
+        if not source.keywords.get("trust_remote_code"):
+            forget_code_that_is_not_run(found[0])
+        return found
     except StrictDataclassError as error:
         raise UserError(f"model: the config of {source.name!r} is not valid: {_one_line(error)}") from error
     except ValueError as error:

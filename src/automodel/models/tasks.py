@@ -65,17 +65,33 @@ def tasks_of(hf_config: PreTrainedConfig) -> tuple[Task, ...]:
     """The tasks a model of this config can be fine-tuned for."""
     from transformers.models.auto import modeling_auto as auto
 
+    own = getattr(hf_config, "auto_map", None) or {}  # classes that come with the model
+    has_class = [task for task in TASKS if task in _tasks_in_transformers(hf_config) or _AUTO_CLASS[task] in own]
+    if "causal-lm" in has_class and not _predicts_the_next_token(hf_config, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
+        has_class.remove("causal-lm")
+    return tuple(has_class)
+
+
+def _tasks_in_transformers(hf_config: PreTrainedConfig) -> set[str]:
+    from transformers.models.auto import modeling_auto as auto
+
     tables = {
         "text-classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         "token-classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
         "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     }
-    own = getattr(hf_config, "auto_map", None) or {}  # classes that come with the model
-    has_class = [task for task in TASKS if hf_config.model_type in tables[task] or _AUTO_CLASS[task] in own]
-    if "causal-lm" in has_class and not _predicts_the_next_token(hf_config, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
-        has_class.remove("causal-lm")
-    return tuple(has_class)
+    return {task for task, table in tables.items() if hf_config.model_type in table}
+
+
+def forget_code_that_is_not_run(hf_config: PreTrainedConfig) -> None:
+    """For a model whose own code nobody trusts. Some have code beside a class in transformers (Phi-3), which then is
+    the one that is trained: as fast as without that code, and saved without a word of files that are not saved. A class
+    that transformers lacks stays named, for the message that asks for trust."""
+    own = getattr(hf_config, "auto_map", None) or {}
+    lacking = {_AUTO_CLASS[task] for task in TASKS if task not in _tasks_in_transformers(hf_config)}
+    if own and not lacking & set(own):
+        del hf_config.auto_map
 
 
 def _predicts_the_next_token(hf_config: PreTrainedConfig, masked_lm_names) -> bool:

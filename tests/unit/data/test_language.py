@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from automodel.config.errors import UserError
@@ -89,6 +91,35 @@ PLAIN = [
 @pytest.mark.parametrize(("row", "settings", "whole", "learned"), PLAIN, ids=lambda v: str(v)[:30])
 def test_layouts_without_a_chat_template(lm, gpt_like, row, settings, whole, learned):
     assert text_of(lm([row], gpt_like, **settings), gpt_like) == (whole, learned)
+
+
+@pytest.mark.parametrize(("context", "kind"), [(["Sky"], "list"), ({"title": ["Sky"], "sentences": []}, "dict")])
+def test_a_context_that_is_no_text_is_no_prompt(lm, gpt_like, context, kind):
+    """It was written as Python prints it: `Context: ['Sky']`."""
+    row = {"context": context, "question": "Color?", "answer": "blue"}
+    with pytest.raises(UserError, match=f"row 0: the context is {kind} and not text"):
+        lm([row], gpt_like)
+
+
+def test_bytes_of_parquet_are_no_prompt(tmp_path, lm, gpt_like):
+    path = tmp_path / "x.parquet"
+    columns = {"context": pa.array([b"Sky is blue."]), "question": ["Color?"], "answer": ["blue"]}
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(UserError, match="row 0: the context is bytes and not text"):
+        lm(None, gpt_like, path=str(path))
+
+
+def test_a_context_may_be_a_number_or_missing(lm, gpt_like):
+    rows = [{"context": 72.0, "question": "Half?", "answer": "36"}, {"context": None, "question": "Q?", "answer": "a"}]
+    data = lm(rows, gpt_like)
+    assert text_of(data, gpt_like, 0)[0] == "Context: 72\n\nQuestion: Half?\n\nAnswer: 36<|end|>"
+    assert text_of(data, gpt_like, 1)[0] == "Question: Q?\n\nAnswer: a<|end|>"
+
+
+def test_several_right_answers_may_be_numbers(lm, gpt_like):
+    """As one number may: they were bad rows."""
+    data = lm([{"question": "2+3?", "answers": [5.0, 6.5]}, {"question": "0.5+1?", "answers": [1.5]}], gpt_like)
+    assert [text_of(data, gpt_like, i)[1] for i in range(2)] == [" 5<|end|>", " 1.5<|end|>"]
 
 
 def test_no_column_of_an_instruction_is_lost_in_a_chat(lm, chat_like):

@@ -74,3 +74,18 @@ def test_calls_and_functions_by_their_old_names(prepare_rows, chat_like):
     learned = chat_like.decode([label for label in store.token_labels.tolist() if label != IGNORE])
     assert learned == "[now]<|im_end|>it's, \n so<|im_end|>"
     assert chat_like.decode(store.input_ids).startswith('[{"name": "now"')
+
+
+@pytest.mark.parametrize("other", [["Be", "kind."], {"content": "Be kind."}])
+def test_a_system_prompt_that_is_no_text_is_not_left_out(prepare_rows, chat_like, other):
+    """In a column of several kinds, as here, those that are text were left out as well, without a word."""
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    rows = [{"messages": turns, "system": "Be brief."}, {"messages": turns, "system": other}]
+    with pytest.raises(UserError, match=f"1 of 2 rows .*\n.*row 1: the system prompt is {type(other).__name__}"):
+        prepare_rows(rows, chat_like, task="causal-lm", types=0)
+
+
+def test_a_column_of_numbers_is_no_system_prompt(prepare_rows, chat_like):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    data = prepare_rows([{"messages": turns, "system": 1}], chat_like, task="causal-lm", types=0)
+    assert "system" not in chat_like.decode(data.store.input_ids)

@@ -14,6 +14,7 @@ import tiny_runs as tiny
 from automodel.config.errors import UserError
 from automodel.engine.assess import assess
 from automodel.engine.run import finetune
+from automodel.models.tasks import forget_code_that_is_not_run, tasks_of
 from automodel.plan.check import load_run_config
 
 CONFIGURATION = """
@@ -92,3 +93,28 @@ def test_trained_saved_and_loaded(run_file, settings):
         assert type(stock).__name__ == "OwnForCausalLM"
         before = AutoModelForCausalLM.from_pretrained(run_file.parent / "model", trust_remote_code=True)
         assert not torch.equal(stock.table.weight, before.table.weight)
+
+
+BESIDE = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+
+
+def test_code_that_nobody_trusts_beside_a_class_of_transformers(run_file):
+    """As Phi-3 has it: transformers' class is trained, so the plan is that class's, and what is saved names no files
+    that are not there."""
+    folder = tiny.make_model_folder(run_file.parent / "both", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": BESIDE}))
+    settings = [f"model={{pretrained_model_name_or_path: {folder}}}", "step_scheduler.max_steps=1"]
+    with (run_file.parent / "console.txt").open("w") as file:
+        finetune(load_run_config([run_file], settings, []), console=Console(file=file, width=200))
+    out = run_file.parent / "out"
+    assert json.loads((out / "run/plan.json").read_text())["path"] == "packed"
+    assert "auto_map" not in json.loads((out / "config.json").read_text())
+    assert type(AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)).__name__ == "LlamaForCausalLM"
+
+
+def test_a_class_that_transformers_lacks_stays_named():
+    config = AutoConfig.for_model("llama", auto_map=BESIDE | {"AutoModelForSeq2SeqLM": "modeling_own.OwnForBoth"})
+    forget_code_that_is_not_run(config)
+    assert "seq2seq" in tasks_of(config)
+    assert len(config.auto_map) == 3
