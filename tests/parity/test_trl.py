@@ -9,6 +9,7 @@ import gc
 import random
 
 import pytest
+import torch
 import transformers
 from datasets import Dataset
 
@@ -71,14 +72,15 @@ def few_objects_to_look_through():
     gc.unfreeze()
 
 
-def trained(home, folder, rows, options, family="llama", **given):
+def trained(home, folder, rows, options, family="llama", words=None, model=None, **given):
     transformers.set_seed(1)
     data = Dataset.from_list(rows)
     evaluates = data.select(range(9)) if "eval_strategy" in options else None
-    model = tiny(family, "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
+    model = model or tiny(family, "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
+    words = words or make_tokenizer(decoder=True)
     trainer = home.SFTTrainer(
         model, home.SFTConfig(str(folder), **BASE | options),
-        train_dataset=data, eval_dataset=evaluates, processing_class=make_tokenizer(decoder=True), **given,
+        train_dataset=data, eval_dataset=evaluates, processing_class=words, **given,
     )  # fmt: skip
     trainer.train()
     history = trainer.state.log_history
@@ -135,3 +137,34 @@ def test_rows_that_are_given_later_are_made_as_the_first_ones(rows, options, giv
         assert later == pytest.approx(at_first, abs=1e-6)
         found.append(later)
     assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
+def test_a_tokenizer_that_pads_on_the_left(tmp_path):
+    """Rows are padded behind their ends all the same: on the left, padding would predict first tokens."""
+    words = make_tokenizer(decoder=True)
+    words.padding_side = "left"
+    ours, theirs = (trained(home, tmp_path, TEXTS, EVALUATES, "gpt2", words=words) for home in (Ours, trl))
+    assert ours[0].acceleration.path == "packed"
+    assert words.padding_side == "left"
+    for key in ("loss", "eval_loss"):
+        assert ours[1][key] == pytest.approx(theirs[1][key], abs=1e-4), key
+
+
+def test_a_checkpoint_in_half_precision_is_trained_in_full(tmp_path):
+    model = tiny("llama", "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    ours, theirs = (trained(home, tmp_path, TEXTS, {}, model=str(tmp_path / "model")) for home in (Ours, trl))
+    assert ours[0].model.dtype == theirs[0].model.dtype == torch.float32
+    assert ours[1]["loss"] == pytest.approx(theirs[1]["loss"], abs=1e-4)
+    options = {"model_init_kwargs": {"dtype": "bfloat16"}, "max_steps": 1}
+    assert trained(Ours, tmp_path, TEXTS, options, model=str(tmp_path / "model"))[0].model.dtype == torch.bfloat16
+
+
+def test_arguments_of_trls_own_config(tmp_path):
+    class Mixed:
+        SFTTrainer, SFTConfig = SFTTrainer, trl.SFTConfig
+
+    for eos in (None, "good"):
+        options = {**PACKS, "eos_token": eos, "max_steps": 1}
+        trainer = trained(Mixed, tmp_path, TEXTS, options)[0]
+        assert (trainer.args.packing, trainer.args.max_length, trainer.args.eos_token) == (True, 32, eos)

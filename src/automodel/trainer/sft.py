@@ -11,6 +11,7 @@ What TRL's arguments ask for and is not here is refused by name.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,7 +156,7 @@ class SFTTrainer(Trainer):
             args.remove_unused_columns = False  # `seq_lengths` is for the collator
         if data_collator is None:
             multiple: Any = args.pad_to_multiple_of
-            padded = transformers.DataCollatorForSeq2Seq(words, pad_to_multiple_of=multiple)
+            padded = transformers.DataCollatorForSeq2Seq(_padding_right(words), pad_to_multiple_of=multiple)
             data_collator = FlatCollator() if flat else padded
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=words, **given
@@ -214,8 +215,19 @@ def _words(given: Any, model: Any, args: SFTConfig) -> Any:
     return words
 
 
+def _padding_right(words: Any) -> Any:
+    """The tokenizer for batches to learn from. Padding on the left is for writing: here the last of it would predict a
+    row's first token, which would be learned."""
+    if words.padding_side == "right":
+        return words
+    other = copy.copy(words)
+    other.padding_side = "right"
+    return other
+
+
 def _loaded(model: Any, args: SFTConfig, quantization: Any) -> Any:
-    """The model, read where it is given by its name."""
+    """The model, read where it is given by its name: as in TRL in full precision, whatever the checkpoint has. Steps of
+    2e-5 are smaller than what bf16 weights can tell apart."""
     if not isinstance(model, str):
         if quantization is not None or args.model_init_kwargs:
             raise UserError(
@@ -224,6 +236,8 @@ def _loaded(model: Any, args: SFTConfig, quantization: Any) -> Any:
         return model
     options = dict(args.model_init_kwargs or {})
     options.setdefault("trust_remote_code", args.trust_remote_code)
+    if "torch_dtype" not in options:  # the older name
+        options.setdefault("dtype", "float32")
     if quantization is not None:
         options["quantization_config"] = quantization
     return transformers.AutoModelForCausalLM.from_pretrained(model, **options)
@@ -237,7 +251,7 @@ def as_sft_config(args: Any, model: Any) -> SFTConfig:
         name = model if isinstance(model, str) else model.config._name_or_path
         return SFTConfig(f"{name.split('/')[-1] or 'model'}-SFT")
     made = args.to_dict()
-    made["hub_token"] = args.hub_token
+    made |= {name: getattr(args, name) for name in made if name.endswith("_token")}  # to_dict hides what they are
     return SFTConfig(**{name: value for name, value in made.items() if not name.startswith("_")})
 
 

@@ -169,7 +169,7 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
 def _of_the_template(row: dict[str, Any]) -> dict[str, Any]:
     """What a row says to the chat template: the tools of the conversation, and keywords of its own."""
     given = row.get("tools")
-    tools = {"tools": json.loads(given) if isinstance(given, str) else given} if given else {}
+    tools = {"tools": json.loads(given) if isinstance(given, str) else given} if given is not None else {}
     return {**tools, **(row.get("chat_template_kwargs") or {})}
 
 
@@ -177,6 +177,12 @@ def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) ->
     """The dataset with tokens and labels and nothing else."""
     if not hasattr(dataset, "map") or not hasattr(dataset, "column_names"):
         raise UserError(f"SFTTrainer: the {what} dataset is a {type(dataset).__name__}; give a datasets.Dataset.")
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+        raise UserError(
+            f"SFTTrainer: the {what} dataset computes its rows with a transform (set_transform) each time "
+            "they are read, and here they are read once. Write them with dataset.map first, or have the transform make "
+            'tokens and labels and set dataset_kwargs={"skip_prepare_dataset": True}.'
+        )
     streams = not hasattr(dataset, "__len__")
     columns = dataset.column_names or list(next(iter(dataset)))
     options: dict[str, Any] = {} if streams else {"num_proc": processes, "desc": f"Tokenising the {what} dataset"}

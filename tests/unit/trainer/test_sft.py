@@ -92,9 +92,15 @@ def test_tools_may_be_written_as_json():
 
     tools = [{"type": "function", "function": {"name": "look"}}]
     made = RowFormat(Words(), "text", None, None, False)
-    for given in (tools, json.dumps(tools)):
+    for given in (tools, json.dumps(tools), [], "[]", None, "null"):
         made({"messages": ANSWER, "tools": given})
-    assert seen == [tools, tools]
+    assert seen == [tools, tools, [], [], None, None]  # templates may tell an empty list from none
+
+
+def test_rows_that_a_transform_computes_are_refused_in_words():
+    rows = Dataset.from_list([{"text": "the film"}]).with_transform(lambda batch: batch)
+    with pytest.raises(UserError, match="the training dataset computes its rows with a transform"):
+        prepared(rows, form(), None, "training")
 
 
 def test_a_prompt_that_ends_within_a_token(capsys, monkeypatch):
