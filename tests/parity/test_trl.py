@@ -14,6 +14,7 @@ import transformers
 from datasets import Dataset
 
 from automodel import SFTConfig, SFTTrainer
+from automodel.config.errors import UserError
 from tiny_models import tiny
 from tiny_runs import BAD, GOOD, NEUTRAL, make_tokenizer
 
@@ -168,3 +169,34 @@ def test_arguments_of_trls_own_config(tmp_path):
         options = {**PACKS, "eos_token": eos, "max_steps": 1}
         trainer = trained(Mixed, tmp_path, TEXTS, options)[0]
         assert (trainer.args.packing, trainer.args.max_length, trainer.args.eos_token) == (True, 32, eos)
+
+
+def mixture():
+    transformers.set_seed(3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=len(make_tokenizer(decoder=True)), num_hidden_layers=2, num_local_experts=4,
+            router_aux_loss_coef=0.05, pad_token_id=0, **sizes,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation_steps": 2, **EVALUATES},
+        {"router_aux_loss_coef": 0.2},
+        {"router_aux_loss_coef": 0.0},
+        {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2},
+    ],
+)
+def test_the_loss_of_a_router(options, tmp_path):
+    ours, theirs = (trained(home, tmp_path, TEXTS, options, model=mixture())[1] for home in (Ours, trl))
+    for key in ("loss", "eval_loss"):
+        assert ours[key] == pytest.approx(theirs[key], abs=1e-4), key
+
+
+def test_a_router_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="LlamaForCausalLM has no loss of a router to weigh"):
+        trained(Ours, tmp_path, TEXTS, {"router_aux_loss_coef": 0.1})

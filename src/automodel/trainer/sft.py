@@ -27,7 +27,6 @@ from automodel.trainer.trainer import Trainer
 REFUSED = {
     "chat_template_path": "set tokenizer.chat_template",
     "activation_offloading": "use `automodel finetune` with training_optimizations.activation_offload",
-    "router_aux_loss_coef": "set model.config.router_aux_loss_coef",
 }
 
 
@@ -67,6 +66,8 @@ class SFTConfig(TrainingArguments):
     """Learn completions alone; None: where rows have `prompt` and `completion`."""
     assistant_only_loss: bool = False
     """Learn what the assistant says alone."""
+    router_aux_loss_coef: float | None = None
+    """How much the loss of a mixture's router counts; None: as the model's config says, 0: not at all."""
     loss_type: str = "nll"
 
     def __init__(self, output_dir: str | None = None, *args: Any, **given: Any):
@@ -140,6 +141,7 @@ class SFTTrainer(Trainer):
             raise UserError(
                 "SFTTrainer: formatting_func makes one text of a row, so completion_only_loss has no meaning."
             )
+        self._balance = _balanced(model, args.router_aux_loss_coef)
         form = RowFormat(
             words,
             args.dataset_text_field,
@@ -170,6 +172,20 @@ class SFTTrainer(Trainer):
             return super().prediction_step(*args, **given)
         finally:
             del vars(self)["_get_num_items_in_batch"]
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """As in TRL, the loss of a mixture's router is a mean over the batches of a step. Trainer adds that of each
+        batch to losses that are divided by the labels of the whole step, so it would count once for each."""
+        own = self.compute_loss_func is not None or self.label_smoother is not None
+        if not self._balance or own or num_items_in_batch is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        counted = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        wanted = 1 / self.current_gradient_accumulation_steps
+        loss = loss - (counted - wanted) * self._balance * outputs.aux_loss.to(loss.device)
+        return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
         return super().evaluate(self._as_at_first(eval_dataset), *args, **given)
@@ -241,6 +257,24 @@ def _loaded(model: Any, args: SFTConfig, quantization: Any) -> Any:
     if quantization is not None:
         options["quantization_config"] = quantization
     return transformers.AutoModelForCausalLM.from_pretrained(model, **options)
+
+
+def _balanced(model: Any, asked: float | None) -> float:
+    """How much the loss of the router counts in a mixture of experts: as in TRL what its config says, though
+    transformers leaves it out unless `output_router_logits` is set as well."""
+    config = model.config.get_text_config()
+    if not hasattr(config, "output_router_logits") or not hasattr(config, "router_aux_loss_coef"):
+        if asked:
+            raise UserError(
+                f"SFTConfig(router_aux_loss_coef={asked}): {type(model).__name__} has no loss of a router to weigh."
+            )
+        return 0.0
+    weight = config.router_aux_loss_coef if asked is None else asked
+    config.router_aux_loss_coef, config.output_router_logits = weight, weight != 0
+    for module in model.modules():
+        if "router_aux_loss_coef" in vars(module):  # taken from the config when the model was made
+            module.router_aux_loss_coef = weight
+    return weight
 
 
 def as_sft_config(args: Any, model: Any) -> SFTConfig:
