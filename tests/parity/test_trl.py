@@ -43,6 +43,12 @@ ASKED = [{"prompt": turns("user"), "completion": turns("assistant")} for _ in ra
 CHATS = [{"messages": turns("system", "user", "assistant", "user", "assistant")} for _ in range(24)]
 LABELLED = [{"input_ids": [5, 6, 7, 8, 9 + n], "labels": [-100, 8, 9 + n, 5, 6]} for n in range(24)]
 
+SKIPS = {"dataset_kwargs": {"skip_prepare_dataset": True}}
+DOCUMENTS = [
+    {"input_ids": [5 + n, 6, 7, 8, 9, 10 + n, 11], "seq_lengths": [3, 4], "position_ids": [0, 1, 2, 0, 1, 2, 3]}
+    for n in range(12)
+] + [{"input_ids": [5 + n, 6, 7], "seq_lengths": [3], "position_ids": [0, 1, 2]} for n in range(12)]
+
 CASES = {
     "texts": (TEXTS, {}),
     "texts cut": (TEXTS, {"max_length": 8, **EVALUATES}),
@@ -62,6 +68,9 @@ CASES = {
     "packed answers": (CHATS, {"packing": True, "max_length": 90, "assistant_only_loss": True}),
     "packed and split": (PAIRS, {**PACKS, "max_length": 8, "packing_strategy": "bfd_split"}),
     "wrapped": (PAIRS, {**PACKS, "packing_strategy": "wrapped"}),
+    "documents in rows": (DOCUMENTS, {"padding_free": True, "max_length": None, **EVALUATES}),
+    "documents in rows as they are": (DOCUMENTS, {"padding_free": True, "max_length": None, **SKIPS}),
+    "positions of one's own": (DOCUMENTS, SKIPS),
 }
 
 

@@ -59,7 +59,7 @@ class SFTConfig(TrainingArguments):
     trust_remote_code: bool = False
     """Models and tokenizers, given by name, may bring code of their own."""
     padding_free: bool = False
-    """Accepted: there is no padding in any case."""
+    """There is no padding in any case; with this, documents of tokenised rows (`seq_lengths`) are kept apart."""
     pad_to_multiple_of: int | str | None = None
     """Accepted: a number, or TRL's `auto`, which on these devices means none."""
     completion_only_loss: bool | None = None
@@ -142,6 +142,7 @@ class SFTTrainer(Trainer):
                 "SFTTrainer: formatting_func makes one text of a row, so completion_only_loss has no meaning."
             )
         self._balance = _balanced(model, args.router_aux_loss_coef)
+        apart = args.padding_free and "seq_lengths" in (getattr(train_dataset, "column_names", None) or ())
         form = RowFormat(
             words,
             args.dataset_text_field,
@@ -149,13 +150,15 @@ class SFTTrainer(Trainer):
             args.completion_only_loss,
             args.assistant_only_loss,
             formatting_func,
+            apart,
         )
         packs, self._form = args.packing, form
         train_dataset = _rows(train_dataset, form, args, packs, "training")
         eval_dataset = _evaluated(eval_dataset, form, args)
-        flat = packs and args.packing_strategy != "wrapped"
-        if flat:
-            args.remove_unused_columns = False  # `seq_lengths` is for the collator
+        flat = (packs and args.packing_strategy != "wrapped") or apart
+        self._columns = ["input_ids", "attention_mask", "labels"]
+        if flat or data_collator is not None:
+            self._columns.append("seq_lengths")
         if data_collator is None:
             multiple: Any = args.pad_to_multiple_of
             padded = transformers.DataCollatorForSeq2Seq(_padding_right(words), pad_to_multiple_of=multiple)
@@ -163,6 +166,10 @@ class SFTTrainer(Trainer):
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=words, **given
         )  # fmt: skip
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Collators are given what TRL gives them; `position_ids` of rows, which the model would take, nobody pads."""
+        self._signature_columns = self._columns
 
     def prediction_step(self, *args: Any, **given: Any) -> Any:
         """As in TRL, the loss of an evaluated batch is the model's own mean. Trainer divides by a count of labels,
