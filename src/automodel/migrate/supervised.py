@@ -30,6 +30,7 @@ CHANGES = {
 
 def other_options(script: Script, document: Document, trainer: ast.Call, given: dict[str, ast.expr]) -> None:
     """Keywords that older versions of TRL's trainer took, and those that nobody knows."""
+    packs = 0
     for name, node in given.items():
         if name in TRAINER_OPTIONS or (isinstance(node, ast.Constant) and node.value is None):
             continue
@@ -43,6 +44,10 @@ def other_options(script: Script, document: Document, trainer: ast.Call, given: 
             continue
         if name in TEXTS:
             document.set(TEXTS[name], value, name)
+        elif value:
+            packs = node.lineno
+    if packs:
+        document.fill_rows(packs, "packing", document.get("dataset.max_length") or 1024)
 
 
 def supervised(document: Document, call: ast.Call, given: dict[str, Any], lines: dict[str, int]) -> None:
@@ -51,12 +56,12 @@ def supervised(document: Document, call: ast.Call, given: dict[str, Any], lines:
         if given.get(key) is not None:
             document.set(path, given[key], key)
         given.pop(key, None)
-    if given.pop("packing", False):
-        document.note(lines["packing"], "packing: documents are always packed here, and never see each other")
+    packs, strategy = given.pop("packing", False), given.pop("packing_strategy", "bfd")
     for key in [key for key in given if key in CHANGES]:
         if given.pop(key) not in (None, False, CHANGES[key]):
             document.block(lines[key], f"{key} has no counterpart; use `automodel run`")
-    document.set("dataset.on_long", "cut", "SFTTrainer")
+    goes_on = packs and strategy != "bfd" and document.get("dataset.text_column") is not None
+    document.set("dataset.on_long", "split" if goes_on else "cut", "packing_strategy" if goes_on else "SFTTrainer")
     only = [given.pop(key, None) for key in ("assistant_only_loss", "completion_only_loss")]
     if any(only) or only[1] is False:
         document.set("dataset.answer_only_loss", any(only), name_of(call))
@@ -68,5 +73,7 @@ def supervised(document: Document, call: ast.Call, given: dict[str, Any], lines:
     if name_of(call) == "SFTConfig":
         if not {"max_length", "max_seq_length"} & set(lines):
             document.set("dataset.max_length", 1024, "SFTConfig's default")
+        if packs:
+            document.fill_rows(lines["packing"], "packing", document.get("dataset.max_length"))
         given.setdefault("learning_rate", 2e-5)
         given.setdefault("bf16", not given.get("fp16", False))
