@@ -50,6 +50,21 @@ def other_options(script: Script, document: Document, trainer: ast.Call, given: 
         document.fill_rows(packs, "packing", document.get("dataset.max_length") or 1024)
 
 
+def _by_the_kind_of_rows(document: Document, line: int, answers: bool | None, completions: bool | None) -> None:
+    """What is the same for some rows only; a script does not say which it has."""
+    if answers and completions is False:
+        document.note(line, "assistant_only_loss: of rows with a `prompt`, SFTTrainer learns answers inside it as well")
+    if not answers and document.get("dataset.text_column") is None:
+        document.note(
+            line, "completion_only_loss: texts in `prompt` and `completion` stay as they are with "
+            'dataset.prompt_template: "{prompt}"; without it the chat template of a tokenizer that has one writes them, unlike in SFTTrainer',
+        )  # fmt: skip
+        if completions:
+            document.note(
+                line, "completion_only_loss: SFTTrainer learns `messages` whole, which is answer_only_loss: false"
+            )  # fmt: skip
+
+
 def supervised(document: Document, call: ast.Call, given: dict[str, Any], lines: dict[str, int]) -> None:
     """What SFTTrainer does besides, said in the document; takes its own arguments out of `given`."""
     for key, path in TEXTS.items():
@@ -65,6 +80,7 @@ def supervised(document: Document, call: ast.Call, given: dict[str, Any], lines:
     only = [given.pop(key, None) for key in ("assistant_only_loss", "completion_only_loss")]
     if any(only) or only[1] is False:
         document.set("dataset.answer_only_loss", any(only), name_of(call))
+        _by_the_kind_of_rows(document, call.lineno, *only)
     elif document.get("dataset.text_column") is None:
         document.block(
             call.lineno, "SFTTrainer learns whole conversations, but completions alone where rows have a prompt; say "

@@ -65,7 +65,7 @@ def check_migration(source: Path, config: Path, steps: int) -> str:
     if difference > TOLERANCE * max(1.0, abs(theirs[worst])):
         raise DifferentLossesError(
             f"--check: the losses differ: at step {worst + 1} the script has {theirs[worst]:.5f}, the config "
-            f"{ours[worst]:.5f}. Compare what the script does to its rows with `automodel data -c {config}`."
+            f"{ours[worst]:.5f}. Compare what the script does to its rows with `automodel data preview -c {config}`."
         )
     return f"Checked: {count} steps of both, losses differ by at most {difference:.1e}."
 

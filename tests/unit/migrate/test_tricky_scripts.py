@@ -239,6 +239,24 @@ def test_rows_that_are_filled_are_what_batch_sizes_count(more, size, on_long, tm
     assert found["dataset"]["on_long"] == on_long
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("completion_only_loss=True", ['prompt_template: "{prompt}"', "answer_only_loss: false"]),
+        ("completion_only_loss=False", ['prompt_template: "{prompt}"']),
+        ("assistant_only_loss=True", []),
+        ("assistant_only_loss=True, completion_only_loss=False", ["learns answers inside it"]),
+        ("completion_only_loss=False, dataset_text_field='story'", []),
+    ],
+)
+def test_what_depends_on_the_kind_of_rows_is_said(more, said, tmp_path):
+    noted = [
+        str(note) for note in migrated(tmp_path, SFT.format(more=f", {more}"))[0].differs if "_only_loss" in str(note)
+    ]
+    assert len(noted) == len(said)
+    assert all(part in note for part, note in zip(said, noted))
+
+
 def test_texts_that_a_tokenizer_gets_by_name(tmp_path):
     text = HEAD.replace('batch["text"]', 'text=batch["review"], text_pair=batch["title"]') + ARGS + TAIL
     found = migrated(tmp_path, text)[1]["dataset"]
