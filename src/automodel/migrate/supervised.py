@@ -28,6 +28,38 @@ CHANGES = {
 """Arguments of SFTConfig that make another training of it, with their defaults."""
 
 
+DEFAULTS = CHANGES | {
+    "dataset_text_field": "text", "dataset_num_proc": None, "pad_token": None, "shuffle_dataset": False,
+    "packing_strategy": "bfd", "padding_free": False, "pad_to_multiple_of": None, "eval_packing": None,
+    "activation_offloading": False,
+}  # fmt: skip
+"""What saved arguments have where nobody said anything."""
+
+
+def saved_supervised(document: Document, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a saved SFTConfig without its own. They do not say which column the texts were in: the name of
+    the default is there for chats as well."""
+    if not {"packing", "max_length", "assistant_only_loss"} <= set(given):
+        return given
+    rest = {k: v for k, v in given.items() if k not in DEFAULTS or v not in (DEFAULTS[k], f"<{k.upper()}>")}
+    size, packs = rest.pop("max_length"), rest.pop("packing")
+    only = [rest.pop(key, None) for key in ("assistant_only_loss", "completion_only_loss")]
+    if size is not None:
+        document.set("dataset.max_length", size, "max_length")
+    document.set("dataset.on_long", "cut", "SFTConfig")
+    if packs and size:
+        document.fill_rows(0, "packing", size)
+    if any(only) or only[1] is False:
+        document.set("dataset.answer_only_loss", any(only), "SFTConfig")
+        _by_the_kind_of_rows(document, 0, *only)
+    else:
+        document.note(
+            0, "completion_only_loss: SFTTrainer learns completions alone where rows have a `prompt`, and "
+            "conversations whole (dataset.answer_only_loss: false)",
+        )  # fmt: skip
+    return rest
+
+
 def other_options(script: Script, document: Document, trainer: ast.Call, given: dict[str, ast.expr]) -> None:
     """Keywords that older versions of TRL's trainer took, and those that nobody knows."""
     packs = 0
@@ -57,7 +89,8 @@ def _by_the_kind_of_rows(document: Document, line: int, answers: bool | None, co
     if not answers and document.get("dataset.text_column") is None:
         document.note(
             line, "completion_only_loss: texts in `prompt` and `completion` stay as they are with "
-            'dataset.prompt_template: "{prompt}"; without it the chat template of a tokenizer that has one writes them, unlike in SFTTrainer',
+            'dataset.prompt_template: "{prompt}"; without it a chat template of the tokenizer writes them, unlike '
+            "in SFTTrainer",
         )  # fmt: skip
         if completions:
             document.note(
