@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 import transformers
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from automodel import SFTConfig, SFTTrainer
 from automodel.config.errors import UserError
@@ -82,9 +82,9 @@ def few_objects_to_look_through():
     gc.unfreeze()
 
 
-def trained(home, folder, rows, options, family="llama", words=None, model=None, **given):
+def trained(home, folder, rows, options, family="llama", words=None, model=None, made=Dataset.from_list, **given):
     transformers.set_seed(1)
-    data = Dataset.from_list(rows)
+    data = made(rows)
     evaluates = data.select(range(9)) if "eval_strategy" in options else None
     model = model or tiny(family, "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
     words = words or make_tokenizer(decoder=True)
@@ -209,3 +209,12 @@ def test_the_loss_of_a_router(options, tmp_path):
 def test_a_router_that_is_not_there(tmp_path):
     with pytest.raises(UserError, match="LlamaForCausalLM has no loss of a router to weigh"):
         trained(Ours, tmp_path, TEXTS, {"router_aux_loss_coef": 0.1})
+
+
+def test_documents_of_a_stream_that_knows_no_columns(tmp_path):
+    def stream(rows):
+        return IterableDataset.from_generator(lambda: iter(rows))
+
+    options = {"padding_free": True, "max_length": None}
+    ours, theirs = (trained(home, tmp_path, DOCUMENTS, options, made=stream)[1] for home in (Ours, trl))
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)

@@ -21,7 +21,7 @@ import transformers
 from automodel.config.errors import UserError
 from automodel.trainer.arguments import TrainingArguments
 from automodel.trainer.sft_packing import STRATEGIES, FlatCollator, packed_rows
-from automodel.trainer.sft_rows import RowFormat, prepared
+from automodel.trainer.sft_rows import RowFormat, columns_of, prepared
 from automodel.trainer.trainer import Trainer
 
 REFUSED = {
@@ -142,7 +142,7 @@ class SFTTrainer(Trainer):
                 "SFTTrainer: formatting_func makes one text of a row, so completion_only_loss has no meaning."
             )
         self._balance = _balanced(model, args.router_aux_loss_coef)
-        apart = args.padding_free and "seq_lengths" in (getattr(train_dataset, "column_names", None) or ())
+        apart = args.padding_free and train_dataset is not None and "seq_lengths" in columns_of(train_dataset)
         form = RowFormat(
             words,
             args.dataset_text_field,

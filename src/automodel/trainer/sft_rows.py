@@ -188,6 +188,11 @@ def _of_the_template(row: dict[str, Any]) -> dict[str, Any]:
     return {**tools, **(row.get("chat_template_kwargs") or {})}
 
 
+def columns_of(dataset: Any) -> list[str]:
+    """Names of columns; of a stream that does not know them, those of its first row."""
+    return getattr(dataset, "column_names", None) or list(next(iter(dataset)))
+
+
 def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) -> Any:
     """The dataset with tokens and labels and nothing else."""
     if not hasattr(dataset, "map") or not hasattr(dataset, "column_names"):
@@ -199,7 +204,7 @@ def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) ->
             'tokens and labels and set dataset_kwargs={"skip_prepare_dataset": True}.'
         )
     streams = not hasattr(dataset, "__len__")
-    columns = dataset.column_names or list(next(iter(dataset)))
+    columns = columns_of(dataset)
     options: dict[str, Any] = {} if streams else {"num_proc": processes, "desc": f"Tokenising the {what} dataset"}
     kept = {"input_ids", "labels"} | ({"seq_lengths"} if form.apart else set())
     made = dataset.map(form, remove_columns=[c for c in columns if c not in kept], **options)
