@@ -9,10 +9,12 @@ import gc
 import random
 
 import pytest
+import torch
 import transformers
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 
 from automodel import SFTConfig, SFTTrainer
+from automodel.config.errors import UserError
 from tiny_models import tiny
 from tiny_runs import BAD, GOOD, NEUTRAL, make_tokenizer
 
@@ -41,6 +43,12 @@ ASKED = [{"prompt": turns("user"), "completion": turns("assistant")} for _ in ra
 CHATS = [{"messages": turns("system", "user", "assistant", "user", "assistant")} for _ in range(24)]
 LABELLED = [{"input_ids": [5, 6, 7, 8, 9 + n], "labels": [-100, 8, 9 + n, 5, 6]} for n in range(24)]
 
+SKIPS = {"dataset_kwargs": {"skip_prepare_dataset": True}}
+DOCUMENTS = [
+    {"input_ids": [5 + n, 6, 7, 8, 9, 10 + n, 11], "seq_lengths": [3, 4], "position_ids": [0, 1, 2, 0, 1, 2, 3]}
+    for n in range(12)
+] + [{"input_ids": [5 + n, 6, 7], "seq_lengths": [3], "position_ids": [0, 1, 2]} for n in range(12)]
+
 CASES = {
     "texts": (TEXTS, {}),
     "texts cut": (TEXTS, {"max_length": 8, **EVALUATES}),
@@ -60,6 +68,9 @@ CASES = {
     "packed answers": (CHATS, {"packing": True, "max_length": 90, "assistant_only_loss": True}),
     "packed and split": (PAIRS, {**PACKS, "max_length": 8, "packing_strategy": "bfd_split"}),
     "wrapped": (PAIRS, {**PACKS, "packing_strategy": "wrapped"}),
+    "documents in rows": (DOCUMENTS, {"padding_free": True, "max_length": None, **EVALUATES}),
+    "documents in rows as they are": (DOCUMENTS, {"padding_free": True, "max_length": None, **SKIPS}),
+    "positions of one's own": (DOCUMENTS, SKIPS),
 }
 
 
@@ -71,14 +82,15 @@ def few_objects_to_look_through():
     gc.unfreeze()
 
 
-def trained(home, folder, rows, options, family="llama", **given):
+def trained(home, folder, rows, options, family="llama", words=None, model=None, made=Dataset.from_list, **given):
     transformers.set_seed(1)
-    data = Dataset.from_list(rows)
+    data = made(rows)
     evaluates = data.select(range(9)) if "eval_strategy" in options else None
-    model = tiny(family, "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
+    model = model or tiny(family, "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
+    words = words or make_tokenizer(decoder=True)
     trainer = home.SFTTrainer(
         model, home.SFTConfig(str(folder), **BASE | options),
-        train_dataset=data, eval_dataset=evaluates, processing_class=make_tokenizer(decoder=True), **given,
+        train_dataset=data, eval_dataset=evaluates, processing_class=words, **given,
     )  # fmt: skip
     trainer.train()
     history = trainer.state.log_history
@@ -135,3 +147,74 @@ def test_rows_that_are_given_later_are_made_as_the_first_ones(rows, options, giv
         assert later == pytest.approx(at_first, abs=1e-6)
         found.append(later)
     assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
+def test_a_tokenizer_that_pads_on_the_left(tmp_path):
+    """Rows are padded behind their ends all the same: on the left, padding would predict first tokens."""
+    words = make_tokenizer(decoder=True)
+    words.padding_side = "left"
+    ours, theirs = (trained(home, tmp_path, TEXTS, EVALUATES, "gpt2", words=words) for home in (Ours, trl))
+    assert ours[0].acceleration.path == "packed"
+    assert words.padding_side == "left"
+    for key in ("loss", "eval_loss"):
+        assert ours[1][key] == pytest.approx(theirs[1][key], abs=1e-4), key
+
+
+def test_a_checkpoint_in_half_precision_is_trained_in_full(tmp_path):
+    model = tiny("llama", "causal-lm", pad_token_id=0, max_position_embeddings=256)[1]
+    model.bfloat16().save_pretrained(tmp_path / "model")
+    ours, theirs = (trained(home, tmp_path, TEXTS, {}, model=str(tmp_path / "model")) for home in (Ours, trl))
+    assert ours[0].model.dtype == theirs[0].model.dtype == torch.float32
+    assert ours[1]["loss"] == pytest.approx(theirs[1]["loss"], abs=1e-4)
+    options = {"model_init_kwargs": {"dtype": "bfloat16"}, "max_steps": 1}
+    assert trained(Ours, tmp_path, TEXTS, options, model=str(tmp_path / "model"))[0].model.dtype == torch.bfloat16
+
+
+def test_arguments_of_trls_own_config(tmp_path):
+    class Mixed:
+        SFTTrainer, SFTConfig = SFTTrainer, trl.SFTConfig
+
+    for eos in (None, "good"):
+        options = {**PACKS, "eos_token": eos, "max_steps": 1}
+        trainer = trained(Mixed, tmp_path, TEXTS, options)[0]
+        assert (trainer.args.packing, trainer.args.max_length, trainer.args.eos_token) == (True, 32, eos)
+
+
+def mixture():
+    transformers.set_seed(3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            vocab_size=len(make_tokenizer(decoder=True)), num_hidden_layers=2, num_local_experts=4,
+            router_aux_loss_coef=0.05, pad_token_id=0, **sizes,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation_steps": 2, **EVALUATES},
+        {"router_aux_loss_coef": 0.2},
+        {"router_aux_loss_coef": 0.0},
+        {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2},
+    ],
+)
+def test_the_loss_of_a_router(options, tmp_path):
+    ours, theirs = (trained(home, tmp_path, TEXTS, options, model=mixture())[1] for home in (Ours, trl))
+    for key in ("loss", "eval_loss"):
+        assert ours[key] == pytest.approx(theirs[key], abs=1e-4), key
+
+
+def test_a_router_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="LlamaForCausalLM has no loss of a router to weigh"):
+        trained(Ours, tmp_path, TEXTS, {"router_aux_loss_coef": 0.1})
+
+
+def test_documents_of_a_stream_that_knows_no_columns(tmp_path):
+    def stream(rows):
+        return IterableDataset.from_generator(lambda: iter(rows))
+
+    options = {"padding_free": True, "max_length": None}
+    ours, theirs = (trained(home, tmp_path, DOCUMENTS, options, made=stream)[1] for home in (Ours, trl))
+    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)

@@ -89,6 +89,13 @@ class Document:
         if Note(line, text) not in self.differs:
             self.differs.append(Note(line, text))
 
+    def fill_rows(self, line: int, key: str, size: int) -> None:
+        """Rows that other tools fill with documents, which is what their batch sizes count then."""
+        self.set("packed_sequence.packed_sequence_size", size, key)
+        self.note(
+            line, f"{key}: rows of {size} tokens are filled anew in every epoch, and documents never see each other"
+        )
+
     def block(self, line: int, text: str) -> None:
         self.blocked.append(Note(line, text))
 

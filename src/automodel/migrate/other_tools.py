@@ -208,7 +208,8 @@ def _axolotl_data(rest: dict[str, Any], document: Document, lines: dict[str, int
     _held_out(rest.pop("val_set_size", None), document, "val_set_size")
     if rest.get("train_on_inputs"):
         document.set("dataset.answer_only_loss", False, "train_on_inputs")
-    document.note(0, "sample_packing: documents are always packed here, and never see each other")
+    if rest.get("sample_packing") and length:
+        document.fill_rows(lines["sample_packing"], "sample_packing", length)
 
 
 def _held_out(size: Any, document: Document, key: str) -> None:
@@ -288,6 +289,9 @@ def _factory_data(rest: dict[str, Any], document: Document, path: Path, lines: d
     for name in names[:1]:
         _registered("dataset", name, rest, path, document, lines.get("dataset", 0))
     document.set("dataset.max_length", rest.pop("cutoff_len", None) or 2048, "cutoff_len")
+    if rest.get("packing") or rest.get("neat_packing"):
+        key = "packing" if rest.get("packing") else "neat_packing"
+        document.fill_rows(lines[key], key, document.get("dataset.max_length"))
     if rest.get("train_on_prompt"):
         document.set("dataset.answer_only_loss", False, "train_on_prompt")
     if rest.get("max_samples"):

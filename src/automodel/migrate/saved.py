@@ -16,6 +16,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.migrate.document import Document
+from automodel.migrate.supervised import saved_supervised
 from automodel.migrate.training_arguments import carry_over
 
 ENUMERATIONS = {
@@ -117,7 +118,7 @@ def migrate_saved(path: Path) -> Document:
     document = Document(path.name)
     given = read_bin(path) if path.suffix == ".bin" else read_json(path)
     known = {name: value for name, value in given.items() if not name.startswith("_") and name not in DERIVED}
-    carry_over(known, document)
+    carry_over(saved_supervised(document, known), document)
     return document
 
 

@@ -47,6 +47,13 @@ def check_migration(source: Path, config: Path, steps: int) -> str:
     """A sentence on how well they agree; raises `UserError` where they do not."""
     if source.suffix != ".py":
         raise UserError(f"--check runs a script, and {source} is none.")
+    from automodel.plan.check import load_run_config
+
+    if load_run_config([config]).packed_sequence.packed_sequence_size:
+        raise UserError(
+            "--check: rows are filled with several documents, each side in its own order, so their losses cannot be "
+            f"compared step by step. {config} is written; compare whole runs, or check the script without packing."
+        )
     with tempfile.TemporaryDirectory() as folder:
         theirs = script_losses(source, Path(folder), steps)
         ours = config_losses(config, Path(folder), steps)
@@ -58,7 +65,7 @@ def check_migration(source: Path, config: Path, steps: int) -> str:
     if difference > TOLERANCE * max(1.0, abs(theirs[worst])):
         raise DifferentLossesError(
             f"--check: the losses differ: at step {worst + 1} the script has {theirs[worst]:.5f}, the config "
-            f"{ours[worst]:.5f}. Compare what the script does to its rows with `automodel data -c {config}`."
+            f"{ours[worst]:.5f}. Compare what the script does to its rows with `automodel data preview -c {config}`."
         )
     return f"Checked: {count} steps of both, losses differ by at most {difference:.1e}."
 

@@ -11,6 +11,7 @@ What TRL's arguments ask for and is not here is refused by name.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +21,12 @@ import transformers
 from automodel.config.errors import UserError
 from automodel.trainer.arguments import TrainingArguments
 from automodel.trainer.sft_packing import STRATEGIES, FlatCollator, packed_rows
-from automodel.trainer.sft_rows import RowFormat, prepared
+from automodel.trainer.sft_rows import RowFormat, columns_of, prepared
 from automodel.trainer.trainer import Trainer
 
 REFUSED = {
     "chat_template_path": "set tokenizer.chat_template",
     "activation_offloading": "use `automodel finetune` with training_optimizations.activation_offload",
-    "router_aux_loss_coef": "set model.config.router_aux_loss_coef",
 }
 
 
@@ -59,13 +59,15 @@ class SFTConfig(TrainingArguments):
     trust_remote_code: bool = False
     """Models and tokenizers, given by name, may bring code of their own."""
     padding_free: bool = False
-    """Accepted: there is no padding in any case."""
+    """There is no padding in any case; with this, documents of tokenised rows (`seq_lengths`) are kept apart."""
     pad_to_multiple_of: int | str | None = None
     """Accepted: a number, or TRL's `auto`, which on these devices means none."""
     completion_only_loss: bool | None = None
     """Learn completions alone; None: where rows have `prompt` and `completion`."""
     assistant_only_loss: bool = False
     """Learn what the assistant says alone."""
+    router_aux_loss_coef: float | None = None
+    """How much the loss of a mixture's router counts; None: as the model's config says, 0: not at all."""
     loss_type: str = "nll"
 
     def __init__(self, output_dir: str | None = None, *args: Any, **given: Any):
@@ -139,6 +141,8 @@ class SFTTrainer(Trainer):
             raise UserError(
                 "SFTTrainer: formatting_func makes one text of a row, so completion_only_loss has no meaning."
             )
+        self._balance = _balanced(model, args.router_aux_loss_coef)
+        apart = args.padding_free and train_dataset is not None and "seq_lengths" in columns_of(train_dataset)
         form = RowFormat(
             words,
             args.dataset_text_field,
@@ -146,20 +150,26 @@ class SFTTrainer(Trainer):
             args.completion_only_loss,
             args.assistant_only_loss,
             formatting_func,
+            apart,
         )
         packs, self._form = args.packing, form
         train_dataset = _rows(train_dataset, form, args, packs, "training")
         eval_dataset = _evaluated(eval_dataset, form, args)
-        flat = packs and args.packing_strategy != "wrapped"
-        if flat:
-            args.remove_unused_columns = False  # `seq_lengths` is for the collator
+        flat = (packs and args.packing_strategy != "wrapped") or apart
+        self._columns = ["input_ids", "attention_mask", "labels"]
+        if flat or data_collator is not None:
+            self._columns.append("seq_lengths")
         if data_collator is None:
             multiple: Any = args.pad_to_multiple_of
-            padded = transformers.DataCollatorForSeq2Seq(words, pad_to_multiple_of=multiple)
+            padded = transformers.DataCollatorForSeq2Seq(_padding_right(words), pad_to_multiple_of=multiple)
             data_collator = FlatCollator() if flat else padded
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=words, **given
         )  # fmt: skip
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Collators are given what TRL gives them; `position_ids` of rows, which the model would take, nobody pads."""
+        self._signature_columns = self._columns
 
     def prediction_step(self, *args: Any, **given: Any) -> Any:
         """As in TRL, the loss of an evaluated batch is the model's own mean. Trainer divides by a count of labels,
@@ -169,6 +179,20 @@ class SFTTrainer(Trainer):
             return super().prediction_step(*args, **given)
         finally:
             del vars(self)["_get_num_items_in_batch"]
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """As in TRL, the loss of a mixture's router is a mean over the batches of a step. Trainer adds that of each
+        batch to losses that are divided by the labels of the whole step, so it would count once for each."""
+        own = self.compute_loss_func is not None or self.label_smoother is not None
+        if not self._balance or own or num_items_in_batch is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        counted = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        wanted = 1 / self.current_gradient_accumulation_steps
+        loss = loss - (counted - wanted) * self._balance * outputs.aux_loss.to(loss.device)
+        return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
         return super().evaluate(self._as_at_first(eval_dataset), *args, **given)
@@ -214,8 +238,19 @@ def _words(given: Any, model: Any, args: SFTConfig) -> Any:
     return words
 
 
+def _padding_right(words: Any) -> Any:
+    """The tokenizer for batches to learn from. Padding on the left is for writing: here the last of it would predict a
+    row's first token, which would be learned."""
+    if words.padding_side == "right":
+        return words
+    other = copy.copy(words)
+    other.padding_side = "right"
+    return other
+
+
 def _loaded(model: Any, args: SFTConfig, quantization: Any) -> Any:
-    """The model, read where it is given by its name."""
+    """The model, read where it is given by its name: as in TRL in full precision, whatever the checkpoint has. Steps of
+    2e-5 are smaller than what bf16 weights can tell apart."""
     if not isinstance(model, str):
         if quantization is not None or args.model_init_kwargs:
             raise UserError(
@@ -224,9 +259,29 @@ def _loaded(model: Any, args: SFTConfig, quantization: Any) -> Any:
         return model
     options = dict(args.model_init_kwargs or {})
     options.setdefault("trust_remote_code", args.trust_remote_code)
+    if "torch_dtype" not in options:  # the older name
+        options.setdefault("dtype", "float32")
     if quantization is not None:
         options["quantization_config"] = quantization
     return transformers.AutoModelForCausalLM.from_pretrained(model, **options)
+
+
+def _balanced(model: Any, asked: float | None) -> float:
+    """How much the loss of the router counts in a mixture of experts: as in TRL what its config says, though
+    transformers leaves it out unless `output_router_logits` is set as well."""
+    config = model.config.get_text_config()
+    if not hasattr(config, "output_router_logits") or not hasattr(config, "router_aux_loss_coef"):
+        if asked:
+            raise UserError(
+                f"SFTConfig(router_aux_loss_coef={asked}): {type(model).__name__} has no loss of a router to weigh."
+            )
+        return 0.0
+    weight = config.router_aux_loss_coef if asked is None else asked
+    config.router_aux_loss_coef, config.output_router_logits = weight, weight != 0
+    for module in model.modules():
+        if "router_aux_loss_coef" in vars(module):  # taken from the config when the model was made
+            module.router_aux_loss_coef = weight
+    return weight
 
 
 def as_sft_config(args: Any, model: Any) -> SFTConfig:
@@ -237,7 +292,7 @@ def as_sft_config(args: Any, model: Any) -> SFTConfig:
         name = model if isinstance(model, str) else model.config._name_or_path
         return SFTConfig(f"{name.split('/')[-1] or 'model'}-SFT")
     made = args.to_dict()
-    made["hub_token"] = args.hub_token
+    made |= {name: getattr(args, name) for name in made if name.endswith("_token")}  # to_dict hides what they are
     return SFTConfig(**{name: value for name, value in made.items() if not name.startswith("_")})
 
 

@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from automodel.config.errors import UserError
@@ -33,9 +34,17 @@ class RowFormat:
     completion_only: bool | None
     assistant_only: bool
     formatting: Callable[[dict[str, Any]], Any] | None = None
+    apart: bool = False
+    """Tokenised rows say where their documents end (`seq_lengths`)."""
 
     def __call__(self, row: dict[str, Any]) -> dict[str, list[int]]:
-        """One row as `input_ids`, `attention_mask` and `labels`."""
+        """One row as `input_ids`, `attention_mask` and `labels`, perhaps with `seq_lengths`."""
+        made = self._made(row)
+        if self.apart and row.get("seq_lengths") is not None:
+            made["seq_lengths"] = _within(row["seq_lengths"], len(made["input_ids"]))
+        return made
+
+    def _made(self, row: dict[str, Any]) -> dict[str, list[int]]:
         if self.formatting is not None and "input_ids" not in row:
             row = {self.text_field: self._formatted(row)}
         if row.get("labels") is not None and "input_ids" in row:
@@ -149,6 +158,12 @@ class RowFormat:
         return ids, [wanted and place >= same for place, wanted in enumerate(learned)]
 
 
+def _within(lengths: list[int], size: int) -> list[int]:
+    """Lengths of documents in a row of which `size` tokens are left."""
+    ends = [min(end, size) for end in accumulate(lengths)]
+    return [end - start for start, end in pairwise([0, *ends]) if end > start]
+
+
 _said: list[str] = []
 
 
@@ -169,18 +184,30 @@ def _turn(message: dict[str, Any]) -> dict[str, Any]:
 def _of_the_template(row: dict[str, Any]) -> dict[str, Any]:
     """What a row says to the chat template: the tools of the conversation, and keywords of its own."""
     given = row.get("tools")
-    tools = {"tools": json.loads(given) if isinstance(given, str) else given} if given else {}
+    tools = {"tools": json.loads(given) if isinstance(given, str) else given} if given is not None else {}
     return {**tools, **(row.get("chat_template_kwargs") or {})}
+
+
+def columns_of(dataset: Any) -> list[str]:
+    """Names of columns; of a stream that does not know them, those of its first row."""
+    return getattr(dataset, "column_names", None) or list(next(iter(dataset)))
 
 
 def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) -> Any:
     """The dataset with tokens and labels and nothing else."""
     if not hasattr(dataset, "map") or not hasattr(dataset, "column_names"):
         raise UserError(f"SFTTrainer: the {what} dataset is a {type(dataset).__name__}; give a datasets.Dataset.")
+    if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+        raise UserError(
+            f"SFTTrainer: the {what} dataset computes its rows with a transform (set_transform) each time "
+            "they are read, and here they are read once. Write them with dataset.map first, or have the transform make "
+            'tokens and labels and set dataset_kwargs={"skip_prepare_dataset": True}.'
+        )
     streams = not hasattr(dataset, "__len__")
-    columns = dataset.column_names or list(next(iter(dataset)))
+    columns = columns_of(dataset)
     options: dict[str, Any] = {} if streams else {"num_proc": processes, "desc": f"Tokenising the {what} dataset"}
-    made = dataset.map(form, remove_columns=[c for c in columns if c not in ("input_ids", "labels")], **options)
+    kept = {"input_ids", "labels"} | ({"seq_lengths"} if form.apart else set())
+    made = dataset.map(form, remove_columns=[c for c in columns if c not in kept], **options)
     return _with_something_to_learn(made, what, streams)
 
 

@@ -86,7 +86,7 @@ class Trainer(transformers.Trainer):
         self._speed_up(self.model)
         task = task_of(self.model)
         tokenise_datasets(self, task)
-        if task is not None and self.args.device.type == "cuda" and why_stock(self, Trainer) is None:
+        if task is not None and self.args.device.type == "cuda" and why_stock(self, self.ours()) is None:
             compile_ahead(self.model, self.args, task)
             ahead.load_libraries(self.args.device)
 
@@ -125,7 +125,7 @@ class Trainer(transformers.Trainer):
 
     def _try_fast(self) -> FastPath | None:
         self._evaluations = Evaluations()
-        reason = why_stock(self, Trainer)
+        reason = why_stock(self, self.ours())
         if reason is None:
             try:
                 fast = self._make_fast()

@@ -29,3 +29,15 @@ def test_arguments_of_trl_are_saved_arguments(tmp_path):
     file = tmp_path / "training_args.json"
     file.write_text(json.dumps({"packing": True, "learning_rate": 1e-4} | {f"field_{n}": n for n in range(100)}))
     assert read_json(file)["packing"] is True
+
+
+def test_what_trl_adds_to_saved_arguments_is_carried_over(tmp_path):
+    trl = pytest.importorskip("trl")
+    file = tmp_path / "training_args.json"
+    args = trl.SFTConfig("out", max_length=256, packing=True, assistant_only_loss=True, bf16=False, use_cpu=True)
+    file.write_text(args.to_json_string())
+    document = migrate_saved(file)
+    assert document.get("dataset.max_length") == document.get("packed_sequence.packed_sequence_size") == 256
+    assert document.get("dataset.answer_only_loss") is True
+    assert document.get("dataset.text_column") is None
+    assert not document.left_out

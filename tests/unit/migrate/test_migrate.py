@@ -239,6 +239,7 @@ def test_axolotl(tmp_path):
     )  # fmt: skip
     assert found["peft"] == {"dim": 16, "alpha": 32, "dropout": 0.05, "target_modules": ["q_proj", "v_proj"]}
     assert found["dataset"] == {"path": "teknium/GPT4-LLM-Cleaned", "max_length": 2048, "split": "train[:90%]"}
+    assert found["packed_sequence"] == {"packed_sequence_size": 2048}
     assert found["dataloader"] == {"batch_size": 2}
     assert found["step_scheduler"] == {"grad_acc_steps": 2, "num_epochs": 1, "log_every_steps": 1}
     assert found["optimizer"] == {"name": "adamw_8bit", "lr": 0.0002}
@@ -255,6 +256,7 @@ def test_llama_factory_finds_the_file_of_its_dataset(tmp_path):
             "model_name_or_path": "meta-llama/Llama-3.2-1B", "stage": "sft", "do_train": True,
             "finetuning_type": "lora",
             "lora_target": "all", "lora_rank": 8, "dataset": "demo", "template": "llama3", "cutoff_len": 1024,
+            "neat_packing": True,
             "max_samples": 100, "output_dir": "saves", "per_device_train_batch_size": 1,
             "gradient_accumulation_steps": 8,
             "learning_rate": 1e-4, "num_train_epochs": 3.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1,
@@ -263,6 +265,7 @@ def test_llama_factory_finds_the_file_of_its_dataset(tmp_path):
         }),
         "sft.yaml",
     )  # fmt: skip
+    assert found["packed_sequence"] == {"packed_sequence_size": 1024}
     assert found["dataset"]["path"] == str(tmp_path / "data" / "demo.json")
     assert found["peft"] == {"dim": 8, "alpha": 16, "target_modules": "all-linear"}
     assert found["lr_scheduler"] == {"name": "cosine", "warmup_steps": 0.1}

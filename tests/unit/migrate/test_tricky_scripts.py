@@ -214,6 +214,7 @@ def test_supervised_tuning_keeps_what_is_learned_and_its_own_defaults(tmp_path):
     assert found["dataset"] == {
         "path": "me/chats", "split": "train", "on_long": "cut", "answer_only_loss": True, "max_length": 1024,
     }  # fmt: skip
+    assert found["packed_sequence"] == {"packed_sequence_size": 1024}  # batch sizes count rows that are filled
     assert found["optimizer"]["lr"] == 2e-5
     assert found["training_optimizations"]["precision"] == "bf16"
     assert migrated(tmp_path, SFT.format(more=", dataset_text_field='story'"))[1]["dataset"]["text_column"] == "story"
@@ -221,6 +222,39 @@ def test_supervised_tuning_keeps_what_is_learned_and_its_own_defaults(tmp_path):
         (tmp_path / "train.py").write_text(SFT.format(more=more))
         with pytest.raises(UserError, match=rf"line 4: .*{said}"):
             read_source(tmp_path / "train.py")
+
+
+@pytest.mark.parametrize(
+    ("more", "size", "on_long"),
+    [
+        (", packing=True, max_length=64", 64, "cut"),
+        (", packing=True, max_length=64, packing_strategy='wrapped'", 64, "split"),  # nothing is left out there
+        (", packing=False, packing_strategy='wrapped'", None, "cut"),
+        ("), packing=(True", 1024, "cut"),  # of the trainer, as TRL had it before 0.13
+    ],
+)
+def test_rows_that_are_filled_are_what_batch_sizes_count(more, size, on_long, tmp_path):
+    found = migrated(tmp_path, SFT.format(more=f", dataset_text_field='story'{more}"))[1]
+    assert found.get("packed_sequence") == ({"packed_sequence_size": size} if size else None)
+    assert found["dataset"]["on_long"] == on_long
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("completion_only_loss=True", ['prompt_template: "{prompt}"', "answer_only_loss: false"]),
+        ("completion_only_loss=False", ['prompt_template: "{prompt}"']),
+        ("assistant_only_loss=True", []),
+        ("assistant_only_loss=True, completion_only_loss=False", ["learns answers inside it"]),
+        ("completion_only_loss=False, dataset_text_field='story'", []),
+    ],
+)
+def test_what_depends_on_the_kind_of_rows_is_said(more, said, tmp_path):
+    noted = [
+        str(note) for note in migrated(tmp_path, SFT.format(more=f", {more}"))[0].differs if "_only_loss" in str(note)
+    ]
+    assert len(noted) == len(said)
+    assert all(part in note for part, note in zip(said, noted))
 
 
 def test_texts_that_a_tokenizer_gets_by_name(tmp_path):

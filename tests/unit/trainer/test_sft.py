@@ -62,6 +62,13 @@ def test_tokens_formats_and_limits():
         form()({"story": "the film"})
 
 
+@pytest.mark.parametrize(("most", "lengths"), [(None, [3, 4, 2]), (7, [3, 4]), (4, [3, 1]), (2, [2])])
+def test_documents_of_a_row_that_is_cut(most, lengths):
+    row = {"input_ids": list(range(5, 14)), "seq_lengths": [3, 4, 2]}
+    assert form(max_length=most, apart=True)(row)["seq_lengths"] == lengths
+    assert "seq_lengths" not in form(max_length=most)(row)
+
+
 def test_given_labels_are_kept():
     row = form(max_length=3)({"input_ids": [5, 6, 7, 8], "labels": [-100, 60, 70, 80]})
     assert row == {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "labels": [-100, 60, 70]}
@@ -92,9 +99,15 @@ def test_tools_may_be_written_as_json():
 
     tools = [{"type": "function", "function": {"name": "look"}}]
     made = RowFormat(Words(), "text", None, None, False)
-    for given in (tools, json.dumps(tools)):
+    for given in (tools, json.dumps(tools), [], "[]", None, "null"):
         made({"messages": ANSWER, "tools": given})
-    assert seen == [tools, tools]
+    assert seen == [tools, tools, [], [], None, None]  # templates may tell an empty list from none
+
+
+def test_rows_that_a_transform_computes_are_refused_in_words():
+    rows = Dataset.from_list([{"text": "the film"}]).with_transform(lambda batch: batch)
+    with pytest.raises(UserError, match="the training dataset computes its rows with a transform"):
+        prepared(rows, form(), None, "training")
 
 
 def test_a_prompt_that_ends_within_a_token(capsys, monkeypatch):
