@@ -3,8 +3,8 @@
     python tests/unit/kernels/compiled_for.py [capability …]        prints JSON, one object per kernel and GPU
 
 A process of its own, because the tests around it run the same modules in Triton's interpreter. Registers and spills
-come from `cuobjdump --dump-resource-usage` on the cubin; loads and barriers show in the PTX as they do in the SASS
-(compared for all 200 of them), which takes as long to print as a kernel to compile.
+come from `cuobjdump --dump-resource-usage` on the cubin; narrow loads and barriers show in the PTX where they do in
+the SASS (whether, not how many: compared for all 200), which takes as long to print as a kernel to compile.
 """
 
 import json
