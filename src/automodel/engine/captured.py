@@ -356,7 +356,7 @@ class CapturedStep:
         weights = self.optimizer.full_precision_weights(self.model)
         for name, parameter in self.model.named_parameters():
             parameter.grad = None
-            for name_of_ours in ("lazy_rows", "gradient_place"):
+            for name_of_ours in ("lazy_rows", "gradient_place", "gradient_squares"):
                 parameter.__dict__.pop(name_of_ours, None)
             if name in weights:
                 parameter.data = weights[name]

@@ -39,6 +39,8 @@ from automodel.kernels.adamw8 import EightBitMoments, launch_update
 from automodel.kernels.dispatch import power_of_two_above, processors, runs_triton
 from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart, Run
 from automodel.kernels.lazy_rows import RING, LazyRows
+from automodel.kernels.square_sums import SquareSums, run_programs, sum_run, whole_units
+from automodel.kernels.weight_gradient import most_programs
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
 """Columns of the fp64 table the host fills, one row per group."""
@@ -52,8 +54,6 @@ GROWTH, BACKOFF, GROWTH_INTERVAL = 2.0, 0.5, 2000
 UPDATE_WARPS = 8
 NORM_BLOCKS_PER_PROGRAM, NORM_WARPS = 4, 8
 NORM_PROGRAMS_PER_PROCESSOR = 4
-RUN_SQUARES = {"WALK": 8192, "STAGES": 3, "num_warps": 8}
-RUN_SQUARES_PER_PROCESSOR = 2
 RUN_UPDATE_WARPS, RUN_UPDATE_BYTES = 32, 16
 """One program fills a processor, each thread with loads of so many bytes: beside products, which need whole processors,
 a few of them are the update's."""
@@ -78,12 +78,8 @@ class AdamWState:
     """(groups, 8) fp32, columns `SETTINGS`: this step's numbers."""
     norm: torch.Tensor
     """(1,) fp32: norm of the last step's gradients, before clipping."""
-    partial: torch.Tensor
-    """Squared sums, fp32, one for each program."""
-    sections: list[torch.Tensor]
-    """Its parts: of the blocks that are updated at once, then of each late part."""
-    long_sections: list[torch.Tensor]
-    """The others: of each long gradient (`FlatParameters.long`)."""
+    squares: SquareSums
+    """Of the gradients, for their norm."""
     lr_factors: torch.Tensor | None = None
     """(steps,) fp64: the group's learning rate is multiplied by element `step + skipped`, the last one ever after. A
     schedule goes on in a step that is skipped, as it does for whoever counts batches."""
@@ -108,7 +104,7 @@ class AdamWState:
             skipped=new(1, dtype=torch.int64),
             settings=new(groups, len(SETTINGS), dtype=torch.float32).fill_(NO_STEP),
             norm=new(1, dtype=torch.float32),
-            **_partial_sums(flat),
+            squares=_square_sums(flat),
         )
 
     def go_on_after(self, steps: int, betas: Sequence[tuple[float, float]]) -> None:
@@ -129,24 +125,16 @@ def _power(beta: float, steps: int) -> float:
     return power
 
 
-def _partial_sums(flat: FlatParameters) -> dict[str, Any]:
-    """Sections begin on whole 16 bytes, as Triton's kernels are made for; what no program writes stays zero."""
+def _square_sums(flat: FlatParameters) -> SquareSums:
+    """With room for the blocks that are summed up by table, and for each gradient that may have a piece of its own."""
+    own = len(flat.long) + sum(place.late for place in flat.places)
+    return SquareSums(_short_programs(flat) + own * whole_units(most_programs(flat.device)), flat.device)
+
+
+def _short_programs(flat: FlatParameters) -> int:
     most = NORM_PROGRAMS_PER_PROCESSOR * processors(flat.device)
     short = flat.n_blocks if flat.short_blocks is None else len(flat.short_blocks)
-    programs = [min(most, -(-short // NORM_BLOCKS_PER_PROGRAM))]
-    programs += [len(part.runs) * _run_programs(flat) for part in flat.late_parts]
-    programs += [_run_programs(flat)] * len(flat.long)
-    whole = torch.zeros(sum(-(-n // 4) * 4 for n in programs), dtype=torch.float32, device=flat.device)
-    sections, first = [], 0
-    for n in programs:
-        sections.append(whole[first : first + n])
-        first += -(-n // 4) * 4
-    parts = 1 + len(flat.late_parts)
-    return {"partial": whole, "sections": sections[:parts], "long_sections": sections[parts:]}
-
-
-def _run_programs(flat: FlatParameters) -> int:
-    return -(-RUN_SQUARES_PER_PROCESSOR * processors(flat.device) // 4) * 4
+    return whole_units(min(most, -(-short // NORM_BLOCKS_PER_PROGRAM)))
 
 
 def prepare_reference(
@@ -249,18 +237,7 @@ def _launch(
 ) -> None:
     from automodel.kernels.adamw_triton import prepare_kernel
 
-    partial = None if max_norm is None else state.partial
-    if partial is not None:
-        _sum_short(flat, state, addresses)
-        for index, section in zip(flat.long, state.long_sections):
-            gradient = gradients[index]
-            if gradient is None:
-                section.zero_()
-            else:
-                sum_run(gradient.view(-1), section)
-        for part, section in zip(flat.late_parts, state.sections[1:]):
-            for run, own in zip(part.runs, section.split(_run_programs(flat))):
-                sum_run(run.gradient, own)
+    partial = None if max_norm is None else _summed_squares(flat, state.squares, gradients, addresses)
     groups, lazy = len(state.hyper), state.lazy
     rows = None if lazy is None or partial is None else lazy.square_sums()
     prepare_kernel[(1,)](
@@ -277,25 +254,27 @@ def _launch(
         launch_update(flat, state, addresses, zero_gradients, _gradient_kinds(flat))
     if lazy is not None:
         lazy.update()
+    state.squares.begin()
 
 
-def _sum_short(flat: FlatParameters, state: AdamWState, addresses: torch.Tensor) -> None:
+def _summed_squares(
+    flat: FlatParameters, squares: SquareSums, gradients: list[torch.Tensor | None], addresses: torch.Tensor
+) -> torch.Tensor:
+    """All pieces of this pass: those that products have left, and here those of all other gradients."""
     from automodel.kernels.adamw_triton import square_sums_kernel
 
-    chosen, partial = flat.short_blocks, state.sections[0]
+    chosen, runs = flat.short_blocks, run_programs(flat.device)
     count = flat.n_blocks if chosen is None else len(chosen)
     if count:
-        square_sums_kernel[(len(partial),)](
-            addresses, flat.blocks, chosen, partial, flat.n_blocks, count,
+        programs = _short_programs(flat)
+        square_sums_kernel[(programs,)](
+            addresses, flat.blocks, chosen, squares.take(programs), flat.n_blocks, count,
             PER_PROGRAM=NORM_BLOCKS_PER_PROGRAM, num_warps=NORM_WARPS, **_gradient_kinds(flat),
         )  # fmt: skip
-
-
-def sum_run(gradient: torch.Tensor, section: torch.Tensor) -> None:
-    """Squared sums of whole blocks of gradients that lie side by side."""
-    from automodel.kernels.adamw_triton import square_run_kernel
-
-    square_run_kernel[(len(section),)](gradient, section, gradient.numel() // BLOCK, BLOCK=BLOCK, **RUN_SQUARES)
+    long = (gradients[index] for index in flat.long)
+    for gradient in (*(g.view(-1) for g in long if g is not None), *flat.late_gradients(without=squares.known)):
+        sum_run(gradient, squares.take(runs))
+    return squares.taken
 
 
 def _gradient_kinds(flat: FlatParameters) -> dict[str, Any]:

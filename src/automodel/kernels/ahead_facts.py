@@ -76,6 +76,14 @@ class Shape:
     out_bias: bool = False
     mlp_bias: bool = False
 
+    def matrices(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of the products of a block."""
+        own = self.blocks == "decoder"
+        attended = self.heads * self.head_dim if own else self.width
+        qkv = attended + 2 * (self.key_heads * self.head_dim if own else self.width)
+        up = self.inner if self.blocks == "post-norm" else 2 * self.inner
+        return [(qkv, self.width), (self.width, attended), (up, self.width), (self.width, self.inner)]
+
 
 @dataclass(frozen=True)
 class Head:

@@ -31,13 +31,15 @@ from typing import Any
 import torch
 
 from automodel.kernels import ahead_decoders, ahead_encoders
-from automodel.kernels.adamw import adamw_step, sum_run
+from automodel.kernels.adamw import adamw_step
 from automodel.kernels.ahead_bench import TOKENS, Bench, Recipe, learn, recipe
 from automodel.kernels.ahead_facts import Facts
 from automodel.kernels.embedding import word_embedding
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.flat_parameters import BLOCK
 from automodel.kernels.lazy_rows import lazy_rows_of
+from automodel.kernels.square_sums import UNIT, sum_run
+from automodel.kernels.weight_gradient import ALIGNED, makes_full_rounds, squared_product
 
 VOCABULARY = 64
 
@@ -72,6 +74,15 @@ def words_and_optimizer(bench: Bench) -> None:
 @recipe("square_sums_kernel", "square_run_kernel", "prepare_kernel", "update_kernel", blocks=("stock",))
 def optimizer_alone(bench: Bench) -> None:
     step(make_optimizer(bench.facts, 1)[0])
+
+
+@recipe("weight_gradient_kernel", blocks=("post-norm", "modernbert", "decoder"))
+def weight_gradients(bench: Bench) -> None:
+    """Of weights that are updated late, where one suits the product that sums up squares. Its size is no matter."""
+    facts, device = bench.facts, torch.device("cpu")
+    if not facts.accumulates and any(makes_full_rounds(*size, device) for size in facts.shape.matrices()):
+        dy, x = (torch.zeros((TOKENS, ALIGNED), dtype=bench.dtype) for _ in range(2))
+        squared_product(dy, x, torch.zeros((ALIGNED, ALIGNED), dtype=bench.dtype), torch.zeros(UNIT))
 
 
 class QuietAdamW(FlatAdamW):
@@ -115,7 +126,7 @@ def step(optimizer: FlatAdamW) -> None:
         chosen=optimizer.flat.blocks_at_once,
     )
     for dtype in optimizer.flat.gradient_dtypes:  # a real model has long gradients
-        sum_run(torch.zeros(BLOCK, dtype=dtype), optimizer.device_state.partial)
+        sum_run(torch.zeros(BLOCK, dtype=dtype), optimizer.device_state.squares.buffer)
 
 
 RECIPES: tuple[Recipe, ...] = (
@@ -138,6 +149,7 @@ RECIPES: tuple[Recipe, ...] = (
     ahead_decoders.rows_that_are_read,
     ahead_decoders.language_model_loss,
     words_and_optimizer,
+    weight_gradients,
     optimizer_alone,
 )
 

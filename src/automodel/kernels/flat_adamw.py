@@ -97,6 +97,7 @@ class FlatAdamW(torch.optim.Optimizer):
         self.skip_nonfinite = skip_nonfinite or initial_loss_scale is not None
         # Whether a gradient is finite shows in the norm, so skipping needs one even without clipping.
         self.max_norm = float("inf") if max_norm is None and self.skip_nonfinite else max_norm
+        self._ask_for_squares(placed)
         if lr_factors is not None:
             self.device_state.lr_factors = lr_factors.to(self.flat.device, torch.float64)
         if initial_loss_scale is not None:
@@ -120,6 +121,14 @@ class FlatAdamW(torch.optim.Optimizer):
                 rows = LazyRows(*own, copy, state.settings[place.group], state.step)
                 state.lazy, state.lazy_group = rows, place.group
                 place.parameter.lazy_rows = rows  # ty: ignore[missing-attribute]
+
+    def _ask_for_squares(self, placed: bool) -> None:
+        """Of whoever makes gradients that stay at their places until the norm is wanted; not of those that are summed
+        over ranks before (`placed`)."""
+        for place in self.flat.places:
+            place.parameter.__dict__.pop("gradient_squares", None)  # an earlier optimizer's
+            if place.late and not placed and self.max_norm is not None:
+                place.parameter.gradient_squares = self.device_state.squares  # ty: ignore[missing-attribute]
 
     @property
     def lazy_rows(self) -> LazyRows | None:
@@ -232,6 +241,7 @@ class FlatAdamW(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients; flat ones are already zero after a step and keep their place."""
+        self.device_state.squares.begin()  # those of a pass that was given up
         if not self.gradient_buffers:
             super().zero_grad(set_to_none)
             if self.lazy_rows is not None:

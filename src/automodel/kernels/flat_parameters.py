@@ -18,7 +18,7 @@ gradients that are written once a step, in the parameters' own dtype, and then s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,11 +98,14 @@ def _is_long(place: Place) -> bool:
 
 def _go_on(run: Run, place: Place, gradient: torch.Tensor) -> bool:
     """Whether a parameter and its gradient begin where the run ends."""
-    return (
-        (place.group, place.start) == (run.group, run.start + run.blocks * BLOCK)
-        and gradient.untyped_storage().data_ptr() == run.gradient.untyped_storage().data_ptr()
-        and gradient.storage_offset() == run.gradient.storage_offset() + run.gradient.numel()
-    )
+    begins = (place.group, place.start) == (run.group, run.start + run.blocks * BLOCK)
+    return begins and _touch(run.gradient, gradient)
+
+
+def _touch(piece: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Whether a gradient begins where the piece ends, in the same memory."""
+    same = gradient.untyped_storage().data_ptr() == piece.untyped_storage().data_ptr()
+    return same and gradient.storage_offset() == piece.storage_offset() + piece.numel()
 
 
 class FlatParameters:
@@ -194,6 +197,19 @@ class FlatParameters:
             runs.append(Run(place.start, blocks, place.group, whole))
         return runs
 
+    def late_gradients(self, without: Container[int] = ()) -> list[torch.Tensor]:
+        """What is put off, as few long pieces of whole blocks; `without` the parameters of these identities."""
+        pieces: list[torch.Tensor] = []
+        for place in self.places:
+            if not place.late or id(place.parameter) in without:
+                continue
+            gradient = self.fixed[id(place.parameter)]
+            first, size = gradient.storage_offset(), place.blocks * BLOCK
+            if pieces and _touch(pieces[-1], gradient):
+                first, size = pieces[-1].storage_offset(), pieces.pop().numel() + size
+            pieces.append(gradient.as_strided((size,), (1,), first))
+        return pieces
+
     def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
         blocks = sum(place.blocks for place in self.places)
         return torch.zeros(blocks * BLOCK, dtype=dtype, device=self.device)
@@ -217,6 +233,7 @@ class FlatParameters:
             parameter = place.parameter
             place.view(self.weight).copy_(parameter)
             parameter.grad = None
+            parameter.__dict__.pop("gradient_place", None)  # an earlier optimizer's
             if self.copy is None or place.full_precision:
                 parameter.data = place.view(self.weight)
             else:

@@ -29,7 +29,7 @@ from torch.autograd.function import once_differentiable
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.fp8 import E4M3, E5M2, MULTIPLE, Quantised, product, quantise, round_trip_reference
-from automodel.kernels.linear import fixed_place
+from automodel.kernels.side_by_side import fixed_place
 from automodel.kernels.side_stream import SideStream, gradients_by
 from automodel.kernels.swiglu import _backward_in_place, _forward, swiglu_reference
 

@@ -31,6 +31,7 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.side_stream import SideStream, gradients_by
+from automodel.kernels.weight_gradient import weight_gradient
 
 
 def joined_linear_reference(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -75,30 +76,9 @@ class _JoinedLinear(torch.autograd.Function):
         return None, dx_TI, None, None, None, *gradients
 
 
-def fixed_place(weights: Sequence[Tensor]) -> Tensor | None:
-    """Where the optimizer wants the gradients of these layers, if it wants them somewhere and side by side."""
-    places: list[Tensor] = [w.__dict__["gradient_place"] for w in weights if "gradient_place" in w.__dict__]
-    return joined_view(places) if len(places) == len(weights) else None
-
-
-def joined_view(parameters: Sequence[Tensor]) -> Tensor | None:
-    """One (ΣO, I) tensor over matrices that lie next to each other in one storage; None where they do not."""
-    first = parameters[0]
-    storage, expected = first.untyped_storage().data_ptr(), first.data_ptr()
-    for parameter in parameters:
-        # An allocator may well put two storages next to each other; a view cannot reach from one into the other.
-        if parameter.untyped_storage().data_ptr() != storage:
-            return None
-        if parameter.data_ptr() != expected or not parameter.is_contiguous():
-            return None
-        expected += parameter.numel() * parameter.element_size()
-    rows = sum(p.shape[0] for p in parameters)
-    return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
-
-
 def _parameter_gradients(dy_TO: Tensor, x_TI: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]):
     sizes = [w.shape[0] for w in weights]
-    gradients = list(torch.mm(dy_TO.t(), x_TI, out=fixed_place(weights)).split(sizes))
+    gradients = list(weight_gradient(dy_TO, x_TI, weights).split(sizes))
     if biases:
         gradients += rows_sum(dy_TO).split(sizes)
     return gradients

@@ -40,8 +40,8 @@ from torch.autograd.function import once_differentiable
 
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
 from automodel.kernels.few_classes import are_few, few_classes_cross_entropy
-from automodel.kernels.linear import fixed_place
 from automodel.kernels.logits_memory import padded_width, rows_at_a_time
+from automodel.kernels.side_by_side import fixed_place
 
 IGNORE = -100
 WARPS, VEC = 32, 16

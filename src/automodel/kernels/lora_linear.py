@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from automodel.kernels.dispatch import runs_triton
 from automodel.kernels.fp8_linear import _through_activation
 from automodel.kernels.frozen import Below, Beside, Frozen
-from automodel.kernels.linear import joined_view
+from automodel.kernels.side_by_side import joined_view
 from automodel.kernels.side_stream import SideStream, gradients_by
 from automodel.kernels.swiglu import _backward_in_place, _forward, swiglu_reference
 

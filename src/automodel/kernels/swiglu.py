@@ -31,8 +31,8 @@ from torch.autograd.graph import increment_version
 
 from automodel.kernels.column_sum import rows_sum
 from automodel.kernels.dispatch import power_of_two_above, runs_triton
-from automodel.kernels.linear import fixed_place
 from automodel.kernels.side_stream import SideStream, gradients_by
+from automodel.kernels.weight_gradient import weight_gradient
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -133,7 +133,7 @@ class _SwiGLULinear(torch.autograd.Function):
         _backward_in_place(x_TG, a_TF, ctx.activation, again=True)
 
         def gradients() -> list[Tensor]:
-            found = [torch.mm(dy_TN.t(), a_TF, out=fixed_place([weight_NF]))]
+            found = [weight_gradient(dy_TN, a_TF, [weight_NF])]
             return found if len(ctx.parameters) == 1 else [*found, rows_sum(dy_TN)]
 
         dweight, *dbias = gradients_by(ctx.side, ctx.parameters, gradients, dy_TN, a_TF)

@@ -18,9 +18,9 @@ from automodel.adapters.attach import adapter_of
 from automodel.adapters.lora import LoraLinear
 from automodel.adapters.packed_linear import PackedLinear
 from automodel.kernels.frozen import Below, Beside, Expanding, Frozen, Held, same_memory
-from automodel.kernels.linear import joined_view
 from automodel.kernels.lora_linear import LowRank, lora_joined_linear, lora_swiglu_linear
 from automodel.kernels.packed import Packed
+from automodel.kernels.side_by_side import joined_view
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu
 

@@ -36,11 +36,12 @@ from automodel.kernels.embedding import word_embedding
 from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_swiglu_linear
 from automodel.kernels.frozen import Frozen
 from automodel.kernels.lazy_rows import lazy_rows_of
-from automodel.kernels.linear import apart_linear, joined_linear, joined_view
+from automodel.kernels.linear import apart_linear, joined_linear
 from automodel.kernels.made_again import made_again
 from automodel.kernels.recompute import computing_again
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
+from automodel.kernels.side_by_side import joined_view
 from automodel.kernels.side_stream import SideStream
 from automodel.kernels.swiglu import swiglu, swiglu_linear
 from automodel.kernels.take_rows import take_rows

@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from automodel.kernels.add_norm import add_norm
 from automodel.kernels.attention import ATTENTION_SITES, Attention, attention
 from automodel.kernels.bias_gelu import bias_gelu
-from automodel.kernels.linear import JoinedBiases, joined_linear, joined_view
+from automodel.kernels.linear import JoinedBiases, joined_linear
 from automodel.kernels.pooled_attention import pooled_attention
+from automodel.kernels.side_by_side import joined_view
 from automodel.kernels.side_stream import SideStream
 from automodel.models.families import family_of
 from automodel.models.fused_embeddings import FusedEmbeddings

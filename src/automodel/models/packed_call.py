@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from automodel.data.batch import PackedBatch
 from automodel.kernels.dispatch import triton_installed
-from automodel.kernels.linear import joined_view
+from automodel.kernels.side_by_side import joined_view
 from automodel.models.decoder_parts import DECODERS, decoder_parts
 from automodel.models.forward import attention_configs
 from automodel.models.fuse import SWAPS, fuse, will_fuse

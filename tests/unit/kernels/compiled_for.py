@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
 LOSS_KERNEL = "cross_entropy_rows_kernel"
 MULTIPLES = ("n_columns", "n_blocks", "n_padded", "n_elements")  # of 16
 FP8_KERNEL, FIRST_WITH_FP8 = "quantise_kernel", 89
+TILE_KERNEL, FIRST_WITH_TILES = "weight_gradient_kernel", 90
 CUOBJDUMP = "backends/nvidia/bin/cuobjdump"
 
 
@@ -67,6 +68,7 @@ def resources(compiled) -> dict:
         "wide_loads": len(re.findall(r"\bld\.global[.\w]*\.v4\.[bf]32", ptx)),
         "narrow_loads": len(re.findall(r"\bld\.global[.\w]*\.[bsu](?:8|16)\b", ptx)),
         "barriers": len(re.findall(r"\bbar\.sync", ptx)),
+        "products": len(re.findall(r"\bwgmma\.mma_async", ptx)),
         "conversions": compiled.asm["ttgir"].count("ttg.convert_layout"),
     }
 
@@ -138,11 +140,11 @@ def adamw_cases():
 
 def run_cases(kinds: dict):
     """Long pieces: of masters with bf16 gradients, of bf16 weights, and gradients summed up in fp32."""
-    from automodel.kernels import adamw, adamw_triton
+    from automodel.kernels import adamw, adamw_triton, square_sums
     from automodel.kernels.flat_parameters import BLOCK
 
     size = constant(BLOCK=BLOCK)
-    squares, warps = dict(adamw.RUN_SQUARES), adamw.RUN_SQUARES["num_warps"]
+    squares, warps = dict(square_sums.RUN), square_sums.RUN["num_warps"]
     squares.pop("num_warps")
     for dtype in ("*bf16", "*fp32"):
         own = kinds | size | constant(**squares) | types(dtype, "GRADIENT")
@@ -151,6 +153,19 @@ def run_cases(kinds: dict):
     for name, more, walk in (("masters", {}, 4096), ("pure", pure, 8192)):
         own = kinds | size | types("*bf16", "GRADIENT") | constant(WALK=walk) | more
         yield f"update_run_kernel {name}", adamw_triton.update_run_kernel, own, adamw.RUN_UPDATE_WARPS
+
+
+def weight_gradient_cases():
+    from automodel.kernels import weight_gradient as sizes
+    from automodel.kernels.weight_gradient_triton import weight_gradient_kernel
+
+    tile_o, tile_i, step = sizes.TILE_O, sizes.TILE_I, sizes.STEP
+    for dtype in ("bf16", "fp16"):
+        kinds = types("*fp32", "PARTIAL") | types("i32", "n_steps tiles_o tiles_i") | {"num_stages": sizes.STAGES}
+        tiles = {"DY": (step, tile_o), "X": (step, tile_i), "OUT": (tile_o, tile_i // 2)}
+        kinds |= {name: f"tensordesc<{dtype}[{rows},{columns}]>" for name, (rows, columns) in tiles.items()}
+        kinds |= constant(TILE_O=tile_o, TILE_I=tile_i, STEP=step)
+        yield f"{TILE_KERNEL} {dtype}", weight_gradient_kernel, kinds, sizes.WARPS
 
 
 def adamw8_cases(kinds: dict):
@@ -361,6 +376,7 @@ def every_case():
     yield from gelu_cases()
     yield from column_sum_cases()
     yield from adamw_cases()
+    yield from weight_gradient_cases()
     yield from lazy_rows_cases()
     yield from attention_cases()
     yield from fp8_cases()
@@ -373,6 +389,8 @@ def main() -> None:
     for name, kernel, arguments, warps in every_case():
         for capability in capabilities:
             if name.startswith(FP8_KERNEL) and capability < FIRST_WITH_FP8:
+                continue
+            if name.startswith(TILE_KERNEL) and capability < FIRST_WITH_TILES:
                 continue
             compiled = compile_kernel(kernel, arguments, capability, warps)
             report.append({"kernel": name, "capability": capability, "warps": warps, **resources(compiled)})

@@ -3,7 +3,8 @@
 import torch
 
 from automodel.kernels.flat_parameters import FlatParameters
-from automodel.kernels.linear import JoinedBiases, joined_linear, joined_view
+from automodel.kernels.linear import JoinedBiases, joined_linear
+from automodel.kernels.side_by_side import joined_view
 
 
 def make_blocks(width: int = 8):
