@@ -22,7 +22,7 @@ if torch.cuda.is_available():
     from automodel.engine.captured import CapturedStep
     from automodel.engine.evaluate import Evaluator
     from automodel.engine.step import TrainStep
-    from automodel.kernels import logits_memory
+    from automodel.kernels import flat_parameters, logits_memory
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
@@ -161,8 +161,9 @@ def test_losses_equal_the_plain_step_over_logits(kind, accumulation, monkeypatch
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "gemma2-capped"])
-def test_updates_under_the_next_step_change_nothing(kind, precision):
-    """Layers are updated when the next step is about to read them."""
+def test_updates_under_the_next_step_change_nothing(kind, precision, monkeypatch):
+    """Layers are updated when the next step is about to read them, the table of words as one long piece."""
+    monkeypatch.setattr(flat_parameters, "LONG_BLOCKS", 16)
     store, found = make_store(), []
     for late in (False, True):
         step = captured(make_model(kind), precision=precision, late=late)

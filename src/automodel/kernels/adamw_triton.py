@@ -219,8 +219,8 @@ def square_run_kernel(
 def update_run_kernel(
     WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, GRADIENT, TABLE, n_blocks, BLOCK: tl.constexpr, WALK: tl.constexpr
 ):  # fmt: skip
-    """`update_kernel` for one run: all arguments begin with it, TABLE is its group's row. As many programs as there are
-    processors to use; each walks."""
+    """`update_kernel` for one run: all arguments begin with it, TABLE is its group's row. Fewer programs than pieces of
+    WALK elements walk over them."""
     shrink, step_size = tl.load(TABLE), tl.load(TABLE + 1)
     one_minus_beta1, beta2, one_minus_beta2 = tl.load(TABLE + 2), tl.load(TABLE + 3), tl.load(TABLE + 4)
     inv_sqrt_correction2, eps, clip = tl.load(TABLE + 5), tl.load(TABLE + 6), tl.load(TABLE + 7)

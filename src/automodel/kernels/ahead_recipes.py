@@ -67,6 +67,8 @@ def words_and_optimizer(bench: Bench) -> None:
         words.grad = torch.zeros_like(words)  # that of the head, which the embedding's is added to
     ids, runs = torch.zeros(TOKENS, dtype=torch.int64), torch.zeros((2, TOKENS), dtype=torch.int32)
     learn(word_embedding(ids, words, runs, 0, lazy_rows_of(words)))
+    for part in range(len(optimizer.flat.late_parts)):
+        optimizer.update_late(part, beside=True)
     step(optimizer)
     optimizer.settle()
 

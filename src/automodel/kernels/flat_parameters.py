@@ -197,6 +197,11 @@ class FlatParameters:
             runs.append(Run(place.start, blocks, place.group, whole))
         return runs
 
+    def run_of(self, index: int, gradient: torch.Tensor) -> Run:
+        """One of the `long` parameters, with its gradient where it is."""
+        place = self.places[index]
+        return Run(place.start, place.blocks, place.group, gradient.view(-1))
+
     def late_gradients(self, without: Container[int] = ()) -> list[torch.Tensor]:
         """What is put off, as few long pieces of whole blocks; `without` the parameters of these identities."""
         pieces: list[torch.Tensor] = []

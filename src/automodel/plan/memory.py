@@ -12,7 +12,7 @@ query and key heads, I of the MLP (gated: 2 products in, else 1), in the form th
                        4I      gated: both products, the activation, what is multiplied out of them
     norm, torch's      2N      what it read and what it gave
     RMSNorm, stock     3N      what it read (in fp32), what was normalised, what it gave
-    fused blocks       norms 2N, gated MLP 2I (ModernBERT 3I): the rest is computed again in the backward pass;
+    fused blocks       norms 2N, gated MLP 2I (of few tokens, and ModernBERT, 3I): the rest is computed again;
                        of decoders' norms in front of products N, where they are made again (`kernels/made_again.py`)
 
 Under autocast the stream between layers is fp32 and every product keeps a 16-bit copy of what it reads. A checkpointed
@@ -41,6 +41,7 @@ Mode = Literal["none", "selective", "full"]
 MODES: tuple[Mode, ...] = ("none", "selective", "full")
 """Of gradient checkpointing, from the fastest to the smallest."""
 
+KEPT_TOKENS = 2048  # as in `kernels/swiglu.py`
 NORMS_AGAIN_FROM = 4096
 """Tokens of the largest micro-batch: few take little memory, and feel every launch."""
 LOGIT_EXTRA = 12  # bytes beside the logit itself, at the worst moment: its log-probability and two gradients, in fp32
@@ -294,7 +295,8 @@ def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> flo
     attention = 2 * s.queries + 2 * s.keys
     if setting.fused:
         size = _compute_size(setting)
-        inner = 2 * s.inner if not s.gated or s.rms else 3 * s.inner
+        few = setting.tokens <= KEPT_TOKENS and not setting.trained and not again
+        inner = 2 * s.inner if not s.gated or (s.rms and not few) else 3 * s.inner
         norms = 4 * s.width + (s.norms - 2) * s.width
         if setting.norms_again and not again:
             norms -= s.norms_before * s.width

@@ -150,9 +150,11 @@ def run_cases(kinds: dict):
         own = kinds | size | constant(**squares) | types(dtype, "GRADIENT")
         yield f"square_run_kernel {dtype}", adamw_triton.square_run_kernel, own, warps
     pure = types("*bf16", "WEIGHT EXP_AVG EXP_AVG_SQ") | constant(COPY=None)
-    for name, more, walk in (("masters", {}, 4096), ("pure", pure, 8192)):
-        own = kinds | size | types("*bf16", "GRADIENT") | constant(WALK=walk) | more
-        yield f"update_run_kernel {name}", adamw_triton.update_run_kernel, own, adamw.RUN_UPDATE_WARPS
+    for name, more, width in (("masters", {}, 4), ("pure", pure, 2)):
+        for where, warps in (("alone", adamw.UPDATE_WARPS), ("beside", adamw.BESIDE_WARPS)):
+            walk = 32 * warps * adamw.UPDATE_BYTES // width
+            own = kinds | size | types("*bf16", "GRADIENT") | constant(WALK=walk) | more
+            yield f"update_run_kernel {name}, {where}", adamw_triton.update_run_kernel, own, warps
 
 
 def weight_gradient_cases():
@@ -239,6 +241,7 @@ def attention_cases():
         backward = kernels.attention_backward_kernel
         grouped = (
             ("", kernels.attention_forward_kernel, attention.FORWARD, attention.GROUPED_FORWARD),
+            ("on Hopper, ", kernels.attention_forward_kernel, attention.FORWARD, attention.HOPPERS_GROUPED_FORWARD),
             ("", backward, attention.BACKWARD, attention.GROUPED_BACKWARD),
             ("on Hopper, ", backward, attention.HOPPERS_BACKWARD, attention.HOPPERS_GROUPED_BACKWARD),
         )

@@ -122,6 +122,8 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     loss = make_loss(LossConfig(z_loss=facts.head.z_loss), task, None, None)
     model.train()
     batch = make_batch(task, facts.batch, pairs)
+    for part in range(len(optimizer.flat.late_parts)):
+        optimizer.update_late(part, beside=part > 0)
     loss.scaled_sum(forward(batch), batch.labels_R, torch.ones(())).backward()
     optimizer.step()
     model.eval()

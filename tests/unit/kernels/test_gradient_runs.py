@@ -11,14 +11,19 @@ SHAPES = [(96, BLOCK // 32), (40, BLOCK // 8), (7, 100), (64, BLOCK // 64), (3,)
 
 
 def make(precision, late, **options):
-    """Matrices 0, 1 and 2 are of one group, 3 of another; 0, 1, 2 and 3 are updated late."""
+    """Matrices 0, 1 and 2 are of one group, 3 of another; the first four, or as many as `late` says, are put off."""
     torch.manual_seed(0)
     held = torch.bfloat16 if precision == "bf16-pure" else torch.float32
     parameters = [torch.nn.Parameter(torch.randn(shape).to(held)) for shape in SHAPES]
     groups = [{"params": parameters[:3]}, {"params": parameters[3:], "weight_decay": 0.0}]
     copy = torch.bfloat16 if precision == "bf16" else None
     optimizer = FlatAdamW(
-        groups, lr=1e-2, max_norm=0.5, copy_dtype=copy, late=[parameters[:4]] if late else [], **options
+        groups,
+        lr=1e-2,
+        max_norm=0.5,
+        copy_dtype=copy,
+        late=[parameters[: 4 if late is True else late]] if late else [],
+        **options,
     )
     return parameters, optimizer
 
@@ -64,6 +69,18 @@ def test_a_skipped_step_leaves_a_run_alone(path):
     optimizer.step()
     optimizer.update_late(0)
     assert all(torch.equal(p, b) for p, b in zip(parameters, before))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-pure"])
+@pytest.mark.parametrize("without", [(), (1,)])
+def test_what_is_long_and_not_put_off_is_updated_as_one_piece(path, monkeypatch, precision, without):
+    """A table of words beside layers that are put off. Without a gradient it is left alone."""
+    plain = train(*make(precision, late=False), without=without)
+    monkeypatch.setattr(flat_parameters, "LONG_BLOCKS", 3)
+    parameters, optimizer = make(precision, late=1)
+    assert optimizer.flat.long == [1]
+    assert len(optimizer.flat.short_blocks) == 3  # those of 2, 3 and 4
+    torch.testing.assert_close(train(parameters, optimizer, without=without), plain, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("flat", "without"), [(False, ()), (False, (1,)), (True, ())])

@@ -33,12 +33,12 @@ def test_every_kernel_compiles_for_both(report):
 
 def test_nothing_spills_below_the_widest_rows(report):
     """Attention's tiles are chosen on Hopper; on Ampere its backward pass spills a little of what it holds. Tiles of
-    several heads do so on Hopper too, and are faster than those that do not."""
+    several heads do so on Hopper too, and are faster than those that do not, most of all heads of 128 in two stages."""
 
     def allowed(row):
         if not row["kernel"].startswith("attention"):
             return 0
-        return 96 if row["capability"] == 80 else 48 if "on Hopper" in row["kernel"] else 0
+        return 96 if row["capability"] == 80 else 128 if "on Hopper" in row["kernel"] else 0
 
     rows = [
         r for r in report if "D=8192" not in r["kernel"] and not ("on Hopper" in r["kernel"] and r["capability"] < 90)
@@ -74,5 +74,5 @@ def test_no_load_is_narrower_than_a_word(report):
 def test_the_optimizer_moves_nothing_between_threads(report):
     updates = [r for r in report if r["kernel"].startswith("update_kernel")]
     updates += [r for r in report if r["kernel"].startswith("update_run_kernel")]
-    assert len(updates) == 6 + 4  # three mixtures of dtypes, and two of long pieces, on two kinds of GPU
+    assert len(updates) == 6 + 8  # three mixtures of dtypes, and two of long pieces in two ways, on two kinds of GPU
     assert all(r["barriers"] == 0 and r["shared_bytes"] == 0 for r in updates)

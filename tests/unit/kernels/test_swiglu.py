@@ -29,8 +29,15 @@ def test_swiglu(path, activation, width):
     torch.testing.assert_close(found, torch.autograd.grad(exact, x, upstream.double())[0], **TOLERANCE)
 
 
+@pytest.fixture(params=["few tokens", "many tokens"])
+def tokens(request, monkeypatch):
+    """Of few, what goes into the product is kept; of many, it is made again."""
+    monkeypatch.setattr("automodel.kernels.swiglu.KEPT_TOKENS", 2048 if request.param == "few tokens" else 0)
+
+
 @ACTIVATION
 @pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.usefixtures("tokens")
 def test_swiglu_linear(path, activation, biased):
     x, weight, bias = draw(21, 80), draw(24, 40, seed=1), draw(24, seed=2) if biased else None
     learned = [t for t in (x, weight, bias) if t is not None]
@@ -63,7 +70,8 @@ def test_far_out_it_neither_overflows_nor_leaks(path):
     assert torch.isfinite(x.grad).all()
 
 
-def test_a_second_backward_pass_is_refused_and_not_wrong(interpreter):
+@pytest.mark.usefixtures("interpreter", "tokens")
+def test_a_second_backward_pass_is_refused_and_not_wrong():
     """The first one wrote over what was saved."""
     x, weight = draw(4, 16), draw(3, 8, seed=1)
     y = swiglu_linear(product(x), weight)
@@ -72,6 +80,18 @@ def test_a_second_backward_pass_is_refused_and_not_wrong(interpreter):
         y.sum().backward()
 
 
+@pytest.mark.usefixtures("interpreter")
+def test_both_ways_give_the_same_bits(monkeypatch):
+    x, weight, upstream = draw(9, 64), draw(12, 32, seed=1), torch.randn(9, 12)
+    found = []
+    for most in (0, 9):
+        monkeypatch.setattr("automodel.kernels.swiglu.KEPT_TOKENS", most)
+        y = swiglu_linear(product(x), weight)
+        found.append([y, *torch.autograd.grad(y, (x, weight), upstream)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.usefixtures("tokens")
 def test_under_checkpointing_it_writes_over_the_copy_that_was_made_again(path):
     x, weight, upstream = draw(6, 32), draw(5, 16, seed=1), torch.randn(6, 5)
     ours = checkpoint(lambda t: swiglu_linear(product(t), weight), x, use_reentrant=False)

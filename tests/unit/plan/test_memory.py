@@ -217,6 +217,10 @@ def test_weights_gradients_and_logits():
     assert need.activations / GIB == pytest.approx(7.3, rel=0.05)
     again = estimate(shape, parameters, dataclasses.replace(captured, norms_again=True))
     assert need.activations - again.activations == 16 * 2 * 2048 * 2 * 8192  # 2N less
+    few = [estimate(shape, parameters, dataclasses.replace(captured, tokens=t, rows=t)) for t in (2048, 2049)]
+    # Up to 2,048 tokens what goes into the last product of the MLP is kept, too: I more of each.
+    kept = few[0].activations / 2048 - few[1].activations / 2049
+    assert kept == pytest.approx(16 * 8192 * 2, rel=1e-3)
     assert need.logits == 8192 * 128_256 * 14
     assert logit_bytes(shape, dataclasses.replace(captured, stored_logits=False)) == 2**30
     eager = estimate(shape, parameters, dataclasses.replace(captured, captured=False, fused=False))
