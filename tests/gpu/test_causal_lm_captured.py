@@ -22,7 +22,7 @@ if torch.cuda.is_available():
     from automodel.engine.captured import CapturedStep
     from automodel.engine.evaluate import Evaluator
     from automodel.engine.step import TrainStep
-    from automodel.kernels import flat_parameters, logits_memory
+    from automodel.kernels import flat_parameters, logits_memory, weight_gradient
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
@@ -176,6 +176,32 @@ def test_updates_under_the_next_step_change_nothing(kind, precision, monkeypatch
     for name, tensor in found[0][1].items():
         most = 1e-2 if "norm" in name else 1e-3  # Gemma's norms begin at zero: what is left of them is all change
         assert (found[1][1][name] - tensor).norm() <= most * tensor.norm(), name
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="the product is for Hopper"
+)
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_captured_steps_have_the_norms_of_gradients_that_are_read_again(monkeypatch, precision):
+    """Some weights of this model suit the product, some do not; batches above the limit take turns with those below."""
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2, "num_attention_heads": 32}
+    sizes |= {"num_key_value_heads": 8}
+    batches = list(steps_of(make_store(), 1, 8))
+    tokens = sorted({b.micro_batches[0].input_ids_T.numel() for b in batches})
+    assert len(tokens) > 1
+    results, made = {}, []
+    product = weight_gradient.squared_product
+    monkeypatch.setattr(
+        weight_gradient, "squared_product", lambda dy, *rest: made.append(dy.shape[0]) or product(dy, *rest)
+    )
+    for most in (0, tokens[-2]):
+        monkeypatch.setattr(weight_gradient, "MOST_TOKENS", most)
+        step = captured(make_model("llama-tied", **sizes), precision=precision, late=True)
+        results[most] = [[float(r.loss), float(r.grad_norm)] for r in (step(i, b) for i, b in enumerate(batches))]
+        assert bool(made) == bool(most)
+        step.finish()
+    assert max(made) <= tokens[-2] < tokens[-1]
+    torch.testing.assert_close(*(torch.tensor(r) for r in results.values()), rtol=2e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("settings", [{"label_smoothing": 0.1}, {"z_loss": 1e-3}], ids=["smoothed", "z-loss"])

@@ -1,4 +1,4 @@
-"""Gradients of weights with their squares on the way, on a GPU: against fp64, and inside captured steps.
+"""Gradients of weights with their squares on the way, on a GPU, against fp64.
 
 pytest -m gpu tests/gpu/test_weight_gradient_gpu.py
 """
@@ -14,9 +14,6 @@ pytestmark = [
 ]
 
 if torch.cuda.is_available():
-    from test_causal_lm_captured import captured, make_model, make_store, steps_of
-
-    from automodel.kernels import weight_gradient as ours
     from automodel.kernels.dispatch import HOPPER, capability
     from automodel.kernels.weight_gradient import product_programs, squared_product
 
@@ -47,25 +44,3 @@ def test_product_and_squares_against_fp64(dtype, tokens, outputs, inputs):
     assert float(error) < (3e-3 if dtype == torch.bfloat16 else 4e-4)
     assert float(sums[0]) == float(sums[1])
     assert float(sums[0]) == pytest.approx(float(made[0].double().square().sum()), rel=1e-5)
-
-
-@only_hopper
-@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
-def test_captured_steps_have_the_norms_of_gradients_that_are_read_again(monkeypatch, precision):
-    """Some weights of this model suit the product, some do not; batches above the limit take turns with those below."""
-    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2, "num_attention_heads": 32}
-    sizes |= {"num_key_value_heads": 8}
-    batches = list(steps_of(make_store(), 1, 8))
-    tokens = sorted({b.micro_batches[0].input_ids_T.numel() for b in batches})
-    assert len(tokens) > 1
-    results, made = {}, []
-    product = ours.squared_product
-    monkeypatch.setattr(ours, "squared_product", lambda dy, *rest: made.append(dy.shape[0]) or product(dy, *rest))
-    for most in (0, tokens[-2]):
-        monkeypatch.setattr(ours, "MOST_TOKENS", most)
-        step = captured(make_model("llama-tied", **sizes), precision=precision, late=True)
-        results[most] = [[float(r.loss), float(r.grad_norm)] for r in (step(i, b) for i, b in enumerate(batches))]
-        assert bool(made) == bool(most)
-        step.finish()
-    assert max(made) <= tokens[-2] < tokens[-1]
-    torch.testing.assert_close(*(torch.tensor(r) for r in results.values()), rtol=2e-3, atol=1e-4)

@@ -10,7 +10,9 @@ Here queries, keys and values are one tensor (T, (H + 2K)·D), as the joined pro
 gradient. Backward is the row sum and one launch of two kinds of programs: one tile of keys against all its queries
 gives dk and dv, one tile of queries against all its keys gives dq. Scores are computed twice, but nothing is
 accumulated through memory, so gradients are the same in every run. Tiles outside a window, or above the diagonal, are
-not visited. Documents should come longest first: programs start in that order.
+not visited. Programs of the row sum also list the tiles that there are, those with the most to do first: with a program
+for each tile that the longest document of the run could have, two in three leave at once, and the longest work begins
+late (31.0 to 27.7 µs for eight documents of 170 tokens, Llama 1B). Documents should come longest first.
 
 Dropout bits are computed, not stored. A word of Philox for each (query, head), and from it a cheap mix for each key:
 
@@ -124,6 +126,11 @@ class Attention:
         return tiles, members, tiles.queries // members
 
 
+def most_tiles(tokens: int, documents: int, rows: int) -> int:
+    """That documents can have: each may end in one that is not full."""
+    return tokens // rows + documents
+
+
 class Turned(NamedTuple):
     """Queries and keys that are rotated by their positions on the way (`rope.py`)."""
 
@@ -191,7 +198,7 @@ class _Attention(torch.autograd.Function):
             turn_in_place(qkv_TW, positions_T, table, how.heads + how.key_heads, 1.0, how.head_dim)
         out_TN, lse_HT, words_HT = _forward(qkv_TW, cu_seqlens, longest, how, seed)
         ctx.save_for_backward(qkv_TW, out_TN, lse_HT, words_HT, cu_seqlens, positions_T, table)
-        ctx.longest, ctx.how = longest, how
+        ctx.how = how
         return out_TN
 
     @staticmethod
@@ -203,13 +210,17 @@ class _Attention(torch.autograd.Function):
         how, T = ctx.how, qkv_TW.shape[0]
         tiles, members, queries = how.launch(*backward_tiles(qkv_TW.device))
         dout_TN, delta_HT, dqkv_TW = dout_TN.contiguous(), torch.empty_like(lse_HT), torch.empty_like(qkv_TW)
-        attention_delta_kernel[(-(-T // DELTA_ROWS), how.heads)](
-            out_TN, dout_TN, delta_HT, T, H=how.heads, D=how.head_dim, BLOCK_D=how.block, ROWS=DELTA_ROWS, num_warps=4
-        )
-        key_blocks, query_blocks = -(-ctx.longest // tiles.keys), -(-ctx.longest // queries)
-        attention_backward_kernel[(key_blocks + query_blocks, how.heads // members, len(cu_seqlens) - 1)](
-            qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, cu_seqlens, positions_T, table,
-            T, 0 if table is None else table.shape[1], key_blocks,
+        documents = len(cu_seqlens) - 1
+        n_keys, n_queries = (most_tiles(T, documents, rows) for rows in (tiles.keys, queries))
+        listed = torch.empty(3 * (n_keys + n_queries), dtype=torch.int32, device=qkv_TW.device)
+        attention_delta_kernel[(2 * (documents + 1) + -(-T // DELTA_ROWS) * how.heads,)](
+            out_TN, dout_TN, delta_HT, cu_seqlens, listed, T, documents, n_keys, n_queries,
+            H=how.heads, D=how.head_dim, BLOCK_D=how.block, ROWS=DELTA_ROWS, CAUSAL=how.causal,
+            BLOCK_M=queries, BLOCK_N=tiles.keys, num_warps=4,
+        )  # fmt: skip
+        attention_backward_kernel[(n_keys * how.key_heads + n_queries * how.heads // members,)](
+            qkv_TW, dout_TN, lse_HT, delta_HT, words_HT, dqkv_TW, listed, positions_T, table,
+            T, 0 if table is None else table.shape[1], n_keys, n_queries,
             how.scale, drop_threshold(how.dropout), 1.0 / (1.0 - how.dropout),
             H=how.heads, K=how.key_heads, D=how.head_dim, BLOCK_D=how.block, CAUSAL=how.causal, WINDOW=how.window,
             CAP=how.softcap,

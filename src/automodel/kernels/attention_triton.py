@@ -2,8 +2,8 @@
 
 Scores are kept in units of log 2, so that the exponential is the hardware's exp2. A program sees one tile of one
 document and of MEMBERS query heads that share a key head. Their queries stand below each other: the rows of a tile are
-BLOCK_M queries of the first head, the same queries of the second, and so on. The many programs past the end of a short
-document leave at once.
+BLOCK_M queries of the first head, the same queries of the second, and so on. Forward, the many programs past the end of
+a short document leave at once; backward there are none, since tiles come from a list.
 """
 
 import triton
@@ -19,6 +19,7 @@ LOG2_E = tl.constexpr(attention.LOG2_E)
 KEY_STEP = tl.constexpr(attention.KEY_STEP - (1 << 32))  # the same bits as a signed number
 MIX_A = tl.constexpr(attention.MIX_A)
 MIX_B = tl.constexpr(attention.MIX_B)
+LISTED_DOCUMENTS, LISTED_TILES = tl.constexpr(64), tl.constexpr(32)  # looked at together
 
 
 @triton.jit
@@ -149,19 +150,87 @@ def attention_forward_kernel(
         tl.store(LSE + heads.to(tl.int64) * n_tokens + place, highest + tl.log2(total), mask=real)
 
 
-@triton.jit(do_not_specialize=["n_tokens"])
-def attention_delta_kernel(
-    OUT, DOUT, DELTA, n_tokens, H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr
-):
-    """Σ dout · out of every query and head."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1)
+@triton.jit
+def row_sums(
+    OUT, DOUT, DELTA, first, head, n_tokens,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Σ dout · out of ROWS queries of a head."""
+    rows = first + tl.arange(0, ROWS)
     real = rows < n_tokens
     dims = tl.arange(0, BLOCK_D)
     at = rows.to(tl.int64)[:, None] * (H * D) + head * D + dims[None, :]
     out = tl.load(OUT + at, mask=real[:, None] & (dims < D)[None, :], other=0.0).to(tl.float32)
     dout = tl.load(DOUT + at, mask=real[:, None] & (dims < D)[None, :], other=0.0).to(tl.float32)
     tl.store(DELTA + head.to(tl.int64) * n_tokens + rows, tl.sum(out * dout, 1), mask=real)
+
+
+@triton.jit
+def list_tiles(
+    CU, TILES, document, n_documents, n_tiles, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, OF_KEYS: tl.constexpr
+):
+    """The tiles of one document among those of all, (3, n_tiles): where its document begins, how long that is, where
+    the tile begins in it. Those with the most to do come first. Causal: the first keys and the last queries of every
+    document, then the next ones; else documents in their order. After the last one, places that are left: length 0."""
+    others, ranks = tl.arange(0, LISTED_DOCUMENTS), tl.arange(0, LISTED_TILES)
+    if document < n_documents:
+        begin = tl.load(CU + document)
+        length = tl.load(CU + document + 1) - begin
+        count = (length + BLOCK - 1) // BLOCK
+        for lowest in range(0, count, LISTED_TILES):
+            rank = lowest + ranks
+            place = rank * 0 if CAUSAL else rank
+            for first in range(0, n_documents, LISTED_DOCUMENTS):
+                tiles = tiles_of_documents(CU, first + others, n_documents, BLOCK)[None, :]
+                earlier = (first + others < document)[None, :]
+                if CAUSAL:
+                    before = tl.minimum(tiles, rank[:, None]) + (earlier & (tiles > rank[:, None])).to(tl.int32)
+                else:
+                    before = tl.where(earlier & (rank >= 0)[:, None], tiles, 0)
+                place += tl.sum(before, 1)
+            at, mine = TILES + place, rank < count
+            tl.store(at, begin + rank * 0, mask=mine)
+            tl.store(at + n_tiles, length + rank * 0, mask=mine)
+            tl.store(at + 2 * n_tiles, (rank if OF_KEYS or not CAUSAL else count - 1 - rank) * BLOCK, mask=mine)
+    else:
+        total = 0
+        for first in range(0, n_documents, LISTED_DOCUMENTS):
+            total += tl.sum(tiles_of_documents(CU, first + others, n_documents, BLOCK), 0)
+        for first in range(total, n_tiles, LISTED_DOCUMENTS):
+            tl.store(TILES + n_tiles + first + others, others * 0, mask=first + others < n_tiles)
+
+
+@triton.jit
+def tiles_of_documents(CU, documents, n_documents, BLOCK: tl.constexpr):
+    exists = documents < n_documents
+    length = tl.load(CU + documents + 1, mask=exists, other=0) - tl.load(CU + documents, mask=exists, other=0)
+    return (length + BLOCK - 1) // BLOCK
+
+
+@triton.jit
+def tile_at(TILES, index, n_tiles):
+    """(where its document begins, how long that is, where the tile begins in it)."""
+    return tl.load(TILES + index), tl.load(TILES + n_tiles + index), tl.load(TILES + 2 * n_tiles + index)
+
+
+@triton.jit(do_not_specialize=["n_tokens", "n_documents", "n_key_tiles", "n_query_tiles"])
+def attention_delta_kernel(
+    OUT, DOUT, DELTA, CU, TILES, n_tokens, n_documents, n_key_tiles, n_query_tiles,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CAUSAL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """What the backward pass needs before it begins: Σ dout · out of every query and head, and, by the first programs,
+    the list of its tiles, those of keys and then those of queries."""
+    program = tl.program_id(0)
+    listing = n_documents + 1
+    if program < listing:
+        list_tiles(CU, TILES, program, n_documents, n_key_tiles, BLOCK_N, CAUSAL, True)
+    elif program < 2 * listing:
+        queries = TILES + 3 * n_key_tiles
+        list_tiles(CU, queries, program - listing, n_documents, n_query_tiles, BLOCK_M, CAUSAL, False)
+    else:
+        program -= 2 * listing
+        row_sums(OUT, DOUT, DELTA, program // H * ROWS, program % H, n_tokens, H, D, BLOCK_D, ROWS)
 
 
 @triton.jit
@@ -314,36 +383,34 @@ def gradient_of_queries(
         tl.store(gradient + at, (dq * scale).to(DQKV.dtype.element_ty), mask=real[:, None] & (dims < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["n_tokens", "n_positions", "key_blocks", "threshold"])
+@triton.jit(do_not_specialize=["n_tokens", "n_positions", "n_key_tiles", "n_query_tiles", "threshold"])
 def attention_backward_kernel(
-    QKV, DOUT, LSE, DELTA, WORDS, DQKV, CU, POSITIONS, TABLE,
-    n_tokens, n_positions, key_blocks, scale, threshold, kept_scale,
+    QKV, DOUT, LSE, DELTA, WORDS, DQKV, TILES, POSITIONS, TABLE,
+    n_tokens, n_positions, n_key_tiles, n_query_tiles, scale, threshold, kept_scale,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
-    """The first programs of a document and head take tiles of keys, the others tiles of queries. Where nothing
+    """The first programs take tiles of keys, which have the most to do, the others tiles of queries. Where nothing
     but the document's end limits what a query sees, weights need no mask: keys past the end were loaded as zeros and
     their own gradients are not stored; queries past the end have weight zero. With TABLE, queries and keys were rotated
     by their positions, and their gradients are those of before."""
-    part = tl.program_id(0)
-    head = tl.program_id(1)
-    document = tl.program_id(2)
-    begin = tl.load(CU + document)
-    length = tl.load(CU + document + 1) - begin
-    if part < key_blocks:
-        first = part * BLOCK_N
-        if (first < length) & (head < K):
+    program = tl.program_id(0)
+    if program < n_key_tiles * K:
+        begin, length, first = tile_at(TILES, program // K, n_key_tiles)
+        if length > 0:
             gradients_of_keys(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
-                begin, length, first, head, n_tokens, scale, threshold, kept_scale,
+                begin, length, first, program % K, n_tokens, scale, threshold, kept_scale,
                 H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N, MEMBERS,
             )  # fmt: skip
     else:
-        first = (part - key_blocks) * BLOCK_M
-        if first < length:
+        GROUPS: tl.constexpr = H // MEMBERS
+        program -= n_key_tiles * K
+        begin, length, first = tile_at(TILES + 3 * n_key_tiles, program // GROUPS, n_query_tiles)
+        if length > 0:
             gradient_of_queries(
                 QKV, DOUT, LSE, DELTA, WORDS, DQKV, POSITIONS, TABLE, n_positions,
-                begin, length, first, head * MEMBERS, n_tokens, scale, threshold, kept_scale,
+                begin, length, first, program % GROUPS * MEMBERS, n_tokens, scale, threshold, kept_scale,
                 H, K, D, BLOCK_D, CAUSAL, WINDOW, CAP, BLOCK_M, BLOCK_N, MEMBERS,
             )  # fmt: skip
 

@@ -211,7 +211,8 @@ def attention_cases():
 
     kinds = types("*bf16", "QKV OUT DOUT DQKV Q KV DQ DKV") | types("*fp32", "LSE DELTA") | types("*i32", "WORDS CU")
     kinds |= types("*i64", "SEED POSITIONS") | types("fp32", "scale kept_scale")
-    kinds |= types("i32", "n_tokens n_positions n_queries key_blocks site threshold") | constant(TABLE=None)
+    kinds |= types("i32", "n_tokens n_positions n_queries site threshold") | constant(TABLE=None)
+    kinds |= types("i32", "n_documents n_key_tiles n_query_tiles") | types("*i32", "TILES")
     for dim in (32, 64):
         sizes = constant(H=12, K=12, D=dim, BLOCK_D=dim, CAUSAL=False, WINDOW=-1, CAP=0.0, BLOCK=KEYS)
         sizes |= constant(ROWS=attention.DELTA_ROWS)
@@ -224,7 +225,7 @@ def attention_cases():
             yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes | blocks, tiles.warps
         turned = kinds | sizes | blocks | types("*fp32", "TABLE")
         yield f"attention_backward_kernel, turned, D={dim}", kernels.attention_backward_kernel, turned, tiles.warps
-        yield f"attention_delta_kernel D={dim}", kernels.attention_delta_kernel, kinds | sizes, 4
+        yield f"attention_delta_kernel D={dim}", kernels.attention_delta_kernel, kinds | sizes | blocks, 4
         for kernel in (pooled.pooled_forward_kernel, pooled.pooled_backward_kernel):
             yield f"{kernel.__name__} D={dim}", kernel, kinds | sizes, WARPS
     sizes = constant(H=8, K=4, D=256, BLOCK_D=256, CAUSAL=True, WINDOW=4095, CAP=50.0, SEED=None, WORDS=None)  # Gemma 2

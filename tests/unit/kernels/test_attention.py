@@ -15,6 +15,7 @@ from automodel.kernels.attention import (
     attention_reference,
     backward_tiles,
     can_turn,
+    most_tiles,
 )
 from automodel.kernels.pooled_attention import pooled_attention, pooled_attention_reference
 from automodel.kernels.rope import rope_reference, rope_table
@@ -66,6 +67,42 @@ def test_so_they_do_with_the_tiles_of_other_gpus(case, monkeypatch):
     monkeypatch.setattr(dispatch, "stand_in_capability", 80)
     assert backward_tiles(torch.device("cpu")) == (BACKWARD, GROUPED_BACKWARD)
     test_kernels_equal_the_definition(case)
+
+
+def listed(lengths, block, causal, of_keys):
+    """Tiles (begin, length, first) in the order in which programs take them."""
+    begins = np.cumsum([0, *lengths])
+    of_document = [[(int(b), n, first) for first in range(0, n, block)] for b, n in zip(begins, lengths)]
+    if not causal:
+        return [tile for tiles in of_document for tile in tiles]
+    of_document = [tiles if of_keys else tiles[::-1] for tiles in of_document]
+    most = max(map(len, of_document))
+    return [tiles[rank] for rank in range(most) for tiles in of_document if rank < len(tiles)]
+
+
+@pytest.mark.usefixtures("interpreter")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "lengths", [[130, 1, 64, 0, 37], [16], [2100, 5], [*range(3, 83)], [0, 0, 9]], ids=lambda lengths: str(len(lengths))
+)
+def test_tiles_are_listed_once_those_with_the_most_to_do_first(causal, lengths):
+    """More documents than are looked at together, more tiles, and empty documents."""
+    from automodel.kernels.attention_triton import attention_delta_kernel
+
+    T, documents, blocks = sum(lengths), len(lengths), (64, 16)  # of keys, of queries
+    counts = [most_tiles(T, documents, block) for block in blocks]
+    tiles = torch.full((3 * sum(counts),), -7, dtype=torch.int32)
+    boundaries = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    out, delta = torch.randn(T, 16), torch.full((1, T), float("nan"))
+    attention_delta_kernel[(2 * (documents + 1) + -(-T // 64),)](
+        out, out, delta, boundaries, tiles, T, documents, *counts,
+        H=1, D=16, BLOCK_D=16, ROWS=64, CAUSAL=causal, BLOCK_M=blocks[1], BLOCK_N=blocks[0], num_warps=4,
+    )  # fmt: skip
+    torch.testing.assert_close(delta[0], out.square().sum(1))
+    for part, count, block, of_keys in zip(tiles.split([3 * n for n in counts]), counts, blocks, (True, False)):
+        expected, found = listed(lengths, block, causal, of_keys), part.view(3, count).t().tolist()
+        assert [tuple(tile) for tile in found[: len(expected)]] == expected
+        assert all(length == 0 for _, length, _ in found[len(expected) :])
 
 
 def low_scores(how, lengths):

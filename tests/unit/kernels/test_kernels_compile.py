@@ -38,6 +38,8 @@ def test_nothing_spills_below_the_widest_rows(report):
     def allowed(row):
         if not row["kernel"].startswith("attention"):
             return 0
+        if row["kernel"].startswith("attention_delta"):
+            return 8  # a counter of the list of tiles, once a program
         return 96 if row["capability"] == 80 else 128 if "on Hopper" in row["kernel"] else 0
 
     rows = [
