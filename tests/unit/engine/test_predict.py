@@ -514,6 +514,10 @@ def test_measuring_gives_the_numbers_of_the_last_validation(run_of, name):
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["exported_step"] == summary["steps"]
     found = assess(folder)
-    # Training computes the last block for the pooled token alone: the same sums in another order.
-    assert found.metrics.values == pytest.approx(summary["validation"], rel=1e-4, abs=1e-5, nan_ok=True)
+    # Training computes the last block for the pooled token alone: the same sums in another order. Predictions of a
+    # model that has learned little are nearly equal, and their correlation is that of small differences.
+    for key, value in summary["validation"].items():
+        most = 1e-3 if key in ("pearson", "spearman") else 1e-5
+        assert found.metrics.values[key] == pytest.approx(value, rel=1e-4, abs=most, nan_ok=True), key
+    assert found.metrics.values.keys() == summary["validation"].keys()
     assert found.metrics.confusion_matrix == summary["confusion_matrix"]
