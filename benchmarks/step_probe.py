@@ -51,6 +51,8 @@ class Work:
     """`nf4`: the frozen weights under them, doubly quantised."""
     resident: bool = False
     """Whether those are kept expanded."""
+    gates_kept: bool = False
+    """As the plan decides it for few tokens on a large GPU."""
 
 
 TIGHT: dict[str, Any] = {"task": WRITE, "rows": 16, "pure": True, "eight_bit": True}
@@ -67,9 +69,9 @@ WORKLOADS = {
     "bert-base-b32": Work("bert", 32, SHORT),
     "modernbert-base-b16": Work("modernbert", 16, (6.2, 0.6, 64, 2048)),
     "qwen3-cls-b16": Work("qwen3-0.6b", 16, SHORT),
-    "llama1b-squad-b8": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128),
-    "llama1b-squad-b8-bf16": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128, pure=True),
-    "llama1b-squad-b8-answers": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128, learned=0.1),
+    "llama1b-squad-b8": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128, gates_kept=True),
+    "llama1b-squad-b8-bf16": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128, gates_kept=True, pure=True),
+    "llama1b-squad-b8-answers": Work("llama-1b", 8, SQUAD, WRITE, rows=256, bucket=128, gates_kept=True, learned=0.1),
     "llama1b-4k": Work("llama-1b", 2, FULL, WRITE, rows=16),
     "llama1b-4k-bf16": Work("llama-1b", 2, FULL, WRITE, rows=16, pure=True),
     "llama1b-4k-tight": Work("llama-1b", 2, FULL, **TIGHT, checkpointing="full"),
@@ -191,7 +193,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     )  # fmt: skip
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = None if work.offload and work.lora else SideStream()  # it would keep the inner tensors of a layer longer
-    fused = fuse(model, seed, side, work.lengths[3])
+    fused = fuse(model, seed, side, work.lengths[3], gates_kept=work.gates_kept)
     if work.fp8:
         print(f"{len(use_fp8(model))} products in FP8")
         if work.lora:
@@ -285,6 +287,7 @@ def estimated_gib(work: Work, model: Any, batches: list[Any]) -> float:
         rows=max(m.read_positions_R.numel() for m in micro) if work.task == WRITE else 0,
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad) if work.lora else 0,
         packing=Packing(work.packed, double=True, resident=work.resident) if work.packed else None,
+        gates_kept=work.gates_kept,
     )  # fmt: skip
     return estimate(shape_of(model.config), count_parameters(model.config, work.task), setting).total / GIB
 

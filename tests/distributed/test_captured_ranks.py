@@ -31,8 +31,8 @@ pytestmark = pytest.mark.slow
 
 STEPS = 10
 WEIGHTS = 3e-5
-"""Where a gradient is nearly zero AdamW makes a part of a step, of 1e-3, of its rounding. On a processor without AVX-512
-one element of 4,096 is 1.05e-5 away."""
+"""Where a gradient is nearly zero AdamW makes a part of a step, of 1e-3, of its rounding. On a processor without
+AVX-512 one element of 4,096 is 1.05e-5 away."""
 # 41 rows and 8 in a step: the sixth step has one, and one rank none.
 COMMON = (
     f"step_scheduler: {{max_steps: {STEPS}, global_batch_size: 8}}\noptimizer: {{lr: 1e-3, weight_decay: 0.01}}\n"

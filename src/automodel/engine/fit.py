@@ -111,8 +111,11 @@ def _on_one_stream(prepared: Prepared) -> Prepared:
         "one",
         f"{batch} ran out of GPU memory with gradients of weights computed beside the backward pass; the same numbers",
     )
-    kept = (d for d in plan.decisions if d.name != "update")  # updates that are put off are the second stream's, too
-    changed = dataclasses.replace(plan, second_stream=False, late_update=False, decisions=(*kept, line))
+    # Updates that are put off are the second stream's, too. Where memory is short after all, nothing is kept for speed.
+    kept = (d for d in plan.decisions if d.name not in ("update", "gates"))
+    changed = dataclasses.replace(
+        plan, second_stream=False, late_update=False, gates_kept=False, decisions=(*kept, line)
+    )
     return dataclasses.replace(prepared, plan=changed)
 
 
@@ -141,13 +144,14 @@ def halved(prepared: Prepared) -> Prepared:
         f"the largest batch of {plan.micro_batch_size} ran out of GPU memory; same examples a step, less at a time",
     )
     # Updates are put off only where a step is one batch.
-    kept = (d for d in plan.decisions if d.name not in ("embeddings", "memory", "norms", "update"))
+    kept = (d for d in plan.decisions if d.name not in ("embeddings", "gates", "memory", "norms", "update"))
     smaller = dataclasses.replace(
         plan,
         micro_batch_size=micro,
         grad_acc_steps=accumulation,
         late_update=False,
         lazy_embeddings=False,
+        gates_kept=False,
         decisions=tuple(line if d.name == "batch" else d for d in kept),
     )
     return dataclasses.replace(prepared, plan=smaller)

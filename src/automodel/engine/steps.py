@@ -157,7 +157,8 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     # What the second stream reads lives longer: the inner tensors of a layer, into the next one.
     tight = plan.offload and prepared.adapter is not None
     side = SideStream() if plan.second_stream and not (accumulates or tight or host) else None
-    fused = fuse(model, seed, side, plan.max_length, plan.norms_again) if plan.fused_kernels else 0
+    kept = (plan.norms_again, plan.gates_kept)
+    fused = fuse(model, seed, side, plan.max_length, *kept) if plan.fused_kernels else 0
     if plan.fp8 and (asked := asked_fp8(cfg)):
         use_fp8(model, asked[1].filter_fqns)
     few_classes = prepared.task == "text-classification" and prepared.loss.plain

@@ -40,7 +40,6 @@ from automodel.kernels.dispatch import power_of_two_above, processors, runs_trit
 from automodel.kernels.flat_parameters import BLOCK, FlatParameters, LatePart, Run
 from automodel.kernels.lazy_rows import RING, LazyRows
 from automodel.kernels.square_sums import SquareSums, run_programs, sum_run, whole_units
-from automodel.kernels.weight_gradient import most_programs
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
 """Columns of the fp64 table the host fills, one row per group."""
@@ -130,7 +129,7 @@ def _power(beta: float, steps: int) -> float:
 def _square_sums(flat: FlatParameters) -> SquareSums:
     """With room for the blocks that are summed up by table, and for each gradient that may have a piece of its own."""
     own = len(flat.long) + sum(place.late for place in flat.places)
-    return SquareSums(_short_programs(flat) + own * whole_units(most_programs(flat.device)), flat.device)
+    return SquareSums(_short_programs(flat) + own * run_programs(flat.device), flat.device)
 
 
 def _short_programs(flat: FlatParameters) -> int:

@@ -16,7 +16,7 @@ from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_en
 from automodel.kernels.rms_norm import rms_norm
 from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
-from automodel.kernels.swiglu import _backward_in_place, swiglu_linear
+from automodel.kernels.swiglu import swiglu_linear
 from automodel.kernels.take_rows import take_rows
 
 NARROW = 8  # outputs of a product that is not looked at
@@ -110,12 +110,11 @@ def wide_head_norms(bench: Bench) -> None:
 
 @recipe("swiglu_forward_kernel", "swiglu_backward_kernel", blocks=("decoder",))
 def swiglu_mlp(bench: Bench) -> None:
-    """Of few tokens and of many: how many there will be is not known."""
+    """What it gives may be kept or made again; which, follows from the memory."""
     shape = bench.facts.shape
     weight = torch.zeros((NARROW, shape.inner), dtype=bench.dtype, requires_grad=True)
-    learn(swiglu_linear(bench.rows(TOKENS, 2 * shape.inner), weight, None, shape.activation))
-    x, da = (bench.rows(TOKENS, halves * shape.inner).detach() for halves in (2, 1))
-    _backward_in_place(x, da, shape.activation, again=True)
+    for keep in (False, True):
+        learn(swiglu_linear(bench.rows(TOKENS, 2 * shape.inner), weight, None, shape.activation, keep=keep))
 
 
 @recipe("put_rows_kernel", blocks=("decoder",))

@@ -27,7 +27,7 @@ def whole_units(programs: int) -> int:
 
 
 def run_programs(device: torch.device) -> int:
-    """Programs of `sum_run`."""
+    """Programs of `sum_run`: the most that sum up one gradient."""
     return whole_units(RUNS_PER_PROCESSOR * processors(device))
 
 

@@ -11,9 +11,8 @@ Both halves come side by side out of one GEMM. Forward, act and product are one 
 dW, a third of all the MLP stores. Here only x is kept: the backward kernel, which reads x and da anyway, writes a over
 da and both gradients over x. So the backward pass needs no buffers but da, and one write of a more than usual.
 
-Of few tokens, up to `KEPT_TOKENS`, a is kept all the same: of a model that is trained as a whole it is a few percent of
-the memory (360 MB of 12 GB, Llama 1B at 1,400 tokens), and what is not written again saves a sixth of the kernel's time
-(37.4 to 30.7 µs).
+Where there are few tokens and much memory, a may be kept all the same (`keep`): 360 MB of 12 GB for Llama 1B at 1,400
+tokens, and a sixth of the kernel's time less (37.4 to 30.7 µs).
 
 What is written over was saved for this pass and nobody else reads it: x is the output of a product, which does not need
 it. Its version is counted up, so that a second backward pass over the same graph is refused instead of being wrong.
@@ -52,9 +51,6 @@ def swiglu_reference(x: Tensor, activation: str = "silu") -> Tensor:
 
 def swiglu_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "silu") -> Tensor:
     return F.linear(swiglu_reference(x, activation), weight, bias)
-
-
-KEPT_TOKENS = 2048
 
 
 class Launch(NamedTuple):
@@ -123,11 +119,12 @@ class _SwiGLULinear(torch.autograd.Function):
         activation: str,
         side: SideStream | None,
         read: bool,
+        keep: bool,
     ) -> Tensor:
         ctx.activation, ctx.side = activation, side
         ctx.parameters = [p for p in (weight_NF, bias_N) if p is not None]
         a_TF = _forward(x_TG, activation) if read else None
-        ctx.save_for_backward(x_TG, weight_NF, a_TF if x_TG.shape[0] <= KEPT_TOKENS else None)
+        ctx.save_for_backward(x_TG, weight_NF, a_TF if keep else None)
         if a_TF is None:
             return x_TG.new_empty((x_TG.shape[0], weight_NF.shape[0]))
         return F.linear(a_TF, weight_NF, bias_N)
@@ -146,7 +143,7 @@ class _SwiGLULinear(torch.autograd.Function):
             return found if len(ctx.parameters) == 1 else [*found, rows_sum(dy_TN)]
 
         dweight, *dbias = gradients_by(ctx.side, ctx.parameters, gradients, dy_TN, a_TF)
-        return x_TG.detach(), dweight, (dbias[0] if dbias else None), None, None, None
+        return x_TG.detach(), dweight, (dbias[0] if dbias else None), None, None, None, None
 
 
 def _check(activation: str) -> None:
@@ -170,11 +167,12 @@ def swiglu_linear(
     activation: str = "silu",
     side: SideStream | None = None,
     read: bool = True,
+    keep: bool = False,
 ) -> Tensor:
     """(act(first half) · second half of x) Wᵀ + b, (T, N). As for `swiglu`, nobody else may read x. side: where the
     gradients of weight and bias, both leaves, are computed. read: false where only the gradients matter, since nobody
-    will look at the result (`recompute.py`); it may then be anything."""
+    will look at the result (`recompute.py`); it may then be anything. keep: what the product reads stays in memory."""
     _check(activation)
     if not runs_triton(x_TG):
         return swiglu_linear_reference(x_TG, weight_NF, bias_N, activation)
-    return _SwiGLULinear.apply(x_TG.contiguous(), weight_NF, bias_N, activation, side, read)
+    return _SwiGLULinear.apply(x_TG.contiguous(), weight_NF, bias_N, activation, side, read, keep)

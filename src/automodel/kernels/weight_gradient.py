@@ -52,8 +52,9 @@ def tiles_of(outputs: int, inputs: int) -> int:
 
 
 def makes_full_rounds(outputs: int, inputs: int, device: torch.device) -> bool:
-    """Whether our own product suits a weight: on Hopper, with tiles for nearly all processors in every round."""
-    if capability(device) // 10 != HOPPER // 10 or outputs % ALIGNED or inputs % ALIGNED:
+    """Whether our own product suits a weight: on Hopper, of whole tiles (beside the others squares would be summed up
+    that nobody stores), with some for nearly all processors in every round."""
+    if capability(device) // 10 != HOPPER // 10 or outputs % TILE_O or inputs % TILE_I:
         return False
     tiles, at_once = tiles_of(outputs, inputs), processors(device)
     return tiles >= FULL_ROUNDS * -(-tiles // at_once) * at_once
@@ -63,11 +64,6 @@ def product_programs(outputs: int, inputs: int, device: torch.device) -> int:
     """A whole number of units, of which those behind the last tile write zeros."""
     most = max(UNIT, processors(device) // UNIT * UNIT)
     return min(most, whole_units(tiles_of(outputs, inputs)))
-
-
-def most_programs(device: torch.device) -> int:
-    """That sum up the squares of one gradient, in either way."""
-    return max(run_programs(device), whole_units(processors(device)))
 
 
 def squared_product(dy_TO: Tensor, x_TI: Tensor, out_OI: Tensor, squares: Tensor) -> Tensor:
@@ -94,7 +90,8 @@ def _squares_of(weights: Sequence[Tensor]) -> SquareSums | None:
 
 def _has_rows(x: Tensor) -> bool:
     """Whether the engine that loads tiles can read it."""
-    return x.stride(1) == 1 and x.stride(0) % ALIGNED == 0 and x.data_ptr() % (2 * ALIGNED) == 0
+    apart = x.stride(0) >= x.shape[1] and x.stride(0) % ALIGNED == 0
+    return x.stride(1) == 1 and apart and x.data_ptr() % (2 * ALIGNED) == 0
 
 
 def weight_gradient(dy_TO: Tensor, x_TI: Tensor, weights: Sequence[Tensor]) -> Tensor:

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from automodel.kernels.triton_keys import settle_keys
+
 GROUP = tl.constexpr(8)
 """Rows of tiles that are walked through together: their columns of x stay in the cache."""
 
@@ -43,3 +45,6 @@ def weight_gradient_kernel(
         OUT.store([o * TILE_O, i * TILE_I + TILE_I // 2], right)
         squares += row_squares(left) + row_squares(right)
     tl.store(PARTIAL + program, tl.sum(squares, axis=0))
+
+
+settle_keys(globals())

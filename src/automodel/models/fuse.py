@@ -56,14 +56,20 @@ def fuse_shards(model: Any, seed: Tensor, longest: int) -> int:
 
 
 def fuse(
-    model: Any, seed: Tensor, side: SideStream | None = None, longest: int = 512, norms_again: bool = False
+    model: Any,
+    seed: Tensor,
+    side: SideStream | None = None,
+    longest: int = 512,
+    norms_again: bool = False,
+    gates_kept: bool = False,
 ) -> int:
     """Swaps embeddings and layers and returns how many layers. Weights that one product reads (query, key and value;
     gate and up) must be neighbours in memory by now. Whoever passes `side` joins it after every backward pass. `seed`:
     the device tensor every dropout of the step reads. `longest` bounds the documents. `norms_again`: decoders keep
-    less, where all of their weights are trained (`kernels/made_again.py`)."""
+    less, where all of their weights are trained (`kernels/made_again.py`). `gates_kept`: they keep more
+    (`kernels/swiglu.py`)."""
     if model.config.model_type in DECODERS:
-        return fuse_decoder(model, seed, side, longest, norms_again=norms_again)
+        return fuse_decoder(model, seed, side, longest, norms_again=norms_again, gates_kept=gates_kept)
     return fuse_encoder(model, seed, side, longest)
 
 

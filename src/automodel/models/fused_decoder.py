@@ -134,6 +134,8 @@ class FusedDecoderBlock:
     their own layers."""
     norms_again: bool = False
     """Whether products keep the stream instead of what a norm made of it."""
+    gates_kept: bool = False
+    """Whether the MLP's last product keeps what it reads instead of making it again."""
 
     def __call__(
         self,
@@ -214,8 +216,8 @@ class FusedDecoderBlock:
         else:
             with self._normed(y, h, p.norms.before_mlp):
                 inner, around = self._product(y, p.gate_up)
-            make = fp8_swiglu_linear if id(p.down) in self.fp8 else swiglu_linear
-            x = make(inner, p.down.weight, p.down.bias, p.activation, self.side, read)
+            last = (inner, p.down.weight, p.down.bias, p.activation, self.side, read)
+            x = fp8_swiglu_linear(*last) if id(p.down) in self.fp8 else swiglu_linear(*last, self.gates_kept)
         if p.norms.before_mlp is None:
             h = around  # the stream itself was read: both its gradients meet in the product's backward
         return Stream(self._branch(x, p.norms.after_mlp), h)
@@ -335,6 +337,7 @@ def fuse_decoder(
     longest: int,
     apart: bool = False,
     norms_again: bool = False,
+    gates_kept: bool = False,
 ) -> int:
     """Swaps embedding, blocks and final norm; returns the number of blocks. Weights of one product must be neighbours
     in memory by now, unless they may be `apart`. `longest` bounds the documents."""
@@ -365,7 +368,7 @@ def fuse_decoder(
         turning = angles[p.layer_type] if p.turns else None
         layer.forward = FusedDecoderBlock(
             layer, p, turning, seed, index, pools=index == last, side=side, held=held, apart=apart,
-            norms_again=norms_again,
+            norms_again=norms_again, gates_kept=gates_kept,
         )  # fmt: skip
     backbone.norm.forward = FusedFinalNorm(DECODERS[model.config.model_type].norm(backbone.norm), side)
     return len(parts)

@@ -94,6 +94,7 @@ def make_plan(
         checkpointing=fitting.checkpointing,
         packing=fitting.packing,
         norms_again=fitting.norms_saved > 0,
+        gates_kept=fitting.gates_kept > 0,
         memory_gib=round(fitting.estimate.total / GIB, 3),
         ranks=layout.size,
         **batches._asdict(),

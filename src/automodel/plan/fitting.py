@@ -25,6 +25,7 @@ from automodel.plan.memory import (
     Estimate,
     Mode,
     Setting,
+    can_keep_gates,
     can_norm_again,
     estimate,
     in_words,
@@ -69,6 +70,8 @@ class Fitting:
     """Of frozen weights in few bits."""
     norms_saved: float = 0.0
     """Bytes that are not kept because norms are made again; 0: they are not."""
+    gates_kept: float = 0.0
+    """Bytes that are kept although they could be made again, in the MLPs; 0: they are not."""
 
 
 def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
@@ -136,12 +139,15 @@ def decide_fitting(
 
 def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, fp8: bool) -> Fitting:
     """One candidate, as it would run. `fp8`: products keep what they read in FP8, not what norms gave."""
-    found, saved = estimate(model.shape, model.parameters, setting), 0.0
+    found, saved, kept = estimate(model.shape, model.parameters, setting), 0.0, 0.0
     much = found.total > NORMS_AGAIN_SHARE * hardware.memory_gib * GIB
     if not fp8 and much and can_norm_again(model.shape, setting):
         less = estimate(model.shape, model.parameters, replace(setting, norms_again=True))
         found, saved = less, found.total - less.total
-    return Fitting(setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved)
+    elif not fp8 and not much and can_keep_gates(model.shape, setting):
+        more = estimate(model.shape, model.parameters, replace(setting, gates_kept=True))
+        found, kept = more, more.total - found.total
+    return Fitting(setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved, kept)
 
 
 def _modes(cfg: RunConfig, hardware: Hardware, smallest: bool) -> list[tuple[Mode, bool]]:
@@ -201,6 +207,12 @@ def _told(
         saved = in_words(chosen.norms_saved)
         reason = f"what they give is made again for the gradients of the products behind them, not kept: {saved} less"
         lines.append(Decision("norms", "made again", reason))
+    if chosen.gates_kept:
+        more = in_words(chosen.gates_kept)
+        reason = (
+            f"of so few tokens the input of each MLP's last product is kept, not made again: {more} more, for speed"
+        )
+        lines.append(Decision("gates", "kept", reason))
     whole = not cfg.distributed.shards and cfg.distributed.tp_size * cfg.distributed.cp_size == 1
     lines.append(_memory_line(hardware, load, chosen, whole))
     return chosen

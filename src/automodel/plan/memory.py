@@ -12,7 +12,7 @@ query and key heads, I of the MLP (gated: 2 products in, else 1), in the form th
                        4I      gated: both products, the activation, what is multiplied out of them
     norm, torch's      2N      what it read and what it gave
     RMSNorm, stock     3N      what it read (in fp32), what was normalised, what it gave
-    fused blocks       norms 2N, gated MLP 2I (of few tokens, and ModernBERT, 3I): the rest is computed again;
+    fused blocks       norms 2N, gated MLP 2I (ModernBERT, and where it is kept, 3I): the rest is computed again;
                        of decoders' norms in front of products N, where they are made again (`kernels/made_again.py`)
 
 Under autocast the stream between layers is fp32 and every product keeps a 16-bit copy of what it reads. A checkpointed
@@ -41,7 +41,8 @@ Mode = Literal["none", "selective", "full"]
 MODES: tuple[Mode, ...] = ("none", "selective", "full")
 """Of gradient checkpointing, from the fastest to the smallest."""
 
-KEPT_TOKENS = 2048  # as in `kernels/swiglu.py`
+GATES_KEPT_TO = 2048
+"""Tokens of the largest micro-batch: of few it is little."""
 NORMS_AGAIN_FROM = 4096
 """Tokens of the largest micro-batch: few take little memory, and feel every launch."""
 LOGIT_EXTRA = 12  # bytes beside the logit itself, at the worst moment: its log-probability and two gradients, in fp32
@@ -177,6 +178,8 @@ class Setting:
     """Ranks that share weights, gradients and states of one copy of the model."""
     norms_again: bool = False
     """Whether decoders' norms are made once more in the backward pass."""
+    gates_kept: bool = False
+    """Whether what goes into the last product of a decoder's MLP is not."""
     accumulates: bool = False
     """Whether a step has several micro-batches; gradients of shards are whole until the last."""
 
@@ -282,11 +285,21 @@ def _state_bytes(setting: Setting, held: int, shape: ModelShape | None, paramete
 
 
 def can_norm_again(shape: ModelShape | None, setting: Setting) -> bool:
-    """Whether fused blocks can make what norms give once more, and there is enough of it. Under adapters and in shards
-    products keep copies of their own."""
-    fused = shape is not None and shape.rms and shape.norms_before > 0 and setting.fused
-    whole = not setting.trained and setting.shards == 1
-    return fused and whole and setting.checkpointing != "full" and setting.tokens >= NORMS_AGAIN_FROM
+    """Whether fused blocks can make what norms give once more, and there is enough of it."""
+    before = shape is not None and shape.norms_before > 0
+    large = setting.checkpointing != "full" and setting.tokens >= NORMS_AGAIN_FROM
+    return before and large and _own_products(shape, setting)
+
+
+def can_keep_gates(shape: ModelShape | None, setting: Setting) -> bool:
+    """Whether fused blocks can keep what goes into the last product of an MLP, and it is little."""
+    little = setting.checkpointing == "none" and setting.tokens <= GATES_KEPT_TO
+    return shape is not None and shape.gated and little and _own_products(shape, setting)
+
+
+def _own_products(shape: ModelShape, setting: Setting) -> bool:
+    """Of fused decoders. Under adapters and in shards products keep copies of their own."""
+    return shape.rms and setting.fused and not setting.trained and setting.shards == 1
 
 
 def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> float:
@@ -295,8 +308,8 @@ def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> flo
     attention = 2 * s.queries + 2 * s.keys
     if setting.fused:
         size = _compute_size(setting)
-        few = setting.tokens <= KEPT_TOKENS and not setting.trained and not again
-        inner = 2 * s.inner if not s.gated or (s.rms and not few) else 3 * s.inner
+        kept = setting.gates_kept and not again
+        inner = 2 * s.inner if not s.gated or (s.rms and not kept) else 3 * s.inner
         norms = 4 * s.width + (s.norms - 2) * s.width
         if setting.norms_again and not again:
             norms -= s.norms_before * s.width

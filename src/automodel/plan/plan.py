@@ -92,6 +92,8 @@ class Plan:
     """How frozen weights are held in few bits; none: they are not."""
     norms_again: bool = False
     """Whether decoders make what norms give once more in the backward pass."""
+    gates_kept: bool = False
+    """Whether decoders keep what goes into the last product of an MLP."""
     second_stream: bool = True
     """Whether a captured step may compute gradients of weights beside the backward pass."""
     memory_gib: float = 0.0

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from automodel.kernels.ahead_facts import FAMILIES, Facts, Shape, shape_of
 from automodel.kernels.flat_parameters import BLOCK
 from automodel.models.block_support import can_fuse
+from automodel.models.fuse import layers_of
 from automodel.models.fused_decoder import DECODERS
 from automodel.models.fused_encoder import ENCODERS
 
@@ -89,6 +90,18 @@ def test_blocks_of_the_flat_buffer():
 def test_electra_embeds_narrower_than_it_computes():
     shape = shape_of({"model_type": "electra"})
     assert (shape.embedding_width, shape.width) == (128, 256)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_matrices_of_a_block(kind):
+    """Those of one product together: as many elements as the layer has, each read by the width of some stream."""
+    config = AutoConfig.for_model(kind, **small(kind), num_hidden_layers=2, vocab_size=64, pad_token_id=0)
+    layer = layers_of(AutoModelForSequenceClassification.from_config(config))[1]
+    sizes = [tuple(p.shape) for p in layer.parameters() if p.ndim == 2]
+    found = shape_of(config.to_dict()).matrices()
+    assert sum(o * i for o, i in found) == sum(o * i for o, i in sizes)
+    assert {i for _, i in found} == {i for _, i in sizes}
+    assert {found[1], found[3]} <= set(sizes), "of the products that stand alone"
 
 
 def test_what_is_particular_about_decoders():

@@ -69,8 +69,8 @@ def test_training_launches_nothing_unforeseen(report):
 
 @needs_triton
 def test_little_is_compiled_for_nothing(report):
-    """What nobody can know beforehand: blocks and parameters of the optimizer, whether there will be text pairs, or
-    many tokens in a batch."""
+    """What nobody can know beforehand: blocks and parameters of the optimizer, whether there will be text pairs, and
+    whether there is much memory."""
     unknown = {"square_sums_kernel", "square_run_kernel", "update_kernel", "swiglu_backward_kernel"}
     unknown |= {"add_norm_forward_kernel", "add_norm_backward_kernel"}
     for case in report:

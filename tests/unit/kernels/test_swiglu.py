@@ -29,20 +29,17 @@ def test_swiglu(path, activation, width):
     torch.testing.assert_close(found, torch.autograd.grad(exact, x, upstream.double())[0], **TOLERANCE)
 
 
-@pytest.fixture(params=["few tokens", "many tokens"])
-def tokens(request, monkeypatch):
-    """Of few, what goes into the product is kept; of many, it is made again."""
-    monkeypatch.setattr("automodel.kernels.swiglu.KEPT_TOKENS", 2048 if request.param == "few tokens" else 0)
+KEEP = pytest.mark.parametrize("keep", [False, True], ids=["made again", "kept"])
 
 
+@KEEP
 @ACTIVATION
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.usefixtures("tokens")
-def test_swiglu_linear(path, activation, biased):
+def test_swiglu_linear(path, activation, biased, keep):
     x, weight, bias = draw(21, 80), draw(24, 40, seed=1), draw(24, seed=2) if biased else None
     learned = [t for t in (x, weight, bias) if t is not None]
     upstream = torch.randn(21, 24)
-    ours = swiglu_linear(product(x), weight, bias, activation)
+    ours = swiglu_linear(product(x), weight, bias, activation, keep=keep)
     exact = swiglu_linear_reference(*(None if t is None else t.double() for t in (x, weight, bias)), activation)
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-4)
     found = torch.autograd.grad(ours, learned, upstream)
@@ -70,31 +67,31 @@ def test_far_out_it_neither_overflows_nor_leaks(path):
     assert torch.isfinite(x.grad).all()
 
 
-@pytest.mark.usefixtures("interpreter", "tokens")
-def test_a_second_backward_pass_is_refused_and_not_wrong():
+@KEEP
+@pytest.mark.usefixtures("interpreter")
+def test_a_second_backward_pass_is_refused_and_not_wrong(keep):
     """The first one wrote over what was saved."""
     x, weight = draw(4, 16), draw(3, 8, seed=1)
-    y = swiglu_linear(product(x), weight)
+    y = swiglu_linear(product(x), weight, keep=keep)
     y.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
 
 
 @pytest.mark.usefixtures("interpreter")
-def test_both_ways_give_the_same_bits(monkeypatch):
+def test_both_ways_give_the_same_bits():
     x, weight, upstream = draw(9, 64), draw(12, 32, seed=1), torch.randn(9, 12)
     found = []
-    for most in (0, 9):
-        monkeypatch.setattr("automodel.kernels.swiglu.KEPT_TOKENS", most)
-        y = swiglu_linear(product(x), weight)
+    for keep in (False, True):
+        y = swiglu_linear(product(x), weight, keep=keep)
         found.append([y, *torch.autograd.grad(y, (x, weight), upstream)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-@pytest.mark.usefixtures("tokens")
-def test_under_checkpointing_it_writes_over_the_copy_that_was_made_again(path):
+@KEEP
+def test_under_checkpointing_it_writes_over_the_copy_that_was_made_again(path, keep):
     x, weight, upstream = draw(6, 32), draw(5, 16, seed=1), torch.randn(6, 5)
-    ours = checkpoint(lambda t: swiglu_linear(product(t), weight), x, use_reentrant=False)
+    ours = checkpoint(lambda t: swiglu_linear(product(t), weight, keep=keep), x, use_reentrant=False)
     exact = swiglu_linear_reference(x, weight)
     for a, b in zip(
         torch.autograd.grad(ours, (x, weight), upstream), torch.autograd.grad(exact, (x, weight), upstream)

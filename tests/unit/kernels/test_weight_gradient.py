@@ -7,7 +7,7 @@ from automodel.kernels import weight_gradient as ours
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.linear import joined_linear
 from automodel.kernels.side_by_side import joined_view
-from automodel.kernels.square_sums import UNIT, SquareSums
+from automodel.kernels.square_sums import UNIT, SquareSums, run_programs
 from automodel.kernels.weight_gradient import (
     makes_full_rounds,
     product_programs,
@@ -53,7 +53,7 @@ def test_which_weights_suit(monkeypatch):
     assert all(makes_full_rounds(*size, CPU) for size in sizes.values())
     assert not makes_full_rounds(3072, 2048, CPU), "192 tiles: the second round is half empty"
     assert not makes_full_rounds(768, 768, CPU), "18 tiles"
-    assert not makes_full_rounds(2047, 2048, CPU), "rows that are not whole vectors"
+    assert not makes_full_rounds(16_384, 2080, CPU), "beside the last tiles there is something to be left out"
     monkeypatch.setattr(ours, "capability", lambda device: 80)
     assert not makes_full_rounds(2048, 2048, CPU), "Ampere has no engine that loads tiles"
 
@@ -64,7 +64,7 @@ def test_programs_are_whole_units_and_cover_all_tiles(monkeypatch, processors, s
     monkeypatch.setattr(ours, "processors", lambda device: processors)
     monkeypatch.setattr("automodel.kernels.square_sums.processors", lambda device: processors)
     programs = product_programs(*size, CPU)
-    assert programs % UNIT == 0 < programs <= ours.most_programs(CPU)
+    assert programs % UNIT == 0 < programs <= run_programs(CPU)
     assert programs <= max(UNIT, processors)
     assert programs >= min(tiles_of(*size), processors - UNIT + 1)
 
@@ -107,6 +107,15 @@ def make(late, clipped=0.5, **options):
     return net, optimizer
 
 
+def count_calls(monkeypatch):
+    """Names of the ways in which squares are summed up where a gradient is made, in order."""
+    calls = []
+    for name in ("squared_product", "sum_run"):
+        real = getattr(ours, name)
+        monkeypatch.setattr(ours, name, lambda *args, name=name, real=real: calls.append(name) or real(*args))
+    return calls
+
+
 def train(net, optimizer, lengths):
     norms = []
     for step, tokens in enumerate(lengths):
@@ -122,14 +131,16 @@ def train(net, optimizer, lengths):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("full_rounds", [0.0, 2.0], ids=["in the product", "behind it"])
-def test_norms_and_weights_are_those_without_it(monkeypatch, full_rounds):
+@pytest.mark.parametrize("inside", [True, False], ids=["in the product", "behind it"])
+def test_norms_and_weights_are_those_without_it(monkeypatch, inside):
     """Also where steps take turns of which only some leave their squares: nothing of an earlier one is counted."""
     lengths = [20, 40, 20, 41, 7, 39]
     plain = train(*make(late=False), lengths)
-    monkeypatch.setattr(ours, "FULL_ROUNDS", full_rounds)
+    calls = count_calls(monkeypatch)
+    monkeypatch.setattr(ours, "makes_full_rounds", lambda *size: inside)
     monkeypatch.setattr(ours, "MOST_TOKENS", 30)
     norms, weights = train(*make(late=True), lengths)
+    assert calls == ["squared_product" if inside else "sum_run"] * 3, "of the steps of 20, 20 and 7 tokens"
     assert norms == pytest.approx(plain[0], rel=1e-4)
     assert min(norms) > 0.5, "clipped"
     for mine, theirs in zip(weights, plain[1], strict=True):
@@ -138,7 +149,7 @@ def test_norms_and_weights_are_those_without_it(monkeypatch, full_rounds):
 
 @pytest.mark.usefixtures("interpreter")
 def test_a_pass_that_was_given_up_leaves_nothing(monkeypatch):
-    monkeypatch.setattr(ours, "FULL_ROUNDS", 0.0)
+    monkeypatch.setattr(ours, "makes_full_rounds", lambda *size: True)
     net, optimizer = make(late=True)
     x = torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(0)).half()
     net(x).square().sum().backward()
@@ -152,7 +163,7 @@ def test_a_pass_that_was_given_up_leaves_nothing(monkeypatch):
 
 @pytest.mark.usefixtures("interpreter")
 def test_a_weight_that_has_a_gradient_already_is_looked_at_as_a_whole(monkeypatch):
-    monkeypatch.setattr(ours, "FULL_ROUNDS", 0.0)
+    monkeypatch.setattr(ours, "makes_full_rounds", lambda *size: True)
     net, optimizer = make(late=True)
     weights = list(net.joined)
     weights[1].grad = torch.zeros_like(weights[1])

@@ -217,10 +217,8 @@ def test_weights_gradients_and_logits():
     assert need.activations / GIB == pytest.approx(7.3, rel=0.05)
     again = estimate(shape, parameters, dataclasses.replace(captured, norms_again=True))
     assert need.activations - again.activations == 16 * 2 * 2048 * 2 * 8192  # 2N less
-    few = [estimate(shape, parameters, dataclasses.replace(captured, tokens=t, rows=t)) for t in (2048, 2049)]
-    # Up to 2,048 tokens what goes into the last product of the MLP is kept, too: I more of each.
-    kept = few[0].activations / 2048 - few[1].activations / 2049
-    assert kept == pytest.approx(16 * 8192 * 2, rel=1e-3)
+    kept = estimate(shape, parameters, dataclasses.replace(captured, gates_kept=True))
+    assert kept.activations - need.activations == 16 * 8192 * 2 * 8192  # I more
     assert need.logits == 8192 * 128_256 * 14
     assert logit_bytes(shape, dataclasses.replace(captured, stored_logits=False)) == 2**30
     eager = estimate(shape, parameters, dataclasses.replace(captured, captured=False, fused=False))
@@ -337,6 +335,31 @@ def test_norms_are_made_again_where_that_is_worth_something(gib, tokens, options
         saved = layers * 2 * 2048 * 2 * 8192 / GIB
         expected = f"{saved:.1f} GiB" if saved >= 1 else f"{saved * 1024:.0f} MiB"
         assert f"not kept: {expected} less" in said.reason
+
+
+@pytest.mark.parametrize(
+    ("gib", "tokens", "options", "kept"),
+    [
+        (140.0, 2048, {}, True),
+        (140.0, 2056, {}, False),
+        (24.0, 2048, {}, False),
+        (140.0, 1024, {"gradient_checkpointing": "selective"}, False),
+        (140.0, 1024, {"fp8": Fp8Config()}, False),
+        (140.0, 1024, {"shape": dataclasses.replace(SHAPE_1B, rms=False)}, False),
+    ],
+    ids=["few tokens", "many tokens", "little memory", "some layers again", "fp8", "no decoder of ours"],
+)
+def test_gates_are_kept_where_that_costs_little(gib, tokens, options, kept):
+    products = (Product(("q_proj",), 4096, 6144),)
+    changes = {"shape": options.pop("shape", SHAPE_1B), "head_words": 128_256, "products_fused": products}
+    data = dataclasses.replace(DATA, longest=tokens // 8, max_length=tokens // 8)
+    hardware, model = dataclasses.replace(gpu(gib), fp8=True), dataclasses.replace(LLAMA, **changes)
+    plan = plan_for(hardware, model, data, fp8=options.pop("fp8", None), **options)
+    assert plan.gates_kept == kept
+    said = line(plan, "gates")
+    assert (said is not None) == kept
+    if kept:
+        assert f"made again: {16 * 8192 * 2 * tokens / 2**20:.0f} MiB more, for speed" in said.reason
 
 
 def test_layers_with_dropout_are_not_captured_under_checkpointing():
