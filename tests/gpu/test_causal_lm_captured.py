@@ -201,6 +201,7 @@ def test_captured_steps_have_the_norms_of_gradients_that_are_read_again(monkeypa
         assert bool(made) == bool(most)
         step.finish()
     assert max(made) <= tokens[-2] < tokens[-1]
+    assert results[0][0] == pytest.approx(results[tokens[-2]][0], rel=1e-4), "of one model"
     torch.testing.assert_close(*(torch.tensor(r) for r in results.values()), rtol=2e-3, atol=1e-4)
 
 

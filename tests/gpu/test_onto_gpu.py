@@ -22,9 +22,9 @@ if torch.cuda.is_available():
 @pytest.mark.parametrize(("of", "to"), [("float32", "float32"), ("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_numbers_arrive(monkeypatch, seat, of, to):
     monkeypatch.setattr(onto_gpu, "SEAT", seat)
-    way = Way(torch.device("cuda", 0))
     sources = [torch.randn(shape).to(getattr(torch, of)) for shape in [(7, 33), (1,), (), (300, 5), (0, 4)]]
     targets = [torch.full(source.shape, 7.0, dtype=getattr(torch, to), device="cuda") for source in sources]
+    way = Way(torch.device("cuda", 0))  # waits for what was queued before: the sevens, too
     for target, source in zip(targets, sources, strict=True):
         way.carry(target, source)
     torch.cuda.current_stream().wait_stream(way.stream)
