@@ -121,8 +121,9 @@ def test_losses_and_weights_are_those_of_the_captured_step(folder, ranks, name):
     assert own_norm == pytest.approx(norm, rel=1e-4)  # squares are summed up in another order
     for key, weight in weights.items():
         apart = (own[key] - weight).abs()
-        # AdamW moves a number whose gradient is next to nothing by a whole step, and rounding decides which way.
-        assert apart.mean() < 3e-6, key
+        # AdamW moves a number whose gradient is next to nothing by a whole step, and rounding decides which way. Where
+        # updates are put off, one process sums up squares in another order: norms differ in their last digits.
+        assert apart.mean() < (2e-5 if plan["late_update"] else 1e-6), key
         assert apart.max() < 2 * LR * STEPS, key
     assert step.pieces.early
     assert step.pieces.came_early >= len(step.pieces.early) - 1
