@@ -322,10 +322,12 @@ def whole(options: argparse.Namespace) -> int:
         settings = [*(WORKLOADS[options.name].settings if options.name in WORKLOADS else ()), "checkpoint.enabled=true"]
         cfg = load_run_config([make(options.name, folder, options.steps)], [*settings, *options.settings])
         job = make_job(cfg, folder / "work", steps=None, warmup=None)
-        sides = sides_against(options.against.split(","))
+        sides = [] if options.against == "none" else sides_against(options.against.split(","))
+        baseline = None
         for turn, side in enumerate([*sides, AUTOMODEL, AUTOMODEL]):
             found = run_once(job, side, turn, folder / "logs")
-            print(f"{side.name}: {found.get('error') or in_short(found)}", flush=True)
+            print(f"{side.name}: {found.get('error') or in_short(found, baseline)}", flush=True)
+            baseline = baseline or found
             failed += found["status"] == "failed"
             rows = rows_of(
                 f"{options.name}-whole-run{'-warm' if turn == len(sides) + 1 else ''}",
@@ -339,11 +341,20 @@ def whole(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def in_short(found: dict[str, Any]) -> str:
-    """Where a run's time went: seconds since its start, one moment after the other."""
+def in_short(found: dict[str, Any], baseline: dict[str, Any] | None = None) -> str:
+    """Where a run's time went: seconds since its start, one moment after the other. Its share of the baseline's time is
+    said twice, the second time until the files of both are on the disk."""
     moments = {"imports": "imports_s", "loop": "loop_start_s", "first step": "first_step_s", "loop's end": "loop_end_s"}
     told = ", ".join(f"{name} {found[key]:.1f}" for name, key in moments.items())
-    return f"{found['wall_s']:.1f} s ({told}; flush {found['flush_s']:.1f}), {found['ms_per_step']:.2f} ms a step"
+    share = ""
+    if baseline and baseline["status"] != "failed":
+        until_saved, until_safe = (
+            sum(found[key] for key in keys) / sum(baseline[key] for key in keys)
+            for keys in (("wall_s",), ("wall_s", "flush_s"))
+        )
+        share = f", {until_saved:.3f} of {baseline['provider']}, on the disk {until_safe:.3f}"
+    step = f"{found['ms_per_step']:.2f} ms a step"
+    return f"{found['wall_s']:.1f} s ({told}; flush {found['flush_s']:.1f}), {step}{share}"
 
 
 def keep(outcome: Any, folder: Path | None, name: str) -> None:
@@ -384,7 +395,7 @@ def main() -> int:
     walls = verbs.add_parser("whole", help="measure a workload from start to saved model, cold and warm")
     walls.add_argument("name", choices=names)
     walls.add_argument("--rows", type=Path, required=True)
-    walls.add_argument("--against", default="hf-trainer-tuned")
+    walls.add_argument("--against", default="hf-trainer-tuned", help="sides to compare with, or `none`")
     walls.add_argument("--steps", type=int)
     walls.add_argument("--commit")
     walls.add_argument("--set", dest="settings", action="append", default=[], metavar="section.key=value")

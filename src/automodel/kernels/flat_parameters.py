@@ -138,7 +138,7 @@ class FlatParameters:
             self._buffer(self.dtype) if with_moments else self.weight.new_empty(0) for _ in range(2)
         )
         self.copy = None if copy_dtype is None else self._buffer(copy_dtype)
-        self.blocks = self._block_table().to(self.device)
+        self.blocks = self._block_table()
         self._move_in()
         self.gradient_dtypes = {place.parameter.dtype for place in self.places}
         self.addresses = [place.parameter.data_ptr() for place in self.places]
@@ -158,8 +158,8 @@ class FlatParameters:
         """Blocks at once without those."""
 
     def _blocks_of(self, places: Iterable[Place]) -> torch.Tensor:
-        ranges = [range(p.start // BLOCK, p.start // BLOCK + p.blocks) for p in places if not p.lazy]
-        return torch.tensor([b for r in ranges for b in r], dtype=torch.int32, device=self.device)
+        numbers = torch.arange(self.n_blocks, dtype=torch.int32, device=self.device)
+        return torch.cat([numbers[:0], *(numbers[p.start // BLOCK :][: p.blocks] for p in places if not p.lazy)])
 
     def _fix_gradients(self, places: Sequence[Place]) -> None:
         """Parameters that are neighbours have gradients that are neighbours, in the same order."""
@@ -220,17 +220,22 @@ class FlatParameters:
         return torch.zeros(blocks * BLOCK, dtype=dtype, device=self.device)
 
     def _block_table(self) -> torch.Tensor:
-        """(5, n_blocks) int32: parameter, offset inside it, real elements, group, fp32 gradient."""
-        columns = []
+        """(5, n_blocks) int32: parameter, offset inside it, real elements, group, fp32 gradient. Made where it stays: a
+        model of a billion parameters has 600,000 blocks, which took a processor a quarter of a second."""
+        table = torch.empty((5, self.n_blocks), dtype=torch.int32, device=self.device)
+        first = 0
         for index, place in enumerate(self.places):
             if place.lazy:
                 continue
-            offsets = torch.arange(place.blocks, dtype=torch.int32) * BLOCK
-            wide = place.full_precision and self.dtype == torch.float32
-            real = (place.parameter.numel() - offsets).clamp(max=BLOCK)
-            constant = [torch.full_like(offsets, value) for value in (index, place.group, int(wide))]
-            columns.append(torch.stack([constant[0], offsets, real, constant[1], constant[2]]))
-        return torch.cat(columns, dim=1).contiguous()
+            columns = table[:, first : first + place.blocks]
+            columns[0] = index
+            columns[1] = torch.arange(0, place.blocks * BLOCK, BLOCK, dtype=torch.int32, device=self.device)
+            columns[2] = BLOCK
+            columns[2, place.blocks - 1 :] = place.parameter.numel() - (place.blocks - 1) * BLOCK
+            columns[3] = place.group
+            columns[4] = int(place.full_precision and self.dtype == torch.float32)
+            first += place.blocks
+        return table
 
     @torch.no_grad()
     def _move_in(self) -> None:
