@@ -73,12 +73,13 @@ def digest_of(path: Path) -> str:
 
 class NewFile:
     """A file that is written once, from its beginning to its end. Pieces that are whole pages, in memory too, take the
-    straight way; from the first that is not, or that the file system refuses, all go through the page cache."""
+    straight way; from the first that is not, or that the file system refuses, all go through the page cache.
+    `at_once`: false where nobody will ask for a flush, and the disk has more urgent things to do."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, at_once: bool = True):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
-        self.size = 0
-        self.straight = getattr(os, "O_DIRECT", 0)
+        self.size, self.at_once = 0, at_once
+        self.straight = getattr(os, "O_DIRECT", 0) if at_once else 0
         try:
             self._descriptor = os.open(path, flags | self.straight, 0o666)
         except OSError as error:
@@ -106,7 +107,7 @@ class NewFile:
                 continue
             piece = piece[written:]
             self.size += written
-            if not self.straight:
+            if self.at_once and not self.straight:
                 self._begin_early(written)
 
     def flush(self) -> None:

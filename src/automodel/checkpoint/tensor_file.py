@@ -83,11 +83,14 @@ def write_side_by_side(folder: Path, files: Iterable[File]) -> dict[str, Written
     return {name: file.result() for name, file in written.items()}
 
 
-def write_unhashed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
-    """The same file, once the devices have made the tensors; whoever wants it on the disk flushes it."""
+def write_unhashed(
+    path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None, at_once: bool = True
+) -> None:
+    """The same file, once the devices have made the tensors; whoever wants it on the disk flushes it, and says so
+    beforehand (`at_once`)."""
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.synchronize(device)
-    with NewFile(path) as file:
+    with NewFile(path, at_once) as file:
         for piece in _pieces(tensors, notes):
             file.write(piece)
 

@@ -41,9 +41,9 @@ def whole_checkpoint(
 
 
 def exported_before(folder: RunFolder) -> dict[str, Any]:
-    """What is known of the model that lies in the run folder; nothing where none does, or files of it are gone."""
-    files, summary = folder.exported(), folder.read_json("summary.json") or {}
-    if not files or not all((folder.root / name).is_file() for name in files):
+    """What is known of the model that lies in the run folder; nothing where none does, or not the whole of it."""
+    summary = folder.read_json("summary.json") or {}
+    if not folder.holds_model():
         return {}
     # A run that was interrupted on its way further has a summary of its own, with this in it.
     known = summary.get("exported") or {key: summary[key] for key in OF_THE_MODEL if key in summary}

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from automodel.checkpoint.disk import left_over_of, replace_text
 from automodel.config.errors import UserError
 from automodel.plan.config import RunConfig
@@ -94,11 +96,27 @@ class RunFolder:
     def is_complete(self, step: int) -> bool:
         """Whether the model of this step lies in the root. A kill between last step and export leaves it missing."""
         summary = self.read_json("summary.json") or {}
-        return bool(self.exported()) and summary.get("status") != "interrupted" and summary.get("steps") == step
+        return self.holds_model() and summary.get("status") != "interrupted" and summary.get("steps") == step
+
+    def holds_model(self) -> bool:
+        """Whether everything that the export wrote is there, and weights in full length: the system writes them out in
+        its own time (`exported_model.py`), and a power cut before that leaves them short."""
+        files = [self.root / name for name in self.exported()]
+        return bool(files) and all(map(_is_whole, files))
 
     def is_throwaway(self) -> bool:
         """Whether the run in here kept neither a checkpoint nor a model."""
         return not self.exported() and not any(self.steps.glob("step-*"))
+
+
+def _is_whole(path: Path) -> bool:
+    if path.suffix != ".safetensors":
+        return path.is_file()
+    try:
+        with safe_open(path, framework="numpy"):  # compares its length with what its header says
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def open_folder(checkpoint_dir: str, *, resume: bool, overwrite: bool) -> RunFolder:

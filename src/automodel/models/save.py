@@ -37,6 +37,7 @@ _WRITING = ".model-being-written"
 _COMPLETE = ".model-to-move-in"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_LARGE = 1 << 28  # bytes that a disk does not write in passing
 _MANIFEST = ".files.json"  # names of the whole save; some have moved in already when a killed save is finished
 
 
@@ -45,14 +46,17 @@ def save_hf_folder(
     tokenizer: PreTrainedTokenizerBase | None,
     folder: str | Path,
     weights: Whole | None = None,
+    at_once: bool = True,
 ) -> Path:
     """Writes weights (safetensors), config with label names, generation config and tokenizer; returns the folder.
-    `weights`: sizes in bytes, and the tensors one by one, where the model itself holds only a part of each."""
+    `weights`: sizes in bytes, and the tensors one by one, where the model itself holds only a part of each. `at_once`:
+    false for whoever has the same weights on the disk, or goes on to bring them there (`flush_to_disk`): large files
+    are then written out by the system in its own time, as those of other libraries are."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     finish_interrupted_save(target)
     try:
-        writing = _written(model, tokenizer, target / _WRITING, weights)
+        writing = _written(model, tokenizer, target / _WRITING, weights, at_once)
     except BaseException:  # a full disk, mostly, which has its room back then; what was there before stays
         shutil.rmtree(target / _WRITING, ignore_errors=True)
         with suppress(OSError):
@@ -64,11 +68,11 @@ def save_hf_folder(
     return target
 
 
-def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None) -> Path:
-    """The staging folder, complete and on the disk."""
+def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None, at_once: bool) -> Path:
+    """The staging folder, complete and, but for large files that have time, on the disk."""
     writing.mkdir()
     with stock_attention(model), quiet_transformers(), _any_generation_config(model):
-        _write_model(model, writing, weights)
+        _write_model(model, writing, weights, at_once)
     if tokenizer is not None:
         tokenizer.save_pretrained(writing)
     names = [str(path.relative_to(writing)) for path in _files(writing)]
@@ -76,18 +80,19 @@ def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None) -
     files, mode = _files(writing), _ordinary_mode(writing)
     for path in files:
         path.chmod(mode)  # safetensors makes its files readable to their owner alone
+    urgent = [path for path in files if at_once or path.stat().st_size < _LARGE]
     with ThreadPoolExecutor(8) as threads:  # the disk takes as long for all of them as for the largest
-        list(threads.map(flush_to_disk, files))
+        list(threads.map(flush_to_disk, urgent))
     return writing
 
 
-def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) -> None:
+def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None, at_once: bool) -> None:
     """The model; of an adapter its two files and, of a classifier, the config with its class names."""
     adapter = adapter_of(model)
     if adapter is None and not _changes_form(model):
         weights = weights or held_by("cuda", model)
         if weights is not None:
-            write_streamed(model, *weights, folder)
+            write_streamed(model, *weights, folder, at_once=at_once)
             return
     whole = None if weights is None else dict(weights[1])
     if adapter is None:

@@ -129,3 +129,17 @@ def test_without_a_straight_way_the_disk_is_told_of_every_byte_in_time(tmp_path,
     assert len(DATA) - 4096 <= covered <= len(DATA)
     monkeypatch.setattr(os, "posix_fadvise", lambda *where: (_ for _ in ()).throw(OSError(22, "not here")))
     write(tmp_path / "file", 1000)  # a hint that is refused costs nothing
+
+
+@needs_a_straight_way
+def test_what_has_time_is_neither_hurried_nor_flushed(tmp_path, monkeypatch, calls):
+    told = []
+    monkeypatch.setattr(disk, "AHEAD", 4096)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *where: told.append(where), raising=False)
+    monkeypatch.setattr(os, "fsync", told.append)
+    with NewFile(tmp_path / "file", at_once=False) as file:
+        for piece in pieces(4 * PAGE):
+            file.write(piece)
+    assert (tmp_path / "file").read_bytes() == DATA
+    assert not told
+    assert calls == [(4 * PAGE, False)] * 10 + [(123, False)]
