@@ -14,7 +14,7 @@ real: MiniLM on movie reviews, as the quickstart trains it. `run` measures each 
 fresh processes, and writes the rows after every workload, so that a run stopped by its time limit keeps what it has.
 `whole` is about `wall_s`, from the start of a process to the evaluated and saved model: Trainer, then this library
 twice, first with empty caches and then with those that the first run left. `flush_s` is what the disk has to do after
-that: this library's files are on it by then, Trainer's in memory.
+that: this library's checkpoint is on it by then, its model and Trainer's files are in memory.
 
 The package need not be installed: `src/` beside this folder is used.
 """

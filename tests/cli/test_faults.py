@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_step(folder, monkeypatch):
     ]
     for error in errors:
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "save_hf_folder", lambda *_, error=error: (_ for _ in ()).throw(error))
+            patch.setattr(engine, "save_hf_folder", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
             with pytest.raises(
                 UserError, match="the model could not be written to .*: No space left on dev"
             ) as stopped:

@@ -158,7 +158,8 @@ def _is_done(cfg: RunConfig) -> bool:
 
     folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser())
     summary = folder.read_json("summary.json") or {}
-    done = folder.holds_model() and summary.get("status") in ("finished", "stopped early")
+    done = bool(folder.exported()) and summary.get("status") in ("finished", "stopped early")
+    done = done and not folder.left_short()  # somebody may have moved the model away; half of one is made again
     if done:
         check_same_run(cfg, folder)
         done = not asks_for_more(cfg, folder)

@@ -99,10 +99,15 @@ class RunFolder:
         return self.holds_model() and summary.get("status") != "interrupted" and summary.get("steps") == step
 
     def holds_model(self) -> bool:
-        """Whether everything that the export wrote is there, and weights in full length: the system writes them out in
-        its own time (`exported_model.py`), and a power cut before that leaves them short."""
-        files = [self.root / name for name in self.exported()]
-        return bool(files) and all(map(_is_whole, files))
+        """Whether everything that the export wrote is there, and whole."""
+        names = self.exported()
+        return bool(names) and all((self.root / name).is_file() for name in names) and not self.left_short()
+
+    def left_short(self) -> list[str]:
+        """Weights of the exported model that are shorter than they say. The system writes them out in its own time
+        (`exported_model.py`), and a power cut before that leaves them so."""
+        weights = [name for name in self.exported() if name.endswith(".safetensors")]
+        return [name for name in weights if (self.root / name).is_file() and not _is_whole(self.root / name)]
 
     def is_throwaway(self) -> bool:
         """Whether the run in here kept neither a checkpoint nor a model."""
@@ -110,8 +115,6 @@ class RunFolder:
 
 
 def _is_whole(path: Path) -> bool:
-    if path.suffix != ".safetensors":
-        return path.is_file()
     try:
         with safe_open(path, framework="numpy"):  # compares its length with what its header says
             return True

@@ -287,7 +287,7 @@ def _load_weights(
         )
     except SafetensorError as error:
         raise UserError(
-            f"model: the weights of {source.name!r} are damaged ({_one_line(error)}); download or save them again"
+            f"model: the weights of {source.name!r} are damaged ({_one_line(error)}); {source.good_weights}"
         ) from error
     except OSError as error:
         if _has_only_pickled_weights(source):

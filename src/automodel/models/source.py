@@ -45,6 +45,13 @@ class Source:
     def folder(self) -> Path | None:
         return Path(self.name) if os.path.isdir(self.name) else None
 
+    @property
+    def good_weights(self) -> str:
+        """Where to get weights that are damaged here."""
+        if os.path.isdir(os.path.join(self.name, "run", "steps")):
+            return f"the run's checkpoint has them: automodel checkpoint convert {self.name} --out FOLDER"
+        return "download or save them again"
+
 
 def find_model(cfg: ModelConfig) -> Source:
     """Where the model is; raises a `UserError` that says what was tried."""

@@ -140,6 +140,8 @@ def test_a_finished_run_is_done_only_for_its_own_config(resumed, capsys):
     assert not done("model=/data/other")
     with pytest.raises(UserError, match="the config differs"):
         done("optimizer.lr=1e-3")
+    (resumed()[1].root / "model.safetensors").write_bytes(b"what a power cut left")
+    assert not done()
 
 
 def test_numbers_that_older_versions_wrote_out_are_those_that_are_left_open_now(resumed):
