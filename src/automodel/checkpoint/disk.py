@@ -71,6 +71,20 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a `.safetensors` file is as long as its header says. A file that nobody flushed may not be, after a power
+    cut; on some file systems it is then as long, and ends with zeros, which only hashes see."""
+    from safetensors import SafetensorError, safe_open
+
+    if path.stat().st_size == 0:
+        return False
+    try:
+        with safe_open(path, framework="numpy"):
+            return True
+    except SafetensorError:
+        return False
+
+
 class NewFile:
     """A file that is written once, from its beginning to its end. Pieces that are whole pages, in memory too, take the
     straight way; from the first that is not, or that the file system refuses, all go through the page cache.

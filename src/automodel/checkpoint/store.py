@@ -109,6 +109,8 @@ class CheckpointStore:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
         self._work: _Work | None = None
         self._damaged: set[int] = set()  # steps that were passed over
+        self.sealed: set[int] = set()
+        """Steps whose checkpoints this process has put on the disk."""
 
     def leave_room(self, most_bytes: int) -> None:
         """Some step to come needs so much GPU memory at once, whatever those before have needed: no snapshot there may
@@ -324,6 +326,7 @@ class CheckpointStore:
         flush_to_disk(self.folder)
         catalog.point_latest(self.folder, work.step)
         self._damaged.discard(work.step)
+        self.sealed.add(work.step)
         catalog.drop_old(self.folder, self.keep_last, work.protected | {work.step}, self._damaged)
 
     def _files_of_all(self, work: _Work) -> dict[str, Written]:

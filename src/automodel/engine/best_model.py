@@ -36,14 +36,15 @@ def whole_checkpoint(
     problems = [text for text in ranks.texts(problem) if text]
     if not problems:
         return checkpoint, "", {}
+    checkpoints.sealed.discard(step)  # if it ever was good, it is not any more
     exported = ranks.told(lambda: exported_before(folder))
     return None, problems[0], exported if exported.get("exported_step") == step else {}
 
 
 def exported_before(folder: RunFolder) -> dict[str, Any]:
     """What is known of the model that lies in the run folder; nothing where none does, or not the whole of it."""
-    summary = folder.read_json("summary.json") or {}
-    if not folder.holds_model():
+    files, summary = folder.exported(), folder.read_json("summary.json") or {}
+    if not files or not all((folder.root / name).is_file() for name in files) or folder.left_short():
         return {}
     # A run that was interrupted on its way further has a summary of its own, with this in it.
     known = summary.get("exported") or {key: summary[key] for key in OF_THE_MODEL if key in summary}

@@ -1,12 +1,14 @@
 """Where a run's weights are when it says that they are saved: on the disk.
 
-The last checkpoint and the exported model have the same weights and are written side by side, which is the longest wait
-of a short run: 19.8 GB, 9 s, for 1.2 billion parameters. So only the checkpoint is waited for. The model's large files
-lie in the page cache until the system writes them out, half a minute later at most. What a power cut leaves of them
-before that is noticed (`RunFolder.holds_model`), and `--resume` exports once more.
+The exported model has the weights of a checkpoint, mostly of the last one, and both are written side by side, which is
+the longest wait of a short run: 19.8 GB, 9 s, for 1.2 billion parameters. So only the checkpoint is waited for. The
+model's large files lie in the page cache until the system writes them out, usually within a minute. What a power cut
+leaves of them before that is noticed where they are short (`RunFolder.left_short`), and `--resume` exports once more.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from automodel.checkpoint.disk import flush_to_disk
 from automodel.checkpoint.store import CheckpointStore
@@ -14,11 +16,19 @@ from automodel.engine.folder import RunFolder
 
 
 def wait_for_disk(checkpoints: CheckpointStore, folder: RunFolder, step: int | None) -> None:
-    """Returns once the weights of `step`, which were exported (None: none were), are on the disk: in their checkpoint,
-    or, where that could not be written, in the files of the model."""
+    """Returns once the weights of `step`, which were exported (None: not by this rank), are on the disk: in their
+    checkpoint, or, where that could not be written, is an older one or lies on another disk, in the model's files."""
     try:
         checkpoints.wait()
-    finally:
-        if step is not None and checkpoints.at(step) is None:
-            for name in folder.exported():
-                flush_to_disk(folder.root / name)
+    except BaseException:
+        with suppress(OSError):  # the checkpoint's own trouble is what is told
+            _flush(folder, step)
+        raise
+    if step not in checkpoints.sealed or folder.steps.stat().st_dev != folder.root.stat().st_dev:
+        _flush(folder, step)
+
+
+def _flush(folder: RunFolder, step: int | None) -> None:
+    for name in folder.exported() if step is not None else ():
+        with suppress(FileNotFoundError):  # moved away meanwhile
+            flush_to_disk(folder.root / name)

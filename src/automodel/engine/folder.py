@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from automodel.checkpoint.disk import left_over_of, replace_text
+from automodel.checkpoint.disk import is_whole, left_over_of, replace_text
 from automodel.config.errors import UserError
 from automodel.plan.config import RunConfig
 
@@ -96,30 +94,18 @@ class RunFolder:
     def is_complete(self, step: int) -> bool:
         """Whether the model of this step lies in the root. A kill between last step and export leaves it missing."""
         summary = self.read_json("summary.json") or {}
-        return self.holds_model() and summary.get("status") != "interrupted" and summary.get("steps") == step
-
-    def holds_model(self) -> bool:
-        """Whether everything that the export wrote is there, and whole."""
-        names = self.exported()
-        return bool(names) and all((self.root / name).is_file() for name in names) and not self.left_short()
+        ended = summary.get("status") != "interrupted" and summary.get("steps") == step
+        return ended and bool(self.exported()) and not self.left_short()
 
     def left_short(self) -> list[str]:
         """Weights of the exported model that are shorter than they say. The system writes them out in its own time
-        (`exported_model.py`), and a power cut before that leaves them so."""
+        (`exported_model.py`), and a power cut before that leaves them so. What somebody moved away is not meant."""
         weights = [name for name in self.exported() if name.endswith(".safetensors")]
-        return [name for name in weights if (self.root / name).is_file() and not _is_whole(self.root / name)]
+        return [name for name in weights if (self.root / name).is_file() and not is_whole(self.root / name)]
 
     def is_throwaway(self) -> bool:
         """Whether the run in here kept neither a checkpoint nor a model."""
         return not self.exported() and not any(self.steps.glob("step-*"))
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        with safe_open(path, framework="numpy"):  # compares its length with what its header says
-            return True
-    except (OSError, SafetensorError):
-        return False
 
 
 def open_folder(checkpoint_dir: str, *, resume: bool, overwrite: bool) -> RunFolder:

@@ -154,7 +154,7 @@ def _carry_out(
     with _told(console, NOTHING_YET):
         run = build(prepared, folder, progress_of, resume=resume, started=started, observer=observer)
     trained = is_trained(run)
-    if trained and folder.is_complete(run.state.step):
+    if trained and prepared.ranks.told(lambda: folder.is_complete(run.state.step)):
         if run.state.step < prepared.plan.total_steps:
             raise UserError(
                 f"This run was stopped early after step {run.state.step}: {_since_the_best(run)}. To train further, "
@@ -338,7 +338,7 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
         if not run.prepared.ranks.first:
             collections.deque(wholes, maxlen=0)  # the first rank writes what everyone helps to put together
             return chosen
-    save_hf_folder(run.model, tokenizer, run.folder.root, weights, at_once=checkpoints is None)
+    save_hf_folder(run.model, tokenizer, run.folder.root, weights, at_once=False)  # `wait_for_disk` follows
     after = model_files(run.folder.root)
     run.folder.write_json(EXPORTED, sorted(name for name in after if after[name] != before.get(name)))
     return chosen

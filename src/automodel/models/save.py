@@ -2,7 +2,8 @@
 
 Files are written to a staging folder inside the target, which is renamed once it is complete: that rename is the
 moment the new model exists. Its files then move into place one by one, the config last. A kill before the rename leaves
-the old model; a kill after it leaves a complete staging folder that `finish_interrupted_save` moves into place. Files
+the old model; a kill after it leaves a complete staging folder that `finish_interrupted_save` moves into place. Only a
+power cut soon after a save that was not `at_once` may leave less, and whoever asked for that has a checkpoint. Files
 of other origin are never touched; only weight files that the new ones replace are removed.
 """
 
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from automodel.adapters.attach import adapter_of
 from automodel.adapters.peft_folder import write_folder
-from automodel.checkpoint.store import flush_to_disk
+from automodel.checkpoint.disk import flush_to_disk, is_whole
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
 from automodel.models.save_streamed import held_by, write_streamed
@@ -141,10 +142,13 @@ def _changes_form(model: PreTrainedModel) -> bool:
 
 
 def finish_interrupted_save(folder: str | Path) -> None:
-    """Completes a save that was killed after its staging folder was complete, and drops one that was killed before."""
-    target = Path(folder)
+    """Completes a save that was killed after its staging folder was complete, and drops one that was killed before, or
+    whose large files a power cut has left short."""
+    target, staged = Path(folder), Path(folder) / _COMPLETE
     shutil.rmtree(target / _WRITING, ignore_errors=True)
-    if (target / _COMPLETE).is_dir():
+    if not all(map(is_whole, staged.glob("*.safetensors"))):
+        shutil.rmtree(staged)
+    if staged.is_dir():
         _move_in(target)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import socket
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -48,8 +49,9 @@ class Source:
     @property
     def good_weights(self) -> str:
         """Where to get weights that are damaged here."""
-        if os.path.isdir(os.path.join(self.name, "run", "steps")):
-            return f"the run's checkpoint has them: automodel checkpoint convert {self.name} --out FOLDER"
+        if any(Path(self.name, "run", "steps").glob("step-*")):
+            config = shlex.quote(os.path.join(self.name, "run", "config.yaml"))
+            return f"the run exports them again: automodel finetune llm -c {config} --resume"
         return "download or save them again"
 
 

@@ -1,5 +1,8 @@
 """When a run says that its model is saved, its weights are on the disk: in its last checkpoint or in its own files."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 import tiny_runs as tiny
@@ -57,21 +60,51 @@ def test_without_its_checkpoint_the_model_itself_is(path, flushed, tmp_path, mon
     else:
         finetune(cfg)
     assert WEIGHTS in flushed
-    assert RunFolder(tmp_path / "out").holds_model()
+    assert not RunFolder(tmp_path / "out").left_short()
+
+
+def test_an_older_checkpoint_of_the_same_step_is_not_the_models(path, flushed, tmp_path, monkeypatch):
+    """It may be the damaged one for which the run went back and came here again."""
+    finetune(load_run_config([path]))
+    (tmp_path / "out" / WEIGHTS).unlink()
+    summary = tmp_path / "out" / "run" / "summary.json"
+    summary.write_text(summary.read_text().replace('"finished"', '"interrupted"'))
+    del flushed[:]
+    finetune(load_run_config([path]), resume=True)
+    assert WEIGHTS in flushed
+
+
+def test_a_checkpoint_on_another_disk_is_not_relied_on(flushed, tmp_path):
+    elsewhere = Path("/dev/shm")
+    if not elsewhere.is_dir() or elsewhere.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    with tempfile.TemporaryDirectory(dir=elsewhere) as other:
+        folder = RunFolder(tmp_path)
+        folder.run.mkdir()
+        folder.write_json("exported.json", [WEIGHTS])
+        (tmp_path / WEIGHTS).write_bytes(b"weights")
+        for steps, expected in ((tmp_path / "steps", []), (Path(other), [WEIGHTS])):
+            steps.mkdir(exist_ok=True)
+            folder.steps.unlink(missing_ok=True)
+            folder.steps.symlink_to(steps)
+            kept = store.CheckpointStore(folder.steps)
+            kept.sealed.add(2)
+            exported_model.wait_for_disk(kept, folder, 2)
+            assert flushed == expected
 
 
 def test_weights_that_a_power_cut_left_short_are_exported_again(path, tmp_path):
     finetune(load_run_config([path]))
     weights, folder = tmp_path / "out" / WEIGHTS, RunFolder(tmp_path / "out")
     whole = weights.read_bytes()
-    assert folder.holds_model()
+    assert not folder.left_short()
     with pytest.raises(UserError, match="already finished"):
         finetune(load_run_config([path]), resume=True)
-    for left in (whole[:-1], whole[:100], b""):
+    for left in (whole[:-1], whole[:100], whole[:3], b""):
         weights.write_bytes(left)
-        assert not folder.holds_model()
+        assert folder.left_short() == [WEIGHTS]
         assert not folder.is_complete(2)
     finetune(load_run_config([path]), resume=True)
     assert weights.read_bytes() == whole
     weights.unlink()
-    assert not folder.holds_model()
+    assert folder.is_complete(2), "whoever moved it away has it"

@@ -334,8 +334,8 @@ def test_damaged_weights(bert_folder):
     (bert_folder / "model.safetensors").write_bytes(b"123")
     with pytest.raises(UserError, match="are damaged .*; download or save them again"):
         loaded(bert_folder)
-    (bert_folder / "run" / "steps").mkdir(parents=True)
-    with pytest.raises(UserError, match=f"are damaged .*: automodel checkpoint convert {bert_folder} --out FOLDER"):
+    (bert_folder / "run" / "steps" / "step-00000004").mkdir(parents=True)
+    with pytest.raises(UserError, match=rf"again: automodel finetune llm -c {bert_folder}/run/config.yaml --resume"):
         loaded(bert_folder)
 
 
