@@ -9,10 +9,13 @@ leaves of them before that is noticed where they are short (`RunFolder.left_shor
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from automodel.checkpoint.disk import flush_to_disk
-from automodel.checkpoint.store import CheckpointStore
 from automodel.engine.folder import RunFolder
+
+if TYPE_CHECKING:  # `checkpoint prune` need not wait for torch
+    from automodel.checkpoint.store import CheckpointStore
 
 
 def wait_for_disk(checkpoints: CheckpointStore, folder: RunFolder, step: int | None) -> None:
@@ -28,7 +31,13 @@ def wait_for_disk(checkpoints: CheckpointStore, folder: RunFolder, step: int | N
         _flush(folder, step)
 
 
-def _flush(folder: RunFolder, step: int | None) -> None:
-    for name in folder.exported() if step is not None else ():
+def flush_model(folder: RunFolder) -> None:
+    """Returns once the exported model is on the disk."""
+    for name in folder.exported():
         with suppress(FileNotFoundError):  # moved away meanwhile
             flush_to_disk(folder.root / name)
+
+
+def _flush(folder: RunFolder, step: int | None) -> None:
+    if step is not None:
+        flush_model(folder)

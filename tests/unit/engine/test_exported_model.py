@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import tiny_runs as tiny
-from automodel.checkpoint import store
+from automodel.checkpoint import catalog, store
 from automodel.checkpoint.disk import flush_to_disk
+from automodel.cli.checkpoint import prune
 from automodel.config.errors import UserError
 from automodel.engine import exported_model
 from automodel.engine.folder import RunFolder
@@ -108,3 +109,13 @@ def test_weights_that_a_power_cut_left_short_are_exported_again(path, tmp_path):
     assert weights.read_bytes() == whole
     weights.unlink()
     assert folder.is_complete(2), "whoever moved it away has it"
+
+
+def test_pruning_leaves_weights_with_a_place_on_the_disk(path, flushed, tmp_path, monkeypatch):
+    finetune(load_run_config([path], ["step_scheduler.num_epochs=2"]))
+    assert WEIGHTS not in flushed
+    monkeypatch.setattr(catalog, "retire", lambda folder: flushed.append(folder.name))
+    prune(tmp_path / "out", keep=1, drop_best=True, dry_run=True)
+    assert WEIGHTS not in flushed
+    prune(tmp_path / "out", keep=1, drop_best=True, dry_run=False)
+    assert flushed.index(WEIGHTS) < flushed.index("step-00000002")
