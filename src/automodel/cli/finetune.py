@@ -158,8 +158,7 @@ def _is_done(cfg: RunConfig) -> bool:
 
     folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser())
     summary = folder.read_json("summary.json") or {}
-    done = bool(folder.exported()) and summary.get("status") in ("finished", "stopped early")
-    done = done and not folder.left_short()  # somebody may have moved the model away; half of one is made again
+    done = folder.is_exported() and summary.get("status") in ("finished", "stopped early")
     if done:
         check_same_run(cfg, folder)
         done = not asks_for_more(cfg, folder)

@@ -44,7 +44,7 @@ def whole_checkpoint(
 def exported_before(folder: RunFolder) -> dict[str, Any]:
     """What is known of the model that lies in the run folder; nothing where none does, or not the whole of it."""
     files, summary = folder.exported(), folder.read_json("summary.json") or {}
-    if not files or not all((folder.root / name).is_file() for name in files) or folder.left_short():
+    if not folder.is_exported() or not all((folder.root / name).is_file() for name in files):
         return {}
     # A run that was interrupted on its way further has a summary of its own, with this in it.
     known = summary.get("exported") or {key: summary[key] for key in OF_THE_MODEL if key in summary}

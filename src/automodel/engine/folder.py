@@ -95,11 +95,15 @@ class RunFolder:
         """Whether the model of this step lies in the root. A kill between last step and export leaves it missing."""
         summary = self.read_json("summary.json") or {}
         ended = summary.get("status") != "interrupted" and summary.get("steps") == step
-        return ended and bool(self.exported()) and not self.left_short()
+        return ended and self.is_exported()
+
+    def is_exported(self) -> bool:
+        """Whether a model was exported and no file of it is short. Whoever moved files of it away has them."""
+        return bool(self.exported()) and not self.left_short()
 
     def left_short(self) -> list[str]:
         """Weights of the exported model that are shorter than they say. The system writes them out in its own time
-        (`exported_model.py`), and a power cut before that leaves them so. What somebody moved away is not meant."""
+        (`exported_model.py`), and a power cut before that leaves them so."""
         weights = [name for name in self.exported() if name.endswith(".safetensors")]
         return [name for name in weights if (self.root / name).is_file() and not is_whole(self.root / name)]
 
