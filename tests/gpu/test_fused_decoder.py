@@ -156,6 +156,12 @@ def poison(megabytes=256):
     del blocks
 
 
+def bytes_asked_for() -> int:
+    """Of tensors that are alive. `memory_allocated` counts the blocks that they lie in, up to 1 MiB larger each: which,
+    depends on what earlier tests have left free."""
+    return torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
 def logits_and_gradients(model, forward, task: str, batch, join=lambda: None):
     logits = forward(batch)
     (loss_of(task).sum(logits, batch.labels_R) / batch.num_labels).backward()
@@ -210,16 +216,16 @@ def test_norms_that_are_made_again_change_no_gradient(kind):
         step.optimizer.zero_grad(set_to_none=True)
         poison()
         gc.collect()  # models of earlier tests: what they free meanwhile would count
-        before = torch.cuda.memory_allocated()
+        before = bytes_asked_for()
         logits = step.forward(batch)
-        kept.append(torch.cuda.memory_allocated() - before)
+        kept.append(bytes_asked_for() - before)
         del logits
         found.append(logits_and_gradients(step.model, step.forward, WRITE, batch, step.side.join))
     assert torch.equal(found[0][0], found[1][0])
     for name, gradient in found[0][1].items():
         assert torch.equal(found[1][1][name], gradient), name
     tokens, read, row = len(batch.input_ids_T), len(batch.read_positions_R), 2 * SIZE["hidden_size"]
-    assert kept[0] - kept[1] == pytest.approx((5 * tokens + read) * row, rel=0.05)
+    assert kept[0] - kept[1] == (5 * tokens + read) * row
 
 
 TRAINED = ["llama", "mistral-window", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2"]
