@@ -57,10 +57,10 @@ class Disk:
 
         write = tensor_file.write_tensors
 
-        def write_or_refuse(path, tensors, notes):
+        def write_or_refuse(path, *rest):
             if any(f"step-{step:08d}" in str(path) for step in refused):
                 raise OSError(28, "No space left on device", str(path))
-            return write(path, tensors, notes)
+            return write(path, *rest)
 
         monkeypatch.setattr(tensor_file, "write_tensors", write_or_refuse)
 
@@ -105,7 +105,7 @@ def test_a_disk_that_is_full_at_the_end_costs_no_step(folder, monkeypatch):
     ]
     for error in errors:
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "save_hf_folder", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+            patch.setattr(engine, "save_hf_folder", lambda *_, error=error: (_ for _ in ()).throw(error))
             with pytest.raises(
                 UserError, match="the model could not be written to .*: No space left on dev"
             ) as stopped:

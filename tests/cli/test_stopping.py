@@ -255,7 +255,7 @@ def test_another_run_is_refused_then_replaced(folder):
 def test_a_run_that_was_killed_before_its_export_is_finished_by_resume(folder, monkeypatch):
     from automodel.engine import run as engine
 
-    def killed(*_, **__):
+    def killed(*_):
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
@@ -345,9 +345,9 @@ def test_a_signal_while_the_model_is_written_is_waited_out(folder, monkeypatch, 
 
     write, heard = engine.save_hf_folder, []
 
-    def asked_to_stop(*given, **named):
+    def asked_to_stop(*given):
         os.kill(os.getpid(), number)
-        write(*given, **named)
+        write(*given)
 
     monkeypatch.setattr(engine, "save_hf_folder", asked_to_stop)
     before = signal.signal(number, lambda *_: heard.append(number))

@@ -58,9 +58,9 @@ def one_rank(rank: int, port: int, config: Path, out: Path, resume: bool) -> Non
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "AUTOMODEL_HANG_SECONDS": "8"}
     write = tensor_file.write_tensors
 
-    def slowly(path, tensors, notes):
+    def slowly(*given):
         time.sleep(0.01)
-        return write(path, tensors, notes)
+        return write(*given)
 
     tensor_file.write_tensors = slowly
     cfg = load_run_config([config], [f"checkpoint.checkpoint_dir={out}"])

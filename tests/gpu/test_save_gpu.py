@@ -35,7 +35,7 @@ def test_the_folder_is_that_of_the_host(tmp_path, monkeypatch, seat, dtype):
     assert not all(parameter.is_contiguous() for parameter in model.parameters())
     written = []
     plain = save.write_streamed
-    monkeypatch.setattr(save, "write_streamed", lambda *given, **named: (written.append(1), plain(*given, **named)))
+    monkeypatch.setattr(save, "write_streamed", lambda *given: (written.append(1), plain(*given)))
     folder = save_hf_folder(model, None, tmp_path / "device")
     assert written, "not by transformers"
     found = load_file(folder / "model.safetensors")

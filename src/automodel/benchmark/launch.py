@@ -74,7 +74,7 @@ def run_once(job: Job, side: Side, number: int, logs: Path) -> dict[str, Any]:
 
 def seconds_to_flush(folder: Path) -> float:
     """What the disk still has to do before the files of a folder would outlive a power cut. Trainer leaves all of
-    them to the system, this library those that a checkpoint can make again."""
+    them to the system, this library the last checkpoint."""
     began = time.monotonic()
     for path in folder.rglob("*"):
         if path.is_file():

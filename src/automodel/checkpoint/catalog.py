@@ -8,9 +8,9 @@
         manifest.json                                               size and SHA-256 of each file, and of itself
     LATEST                                                          the name of the newest complete one
 
-A folder of that name is complete: it was renamed into place when its last byte was on the disk (`store.py`). Whether
-it is still whole is what `verify` finds out. Removing goes the other way round, by a name that nobody takes for a
-checkpoint, so that a kill in the middle leaves nothing that looks like one.
+A folder of that name is complete: it was renamed into place when its last byte was on the disk or, at the end of a
+run, with the system (`store.py`). Whether it is still whole is what `verify` finds out. Removing goes the other way
+round, by a name that nobody takes for a checkpoint, so that a kill in the middle leaves nothing that looks like one.
 
 No torch is imported before tensors are read: `automodel checkpoint ls` answers at once.
 """
@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from automodel.checkpoint.disk import Written, digest_of, replace_text
+from automodel.checkpoint.disk import Written, digest_of, flush_to_disk, replace_text
 from automodel.config.errors import UserError
 
 if TYPE_CHECKING:
@@ -189,15 +189,22 @@ def retire(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def drop_old(folder: Path, keep_last: int, protected: Iterable[int], damaged: Iterable[int] = ()) -> list[int]:
-    """Keeps the last ones and the protected; returns the steps that are gone. Damaged ones (`damaged`, and what can be
-    seen) take nobody's place; those that lie ahead of the run are left for it to replace."""
-    whole = [checkpoint.step for checkpoint in seem_whole(folder) if checkpoint.step not in set(damaged)]
+def too_old(
+    folder: Path, keep_last: int, protected: Iterable[int], damaged: Iterable[int] = (), coming: Iterable[int] = ()
+) -> list[Checkpoint]:
+    """All but the last ones and the protected. Damaged ones (`damaged`, and what can be seen) take nobody's place;
+    those that lie ahead of the run are left for it to replace. `coming`: steps that will be there."""
+    seen = {checkpoint.step for checkpoint in seem_whole(folder)} - set(damaged)
+    whole = sorted(seen.union(coming))
     kept = {*whole[-keep_last:], *protected}
-    dropped = [c for c in complete(folder) if c.step not in kept and whole and c.step < whole[-1]]
-    for checkpoint in dropped:
-        retire(checkpoint.folder)
-    return [checkpoint.step for checkpoint in dropped]
+    return [c for c in complete(folder) if c.step not in kept and whole and c.step < whole[-1]]
+
+
+def bring_to_disk(folder: Path) -> None:
+    """Returns once the files of a checkpoint are on the disk, where those of a run's end may not be yet."""
+    for path in folder.glob("*.safetensors"):
+        with suppress(FileNotFoundError):  # somebody prunes at the same time
+            flush_to_disk(path)
 
 
 def clean(folder: Path, idle: float = 0.0) -> None:

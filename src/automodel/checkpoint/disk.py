@@ -72,8 +72,8 @@ def digest_of(path: Path) -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a `.safetensors` file is as long as its header says. A file that nobody flushed may not be, after a power
-    cut; on some file systems it is then as long, and ends with zeros, which only hashes see."""
+    """Whether a `.safetensors` file is as long as its header says. Other damage only hashes
+    see."""
     from safetensors import SafetensorError, safe_open
 
     if path.stat().st_size == 0:

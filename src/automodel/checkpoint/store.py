@@ -4,14 +4,18 @@ A checkpoint (`catalog.py` says what is in it) is written under a temporary name
 `LATEST` is replaced the same way. A process killed at any moment leaves either the whole checkpoint or an unfinished
 temporary folder, which the next start removes. Nothing is ever pickled.
 
+The last checkpoint of a run is written beside the model, which the disk is wanted for more (`begin`, not `at_once`): it
+is renamed when the system has it, which brings it to the disk in its own time, mostly within half a minute. Nothing on
+the disk is given away for it, so a power cut before that costs no more than one before it was written, and its hashes
+tell what is left. Where an older one has to go for it, or an error ends the run, the disk is waited for after all.
+
 Training need not wait for the disk. `begin` takes a snapshot (`snapshot.py`) and returns; a thread writes it. Whoever
 asks the store for checkpoints waits until that is done, and `wait`, which the next save begins with, says what went
 wrong: as an error, or, with `on_error: continue`, as a warning while the run goes on with the last good one.
 
 Ranks. Tensors that every rank holds are written by the first. Of sharded tensors each rank writes its own parts into
 the same temporary folder, in its own time, and leaves a note there with their sizes and hashes; the first rank's thread
-waits for all notes, makes the manifest of them and renames. The threads never talk through the process group, whose
-order of calls belongs to training. All ranks must see the folder.
+waits for all notes (`notes.py`), makes the manifest of them and renames. All ranks must see the folder.
 
 The store knows nothing about models or optimizers: it keeps named tensors and JSON.
 """
@@ -27,14 +31,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from automodel.checkpoint import catalog
+from automodel.checkpoint import catalog, notes
 from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError, damage_of
 from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
 from automodel.checkpoint.parts import files_to_write, is_sharded, parts_of
@@ -51,11 +56,6 @@ __all__ = [
     "flush_to_disk",
     "replace_text",
 ]
-
-NOTE = ".rank-{rank:05d}.json"
-PATIENCE = 1800.0
-"""Seconds that the first rank waits for the others' notes once its own files are written."""
-
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """By group and name; which files a group has, `catalog.py` says."""
@@ -79,6 +79,8 @@ class _Work:
     protected: set[int]
     sharded: frozenset[str]
     """Groups of which every rank writes its parts."""
+    at_once: bool
+    """Whether it has to be on the disk before it counts."""
     abandoned: threading.Event = field(default_factory=threading.Event)
     written: Future[dict[str, Written]] = field(default_factory=Future)
     """This rank's files."""
@@ -109,8 +111,8 @@ class CheckpointStore:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
         self._work: _Work | None = None
         self._damaged: set[int] = set()  # steps that were passed over
-        self.sealed: set[int] = set()
-        """Steps whose checkpoints this process has put on the disk."""
+        self._in_the_system: Path | None = None
+        """A checkpoint that may not be on the disk yet."""
 
     def leave_room(self, most_bytes: int) -> None:
         """Some step to come needs so much GPU memory at once, whatever those before have needed: no snapshot there may
@@ -140,22 +142,27 @@ class CheckpointStore:
         protect: Iterable[int] = (),
         *,
         last: bool = False,
+        at_once: bool = True,
     ) -> None:
         """As `save`, but returns when a snapshot was taken. Without room for one it is `save`. `last`: nobody changes
-        the tensors before asking this store for something, so they are written as they are, and nothing is copied."""
+        the tensors before asking this store for something, so they are written as they are, and nothing is copied. Not
+        `at_once`: the system may have it for a while, where it takes nobody's place and this block ends well."""
         began = time.monotonic()
         try:
-            self._begin(step, tensors, state, set(protect), last)
+            self._begin(step, tensors, state, set(protect), last, at_once)
         finally:
             self.waited_s += time.monotonic() - began
 
-    def _begin(self, step: int, tensors: Tensors, state: Mapping[str, Any], protected: set[int], last: bool) -> None:
+    def _begin(
+        self, step: int, tensors: Tensors, state: Mapping[str, Any], protected: set[int], last: bool, at_once: bool
+    ) -> None:
         self.wait()
         work = self._open(step, tensors, json.dumps(state), protected)
         if work is None:
             return
         snapshot = None
         if self.background:
+            work.at_once = at_once or bool(work.sharded) or self._takes_a_place(step, protected)
             beside = self.ranks.world.local_size if work.sharded else 1
             snapshot = self._camera.hold(work.groups) if last else self._camera.take(work.groups, beside)
         self.last_place = snapshot.place if snapshot else "none"
@@ -199,10 +206,14 @@ class CheckpointStore:
         and asks no other rank, which may be gone."""
         if kind is None:
             self.wait()
-        elif self._work is not None:
+            return
+        if self._work is not None:
             if self._work.sharded:
                 self._work.abandoned.set()
             self._settle()
+        if self._in_the_system is not None:
+            with suppress(OSError):  # that error is what is told
+                catalog.bring_to_disk(self._in_the_system)
 
     def complete(self) -> list[Checkpoint]:
         """Every finished checkpoint, oldest first."""
@@ -252,7 +263,7 @@ class CheckpointStore:
         groups = {group: parts_of(named, self.ranks) for group, named in tensors.items()}
         if not self.ranks.first:
             groups = {group: parts for group, parts in groups.items() if group in sharded}
-        self._work = _Work(step, self.folder / made["name"], groups, state, protected, sharded)
+        self._work = _Work(step, self.folder / made["name"], groups, state, protected, sharded, at_once=True)
         return self._work
 
     def _make_folder(self, step: int) -> dict[str, str]:
@@ -262,6 +273,11 @@ class CheckpointStore:
         except OSError as error:
             made["problem"] = in_words(error)
         return made
+
+    def _takes_a_place(self, step: int, protected: set[int]) -> bool:
+        """Whether another checkpoint goes when this one is there."""
+        old = catalog.too_old(self.folder, self.keep_last, protected | {step}, self._damaged, coming=[step])
+        return bool(old) or (self.folder / catalog.name_of(step)).exists()
 
     # The writing.
 
@@ -288,7 +304,7 @@ class CheckpointStore:
                 work.sealed.set_exception(error)
 
     def _write_files(self, work: _Work) -> dict[str, Written]:
-        """This rank's files; returns when all are on the disk, or, after an error, when nobody writes any more."""
+        """This rank's files; returns when all are written, or, after an error, when nobody writes any more."""
         try:
             written = write_side_by_side(
                 work.folder,
@@ -297,25 +313,23 @@ class CheckpointStore:
                     for group, parts in work.groups.items()
                     for file in files_to_write(group, parts, self.ranks, group in work.sharded)
                 ),
+                work.at_once,
             )
             if self.ranks.first:
                 written[STATE] = write_text(work.folder / STATE, work.state)
         except OSError as error:
             if work.sharded:
-                self._leave_note(work, {"problem": in_words(error)})
+                notes.leave_problem(work.folder, self.ranks.rank, in_words(error))
             raise
         if work.sharded:
-            self._leave_note(work, {"files": {name: asdict(file) for name, file in written.items()}})
+            notes.leave_files(work.folder, self.ranks.rank, written)
         return written
-
-    def _leave_note(self, work: _Work, note: dict[str, Any]) -> None:
-        replace_text(work.folder / NOTE.format(rank=self.ranks.rank), json.dumps(note))
 
     def _seal(self, work: _Work) -> None:
         """Manifest, rename, `LATEST`, and away with the old ones."""
         files = work.written.result()
         if work.sharded:
-            files = self._files_of_all(work)
+            files = notes.files_of_all(work.folder, self.ranks.size, work.abandoned)
         manifest = catalog.manifest_text(work.step, files, self.ranks.size if work.sharded else 1)
         write_text(work.folder / MANIFEST, manifest)
         flush_to_disk(work.folder)
@@ -326,26 +340,11 @@ class CheckpointStore:
         flush_to_disk(self.folder)
         catalog.point_latest(self.folder, work.step)
         self._damaged.discard(work.step)
-        self.sealed.add(work.step)
-        catalog.drop_old(self.folder, self.keep_last, work.protected | {work.step}, self._damaged)
-
-    def _files_of_all(self, work: _Work) -> dict[str, Written]:
-        """Waits for the notes of all ranks. Raises what one of them could not write."""
-        files: dict[str, Written] = {}
-        patience = time.monotonic() + PATIENCE
-        for rank in range(self.ranks.size):
-            path = work.folder / NOTE.format(rank=rank)
-            while not path.exists():
-                if work.abandoned.wait(0.02):
-                    raise OSError(f"rank {rank} did not finish its part")
-                if time.monotonic() > patience:
-                    raise OSError(f"rank {rank} wrote nothing for {PATIENCE:.0f} s; all ranks must see this folder")
-            note = json.loads(path.read_text())
-            if "problem" in note:
-                raise OSError(f"rank {rank}: {note['problem']}")
-            files |= {name: Written(**entry) for name, entry in note["files"].items()}
-            path.unlink()
-        return files
+        if not work.at_once:
+            self._in_the_system = target
+            return
+        for old in catalog.too_old(self.folder, self.keep_last, work.protected | {work.step}, self._damaged):
+            catalog.retire(old.folder)
 
     # After it.
 

@@ -56,26 +56,32 @@ File = tuple[str, Mapping[str, Tensor], Mapping[str, str] | None]
 """Its name, what is in it, and notes for its header."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> Written:
-    """Writes the file and returns once it is on the disk. `notes` go into its header, beside the tensors."""
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None, at_once: bool = True
+) -> Written:
+    """Writes the file and returns once it is on the disk; not `at_once`: once the system has it, which writes it out in
+    its own time. `notes` go into its header, beside the tensors."""
     digest = hashlib.sha256()
-    with NewFile(path) as file, ThreadPoolExecutor(1) as other:
+    with NewFile(path, at_once) as file, ThreadPoolExecutor(1) as other:
         hashed = other.submit(digest.update, b"")
         for piece in _pieces(tensors, notes):
             hashed.result()  # never further behind than a piece
             hashed = other.submit(digest.update, piece)
             file.write(piece)
         hashed.result()
-        file.flush()
+        if at_once:
+            file.flush()
     return Written(file.size, digest.hexdigest())
 
 
-def write_side_by_side(folder: Path, files: Iterable[File]) -> dict[str, Written]:
-    """Several files at once, all of them on the disk when it returns. The first one that cannot be written ends it."""
+def write_side_by_side(folder: Path, files: Iterable[File], at_once: bool = True) -> dict[str, Written]:
+    """Several files beside each other, as `write_tensors` writes one. The first that cannot be written ends it."""
     named = {name: (tensors, notes) for name, tensors, notes in files}
     threads = ThreadPoolExecutor(WRITERS)
     try:
-        written = {name: threads.submit(write_tensors, folder / name, *content) for name, content in named.items()}
+        written = {
+            name: threads.submit(write_tensors, folder / name, *content, at_once) for name, content in named.items()
+        }
         for file in as_completed(written.values()):
             file.result()
     finally:
@@ -83,14 +89,11 @@ def write_side_by_side(folder: Path, files: Iterable[File]) -> dict[str, Written
     return {name: file.result() for name, file in written.items()}
 
 
-def write_unhashed(
-    path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None, at_once: bool = True
-) -> None:
-    """The same file, once the devices have made the tensors; whoever wants it on the disk flushes it, and says so
-    beforehand (`at_once`)."""
+def write_unhashed(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+    """The same file, once the devices have made the tensors; whoever wants it on the disk flushes it."""
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.synchronize(device)
-    with NewFile(path, at_once) as file:
+    with NewFile(path) as file:
         for piece in _pieces(tensors, notes):
             file.write(piece)
 

@@ -103,8 +103,6 @@ def prune(
 ) -> None:
     """Remove old checkpoints; the newest, and the best evaluation's, are kept."""
     from automodel.checkpoint import catalog
-    from automodel.engine.exported_model import flush_model
-    from automodel.engine.folder import RunFolder
 
     steps, every = _found(run)
     whole = _newest_whole(every, keep)
@@ -115,7 +113,7 @@ def prune(
     doomed = [checkpoint for checkpoint in every if checkpoint.step not in kept and checkpoint.folder.is_dir()]
     freed = sum(_bytes_on_disk(checkpoint) for checkpoint in doomed)
     if not dry_run:
-        flush_model(RunFolder(run))  # before its weights have no other place
+        catalog.bring_to_disk(whole[-1].folder)  # before anything goes for its sake
         catalog.point_latest(steps, whole[-1].step)  # before anything it could name is gone
         for checkpoint in doomed:
             catalog.retire(checkpoint.folder)

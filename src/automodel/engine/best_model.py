@@ -36,7 +36,6 @@ def whole_checkpoint(
     problems = [text for text in ranks.texts(problem) if text]
     if not problems:
         return checkpoint, "", {}
-    checkpoints.sealed.discard(step)  # if it ever was good, it is not any more
     exported = ranks.told(lambda: exported_before(folder))
     return None, problems[0], exported if exported.get("exported_step") == step else {}
 

@@ -159,8 +159,9 @@ def make_store(prepared: Prepared, folder: RunFolder) -> CheckpointStore | None:
     )
 
 
-def save(run: Run, last: bool = False) -> None:
-    """A resumable checkpoint of the run as it stands now. It is written while training goes on; `last`: it does not."""
+def save(run: Run, last: bool = False, at_once: bool = True) -> None:
+    """A resumable checkpoint of the run as it stands now. It is written while training goes on; `last`: it does not.
+    Not `at_once`: a model is exported, for which the disk is wanted more."""
     assert run.checkpoints is not None
     rng_tensors, rng_values = randomness.capture_of_all(run.prepared.ranks)
     if not run.prepared.ranks.first and not run.prepared.layout.fsdp:  # otherwise everyone writes what it holds
@@ -186,6 +187,7 @@ def save(run: Run, last: bool = False) -> None:
         },
         protect=[best] if best is not None and run.prepared.cfg.checkpoint.keep_best else [],
         last=last,
+        at_once=at_once,
     )
 
 
@@ -203,9 +205,16 @@ def _restore(
         raise UserError("--resume needs checkpoints, but checkpoint.enabled is false.")
     checkpoint, notes = checkpoints.latest()
     if checkpoint is None:
+        then = "Start again with --overwrite."
+        if prepared.adapter is None and folder.is_exported():
+            then = (
+                f"The model in {folder.root} is there: begin a new run with it, in a folder of its own "
+                f"(model.pretrained_model_name_or_path={folder.root} checkpoint.checkpoint_dir=./another), or start "
+                "again with --overwrite."
+            )
         raise UserError(
-            f"--resume: {folder.steps} has no complete checkpoint yet, so there is nothing to continue. "
-            "Start again with --overwrite." + "".join(f"\n  {n}" for n in notes)
+            f"--resume: {folder.steps} has no complete checkpoint{'' if notes else ' yet'}, so there is nothing to "
+            f"continue. {then}" + "".join(f"\n  {n}" for n in notes)
         )
     state = checkpoint.state()
     trusted = [argument for package in prepared.trust for argument in ("--trust", package)]

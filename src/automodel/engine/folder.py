@@ -102,8 +102,7 @@ class RunFolder:
         return bool(self.exported()) and not self.left_short()
 
     def left_short(self) -> list[str]:
-        """Weights of the exported model that are shorter than they say. The system writes them out in its own time
-        (`exported_model.py`), and a power cut before that leaves them so."""
+        """Weights of the exported model that are shorter than they say."""
         weights = [name for name in self.exported() if name.endswith(".safetensors")]
         return [name for name in weights if (self.root / name).is_file() and not is_whole(self.root / name)]
 

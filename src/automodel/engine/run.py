@@ -23,7 +23,6 @@ from automodel.distributed.world import Alone, joined
 from automodel.engine.best_model import exported_before, whole_checkpoint
 from automodel.engine.build import Run, build
 from automodel.engine.evaluate import evaluate_for_all
-from automodel.engine.exported_model import wait_for_disk
 from automodel.engine.fit import out_of_memory
 from automodel.engine.folder import (
     BASE,
@@ -260,8 +259,7 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
         summary["exported"] = before
     stays = summary.pop("stays", False)
     if run.checkpoints:
-        with written_at_the_end("the model", folder.root, run.checkpoints):
-            wait_for_disk(run.checkpoints, folder, summary.get("exported_step") if prepared.ranks.first else None)
+        run.checkpoints.wait()
     summary["wall_s"] = time.perf_counter() - run.started
     with written_at_the_end("the report", folder.run, run.checkpoints):
         folder.write_json("summary.json", summary)
@@ -338,7 +336,7 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
         if not run.prepared.ranks.first:
             collections.deque(wholes, maxlen=0)  # the first rank writes what everyone helps to put together
             return chosen
-    save_hf_folder(run.model, tokenizer, run.folder.root, weights, at_once=False)  # `wait_for_disk` follows
+    save_hf_folder(run.model, tokenizer, run.folder.root, weights)
     after = model_files(run.folder.root)
     run.folder.write_json(EXPORTED, sorted(name for name in after if after[name] != before.get(name)))
     return chosen

@@ -2,8 +2,7 @@
 
 Files are written to a staging folder inside the target, which is renamed once it is complete: that rename is the
 moment the new model exists. Its files then move into place one by one, the config last. A kill before the rename leaves
-the old model; a kill after it leaves a complete staging folder that `finish_interrupted_save` moves into place. Only a
-power cut soon after a save that was not `at_once` may leave less, and whoever asked for that has a checkpoint. Files
+the old model; a kill after it leaves a complete staging folder that `finish_interrupted_save` moves into place. Files
 of other origin are never touched; only weight files that the new ones replace are removed.
 """
 
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from automodel.adapters.attach import adapter_of
 from automodel.adapters.peft_folder import write_folder
-from automodel.checkpoint.disk import flush_to_disk, is_whole
+from automodel.checkpoint.disk import flush_to_disk
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
 from automodel.models.save_streamed import held_by, write_streamed
@@ -38,7 +37,6 @@ _WRITING = ".model-being-written"
 _COMPLETE = ".model-to-move-in"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_LARGE = 1 << 28  # bytes that a disk does not write in passing
 _MANIFEST = ".files.json"  # names of the whole save; some have moved in already when a killed save is finished
 
 
@@ -47,17 +45,15 @@ def save_hf_folder(
     tokenizer: PreTrainedTokenizerBase | None,
     folder: str | Path,
     weights: Whole | None = None,
-    at_once: bool = True,
 ) -> Path:
-    """Writes weights (safetensors), config with label names, generation config and tokenizer; returns the folder.
-    `weights`: sizes in bytes, and the tensors one by one, where the model itself holds only a part of each. `at_once`:
-    false for whoever has the same weights on the disk, or goes on to bring them there (`flush_to_disk`): large files
-    are then written out by the system in its own time, as those of other libraries are."""
+    """Writes weights (safetensors), config with label names, generation config and tokenizer; returns the folder once
+    all of it is on the disk. `weights`: sizes in bytes, and the tensors one by one, where the model itself holds only a
+    part of each."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     finish_interrupted_save(target)
     try:
-        writing = _written(model, tokenizer, target / _WRITING, weights, at_once)
+        writing = _written(model, tokenizer, target / _WRITING, weights)
     except BaseException:  # a full disk, mostly, which has its room back then; what was there before stays
         shutil.rmtree(target / _WRITING, ignore_errors=True)
         with suppress(OSError):
@@ -69,11 +65,11 @@ def save_hf_folder(
     return target
 
 
-def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None, at_once: bool) -> Path:
-    """The staging folder, complete and, but for large files that have time, on the disk."""
+def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None) -> Path:
+    """The staging folder, complete and on the disk."""
     writing.mkdir()
     with stock_attention(model), quiet_transformers(), _any_generation_config(model):
-        _write_model(model, writing, weights, at_once)
+        _write_model(model, writing, weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(writing)
     names = [str(path.relative_to(writing)) for path in _files(writing)]
@@ -81,19 +77,18 @@ def _written(model: Any, tokenizer: Any, writing: Path, weights: Whole | None, a
     files, mode = _files(writing), _ordinary_mode(writing)
     for path in files:
         path.chmod(mode)  # safetensors makes its files readable to their owner alone
-    urgent = [path for path in files if at_once or path.stat().st_size < _LARGE]
     with ThreadPoolExecutor(8) as threads:  # the disk takes as long for all of them as for the largest
-        list(threads.map(flush_to_disk, urgent))
+        list(threads.map(flush_to_disk, files))
     return writing
 
 
-def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None, at_once: bool) -> None:
+def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) -> None:
     """The model; of an adapter its two files and, of a classifier, the config with its class names."""
     adapter = adapter_of(model)
     if adapter is None and not _changes_form(model):
         weights = weights or held_by("cuda", model)
         if weights is not None:
-            write_streamed(model, *weights, folder, at_once=at_once)
+            write_streamed(model, *weights, folder)
             return
     whole = None if weights is None else dict(weights[1])
     if adapter is None:
@@ -142,13 +137,10 @@ def _changes_form(model: PreTrainedModel) -> bool:
 
 
 def finish_interrupted_save(folder: str | Path) -> None:
-    """Completes a save that was killed after its staging folder was complete, and drops one that was killed before, or
-    whose large files a power cut has left short."""
-    target, staged = Path(folder), Path(folder) / _COMPLETE
+    """Completes a save that was killed after its staging folder was complete, and drops one that was killed before."""
+    target = Path(folder)
     shutil.rmtree(target / _WRITING, ignore_errors=True)
-    if not all(map(is_whole, staged.glob("*.safetensors"))):
-        shutil.rmtree(staged)
-    if staged.is_dir():
+    if (target / _COMPLETE).is_dir():
         _move_in(target)
 
 

@@ -30,10 +30,9 @@ def write_streamed(
     tensors: Iterable[tuple[str, Tensor]],
     folder: Path,
     largest: int = LARGEST_FILE,
-    at_once: bool = True,
 ) -> None:
     """The model's config files, and its weights in files of at most `largest` bytes. `sizes`: bytes of each tensor;
-    `tensors`: the tensors, in the same order; `at_once`: whether the files will be flushed."""
+    `tensors`: the tensors, in the same order."""
     model.save_pretrained(folder, state_dict={})  # config, generation config, code that comes with the model
     for empty in folder.glob("model*.safetensors*"):
         empty.unlink()
@@ -48,7 +47,7 @@ def write_streamed(
         if name not in ignored:
             waiting[name] = tensor
         if queue and len(waiting) == len(queue[0][1]):
-            write_unhashed(folder / queue.pop(0)[0], waiting, {"format": "pt"}, at_once)
+            write_unhashed(folder / queue.pop(0)[0], waiting, {"format": "pt"})
             waiting = {}
     if waiting or queue:
         raise RuntimeError("more or fewer tensors came than were announced")

@@ -21,9 +21,9 @@ def slow(monkeypatch):
     allowed = threading.Event()
     write = tensor_file.write_tensors
 
-    def held_back(path, tensors, notes):
+    def held_back(*given):
         assert allowed.wait(30)
-        return write(path, tensors, notes)
+        return write(*given)
 
     monkeypatch.setattr(tensor_file, "write_tensors", held_back)
     return allowed
@@ -59,10 +59,10 @@ class Disk:
     def __init__(self, monkeypatch):
         self.full, write = False, tensor_file.write_tensors
 
-        def write_unless_full(path, tensors, notes):
+        def write_unless_full(path, *rest):
             if self.full:
                 raise OSError(28, "No space left on device", str(path))
-            return write(path, tensors, notes)
+            return write(path, *rest)
 
         monkeypatch.setattr(tensor_file, "write_tensors", write_unless_full)
 

@@ -103,12 +103,12 @@ def test_a_full_disk_ends_all_writers(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "FILE_BYTES", 64)
     write, begun, ended = tensor_file.write_tensors, [], []
 
-    def refuse(path, named, notes):
+    def refuse(path, *rest):
         begun.append(path.name)
         if "00003-of" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
         time.sleep(0.2 if "00001-of" in path.name else 0.05)  # the first takes longest, and is not waited for first
-        done = write(path, named, notes)
+        done = write(path, *rest)
         ended.append(path.name)
         return done
 

@@ -119,24 +119,6 @@ def test_a_kill_at_any_moment_leaves_the_old_model_or_the_new(tmp_path, tokenize
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
-def test_a_power_cut_that_left_the_new_weights_short_leaves_the_old_model(tmp_path, tokenizer, monkeypatch):
-    old, new = model_with_seed(0), model_with_seed(1)
-    save_hf_folder(old, tokenizer, tmp_path)
-
-    def cut(*_):
-        raise Killed
-
-    monkeypatch.setattr(os, "replace", cut)
-    with pytest.raises(Killed):
-        save_hf_folder(new, tokenizer, tmp_path, at_once=False)
-    monkeypatch.undo()
-    staged = tmp_path / ".model-to-move-in" / "model.safetensors"
-    os.truncate(staged, staged.stat().st_size // 2)
-    finish_interrupted_save(tmp_path)
-    assert_holds(tmp_path, old)
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
-
-
 def test_changing_between_one_file_and_shards_leaves_no_stale_weights(tmp_path, monkeypatch):
     small, large = model_with_seed(0), model_with_seed(1)
     save_hf_folder(small, None, tmp_path)

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 
 import tiny_models
 import tiny_runs as tiny
-from automodel.checkpoint import tensor_file
 from automodel.models import save
 from automodel.models.save import save_hf_folder
 from automodel.models.save_streamed import held_by, write_streamed
@@ -28,17 +27,6 @@ def test_any_tool_loads_it(tmp_path, largest):
     assert (len(files) > 3) == (largest == 10_000)
     loaded = t.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert all(torch.equal(p, named[n]) for n, p in loaded.named_parameters())
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_whether_there_is_time_reaches_the_file(tmp_path, monkeypatch, at_once):
-    model = t.AutoModelForCausalLM.from_pretrained(tiny.make_model_folder(tmp_path / "model", "llama"))
-    parts = {n: p.nbytes for n, p in model.named_parameters()}, list(model.named_parameters())
-    asked, make = [], tensor_file.NewFile
-    monkeypatch.setattr(tensor_file, "NewFile", lambda path, *given: (asked.append(given), make(path, *given))[1])
-    folder = save_hf_folder(model, None, tmp_path / "out", parts, at_once=at_once)
-    assert asked == [(at_once,)]
-    assert load_file(folder / "model.safetensors").keys() == parts[0].keys()
 
 
 def test_the_folder_is_that_of_the_plain_way(tmp_path):

@@ -1,0 +1,122 @@
+"""The last checkpoint of a finished run may be with the system for a while; nothing on the disk goes for it."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from automodel.checkpoint import catalog
+from automodel.checkpoint.store import CheckpointStore
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What was brought to the disk, and what was removed, in order."""
+    noted: list[str] = []
+    fsync, retire = os.fsync, catalog.retire
+
+    def flush(descriptor):
+        noted.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def remove(folder):
+        noted.append(f"away with {folder.name}")
+        retire(folder)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(catalog, "retire", remove)
+    return noted
+
+
+def some(value: float = 1.0) -> dict:
+    return {"model": {"w": torch.full((3000,), value)}}
+
+
+def filled(folder: Path, *steps: int, **options) -> CheckpointStore:
+    store = CheckpointStore(folder, **options)
+    for step in steps:
+        store.save(step, some(step), {})
+    return store
+
+
+def end(store: CheckpointStore, step: int, **options) -> None:
+    with store:
+        store.begin(step, some(step), {"step": step}, last=True, at_once=False, **options)
+
+
+def test_the_system_has_it_and_it_is_complete(tmp_path, events):
+    end(CheckpointStore(tmp_path), 2)
+    assert WEIGHTS not in events
+    assert "manifest.json" in events
+    checkpoint = CheckpointStore(tmp_path).latest()[0]
+    checkpoint.verify()
+    assert checkpoint.state() == {"step": 2}
+    assert torch.equal(checkpoint.tensors("model")["w"], torch.full((3000,), 2.0))
+    assert (tmp_path / "LATEST").read_text() == "step-00000002\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "keep_last", "protect"), [((), 1, ()), ((1,), 2, ()), ((1,), 1, (1,)), ((1, 2), 2, (1,))]
+)
+def test_where_all_that_is_there_stays_the_disk_is_not_waited_for(tmp_path, events, before, keep_last, protect):
+    store = filled(tmp_path, *before, keep_last=keep_last)
+    del events[:]
+    end(store, 3, protect=protect)
+    assert WEIGHTS not in events
+    assert [c.step for c in store.complete()] == [*before, 3]
+
+
+@pytest.mark.parametrize(("before", "keep_last", "gone"), [((1,), 1, 1), ((1, 2), 2, 1), ((3,), 2, 3)])
+def test_what_takes_anothers_place_is_on_the_disk_before_that_goes(tmp_path, events, before, keep_last, gone):
+    store = filled(tmp_path, *before, keep_last=keep_last)
+    del events[:]
+    end(store, 3)
+    assert events.index(WEIGHTS) < events.index(f"away with step-{gone:08d}")
+    assert sorted({*before, 3} - ({gone} - {3})) == [c.step for c in store.complete()]
+
+
+def test_a_damaged_one_that_would_go_is_a_place_too(tmp_path, events):
+    store = filled(tmp_path, 1, 2, keep_last=1)  # 2 alone
+    (tmp_path / "step-00000002" / WEIGHTS).write_bytes(b"short")
+    del events[:]
+    end(store, 3)
+    assert WEIGHTS in events
+
+
+def test_async_save_false_waits_for_the_disk(tmp_path, events):
+    end(CheckpointStore(tmp_path, background=False), 2)
+    assert WEIGHTS in events
+
+
+@pytest.mark.parametrize("waited", [True, False])
+def test_an_error_at_the_end_waits_for_the_disk(tmp_path, events, waited):
+    """The model could not be written, mostly: this is all that there is."""
+
+    def fail():
+        with store:
+            store.begin(2, some(), {}, last=True, at_once=False)
+            if waited:
+                store.wait()
+            raise OSError(28, "No space left on device")
+
+    store = CheckpointStore(tmp_path)
+    with pytest.raises(OSError, match="No space left"):
+        fail()
+    assert events.count(WEIGHTS) == 1
+    store.at(2).verify()
+
+
+def test_what_a_power_cut_left_of_it_is_noticed_and_the_one_before_is_there(tmp_path):
+    store = filled(tmp_path, 1)
+    end(store, 2)
+    weights = tmp_path / "step-00000002" / WEIGHTS
+    whole = weights.read_bytes()
+    for left in (b"", whole[:5000], whole[:5000] + bytes(len(whole) - 5000)):
+        weights.write_bytes(left)
+        found, notes = CheckpointStore(tmp_path).latest()
+        assert found.step == 1
+        assert str(weights) in notes[0]
+        found.verify()
