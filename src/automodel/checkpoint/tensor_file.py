@@ -31,7 +31,6 @@ from torch import Tensor
 from automodel.checkpoint.disk import NewFile, Written
 
 WRITERS = 4  # files at once; more would be faster than disks are, and take processors from training
-MORE_WRITERS = 8  # where training is over and no disk is waited for: processors that copy and hash are the limit then
 SEAT = 1 << 23  # bytes; page-locking larger ones would hold up the driver for longer
 
 DTYPES = {
@@ -78,7 +77,7 @@ def write_tensors(
 def write_side_by_side(folder: Path, files: Iterable[File], at_once: bool = True) -> dict[str, Written]:
     """Several files beside each other, as `write_tensors` writes one. The first that cannot be written ends it."""
     named = {name: (tensors, notes) for name, tensors, notes in files}
-    threads = ThreadPoolExecutor(WRITERS if at_once else MORE_WRITERS)
+    threads = ThreadPoolExecutor(WRITERS)
     try:
         written = {
             name: threads.submit(write_tensors, folder / name, *content, at_once) for name, content in named.items()
