@@ -1,8 +1,8 @@
 """Bytes on the disk: flushed, hashed, and replaced so that a reader never sees half a file. No torch here: whoever only
 lists or checks checkpoints need not wait for it.
 
-Large files go straight from memory to the disk where the file system can (`O_DIRECT`). By way of the page cache every
-byte is copied once more by a processor, and what is written pushes out what training reads.
+Large files that are waited for go straight from memory to the disk where the file system can (`O_DIRECT`). By way of
+the page cache every byte is copied once more by a processor, and what is written pushes out what training reads.
 """
 
 from __future__ import annotations
@@ -85,10 +85,17 @@ def is_whole(path: Path) -> bool:
         return False
 
 
+def in_words(error: BaseException) -> str:
+    """A refusal, mostly of a disk's, for people."""
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)) + (f" ({error.filename})" if error.filename else "")
+    return f"{type(error).__name__}: {error}"
+
+
 class NewFile:
     """A file that is written once, from its beginning to its end. Pieces that are whole pages, in memory too, take the
     straight way; from the first that is not, or that the file system refuses, all go through the page cache.
-    `at_once`: false where nobody will ask for a flush, and the disk has more urgent things to do."""
+    `at_once`: false where the system may bring it to the disk in its own time, and all goes through the page cache."""
 
     def __init__(self, path: Path, at_once: bool = True):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)

@@ -117,6 +117,12 @@ class Camera:
         return "host", *_over_the_bus(tensors)
 
 
+def let_devices_finish(groups: Groups) -> None:
+    """Other threads read the tensors, and do not know the stream that wrote them."""
+    for device in {part.data.device for parts in groups.values() for part in parts.values() if part.data.is_cuda}:
+        torch.cuda.synchronize(device)
+
+
 def _cloned(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies in the host's memory; several at a time where there is much to copy."""
 

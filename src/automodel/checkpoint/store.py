@@ -5,9 +5,9 @@ A checkpoint (`catalog.py` says what is in it) is written under a temporary name
 temporary folder, which the next start removes. Nothing is ever pickled.
 
 The last checkpoint of a run is written beside the model, which the disk is wanted for more (`begin`, not `at_once`): it
-is renamed when the system has it, which brings it to the disk in its own time, mostly within half a minute. Nothing on
-the disk is given away for it, so a power cut before that costs no more than one before it was written, and its hashes
-tell what is left. Where an older one has to go for it, or an error ends the run, the disk is waited for after all.
+is renamed when the system has it, which brings it to the disk in its own time, usually within a minute. Nothing on the
+disk is given away for it, so a power cut before that costs no more than one before it was written, and its hashes tell
+what is left. Where an older one has to go for it, or an error ends the run, the disk is waited for after all.
 
 Training need not wait for the disk. `begin` takes a snapshot (`snapshot.py`) and returns; a thread writes it. Whoever
 asks the store for checkpoints waits until that is done, and `wait`, which the next save begins with, says what went
@@ -36,26 +36,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from automodel.checkpoint import catalog, notes
 from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError, damage_of
-from automodel.checkpoint.disk import Written, flush_to_disk, replace_text, write_text
+from automodel.checkpoint.disk import Written, flush_to_disk, in_words, write_text
 from automodel.checkpoint.parts import files_to_write, is_sharded, parts_of
-from automodel.checkpoint.snapshot import Camera, Groups
+from automodel.checkpoint.snapshot import Camera, Groups, let_devices_finish
 from automodel.checkpoint.tensor_file import write_side_by_side
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.distributed.world import ALONE, Alone
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointStore",
-    "DamagedCheckpointError",
-    "SaveFailedError",
-    "flush_to_disk",
-    "replace_text",
-]
+__all__ = ["Checkpoint", "CheckpointStore", "DamagedCheckpointError", "SaveFailedError"]
+
+FALLING_BACK = "Falling back to the checkpoint before it."
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 """By group and name; which files a group has, `catalog.py` says."""
@@ -111,8 +105,8 @@ class CheckpointStore:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
         self._work: _Work | None = None
         self._damaged: set[int] = set()  # steps that were passed over
-        self._in_the_system: Path | None = None
-        """A checkpoint that may not be on the disk yet."""
+        self._in_the_system: Checkpoint | None = None
+        """One that may not be on the disk yet."""
 
     def leave_room(self, most_bytes: int) -> None:
         """Some step to come needs so much GPU memory at once, whatever those before have needed: no snapshot there may
@@ -128,7 +122,7 @@ class CheckpointStore:
     ) -> Checkpoint:
         """Writes a checkpoint, then drops old ones; steps in `protect` (the best one) are kept whatever their age."""
         self.wait()
-        work = self._open(step, tensors, json.dumps(state), set(protect))
+        work = self._open(step, tensors, json.dumps(state), set(protect), at_once=True)
         if work is not None:
             self._carry_out(work)
         self.wait()
@@ -146,7 +140,7 @@ class CheckpointStore:
     ) -> None:
         """As `save`, but returns when a snapshot was taken. Without room for one it is `save`. `last`: nobody changes
         the tensors before asking this store for something, so they are written as they are, and nothing is copied. Not
-        `at_once`: the system may have it for a while, where it takes nobody's place and this block ends well."""
+        `at_once`: the system may have it for a while, where it takes nobody's place and the block ends well."""
         began = time.monotonic()
         try:
             self._begin(step, tensors, state, set(protect), last, at_once)
@@ -157,12 +151,12 @@ class CheckpointStore:
         self, step: int, tensors: Tensors, state: Mapping[str, Any], protected: set[int], last: bool, at_once: bool
     ) -> None:
         self.wait()
-        work = self._open(step, tensors, json.dumps(state), protected)
+        at_once = at_once or not self.background or self._takes_a_place(step, protected)
+        work = self._open(step, tensors, json.dumps(state), protected, at_once)
         if work is None:
             return
         snapshot = None
         if self.background:
-            work.at_once = at_once or bool(work.sharded) or self._takes_a_place(step, protected)
             beside = self.ranks.world.local_size if work.sharded else 1
             snapshot = self._camera.hold(work.groups) if last else self._camera.take(work.groups, beside)
         self.last_place = snapshot.place if snapshot else "none"
@@ -211,9 +205,16 @@ class CheckpointStore:
             if self._work.sharded:
                 self._work.abandoned.set()
             self._settle()
-        if self._in_the_system is not None:
-            with suppress(OSError):  # that error is what is told
-                catalog.bring_to_disk(self._in_the_system)
+        self.bring_to_disk()
+
+    def bring_to_disk(self) -> None:
+        """Returns once nothing is left to the system any more. To be called when nothing is being written."""
+        left, self._in_the_system = self._in_the_system, None
+        if left is not None:
+            try:
+                catalog.bring_to_disk(left.folder)
+            except OSError as error:  # the run has ended, well or with an error of its own
+                self.warn(f"The checkpoint of step {left.step} may not be on the disk: {in_words(error)}.")
 
     def complete(self) -> list[Checkpoint]:
         """Every finished checkpoint, oldest first."""
@@ -226,20 +227,20 @@ class CheckpointStore:
         if self.ranks.first:
             self.clean()
         passed_over = self.ranks.told(self._lost)
-        for step in reversed(self.ranks.told(lambda: [c.step for c in self.complete()])):
+        steps = self.ranks.told(lambda: [c.step for c in self.complete()])
+        for step in reversed(steps):
             checkpoint = Checkpoint(step, self.folder / catalog.name_of(step))
-            problems = [
-                text for text in self.ranks.texts(damage_of(checkpoint, self.ranks.rank, self.ranks.size)) if text
-            ]
+            damage = damage_of(checkpoint, self.ranks.rank, self.ranks.size)
+            problems = [text for text in self.ranks.texts(damage) if text]
             if not problems:
                 return checkpoint, passed_over
-            passed_over.append(f"{problems[0]} Falling back to the checkpoint before it.")
+            passed_over.append(problems[0] + (f" {FALLING_BACK}" if step != steps[0] else ""))
             self._damaged.add(step)
         return None, passed_over
 
     def _lost(self) -> list[str]:
-        gone, then = catalog.lost(self.folder), "Falling back to the checkpoint before it."
-        return [f"{gone.folder} is missing, which LATEST names. {then}"] if gone else []
+        gone, then = catalog.lost(self.folder), f" {FALLING_BACK}" if catalog.complete(self.folder) else ""
+        return [f"{gone.folder} is missing, which LATEST names.{then}"] if gone else []
 
     def at(self, step: int) -> Checkpoint | None:
         return next((c for c in self.complete() if c.step == step), None)
@@ -251,7 +252,7 @@ class CheckpointStore:
 
     # Before the writing.
 
-    def _open(self, step: int, tensors: Tensors, state: str, protected: set[int]) -> _Work | None:
+    def _open(self, step: int, tensors: Tensors, state: str, protected: set[int], at_once: bool) -> _Work | None:
         """The temporary folder and what this rank puts into it; None where it has nothing to do with it."""
         sharded = frozenset(group for group, named in tensors.items() if any(map(is_sharded, named.values())))
         if not sharded and not self.ranks.first:
@@ -263,7 +264,9 @@ class CheckpointStore:
         groups = {group: parts_of(named, self.ranks) for group, named in tensors.items()}
         if not self.ranks.first:
             groups = {group: parts for group, parts in groups.items() if group in sharded}
-        self._work = _Work(step, self.folder / made["name"], groups, state, protected, sharded, at_once=True)
+        self._work = _Work(
+            step, self.folder / made["name"], groups, state, protected, sharded, at_once or bool(sharded)
+        )
         return self._work
 
     def _make_folder(self, step: int) -> dict[str, str]:
@@ -275,15 +278,17 @@ class CheckpointStore:
         return made
 
     def _takes_a_place(self, step: int, protected: set[int]) -> bool:
-        """Whether another checkpoint goes when this one is there."""
-        old = catalog.too_old(self.folder, self.keep_last, protected | {step}, self._damaged, coming=[step])
-        return bool(old) or (self.folder / catalog.name_of(step)).exists()
+        """Whether another checkpoint goes when this one is there; or cannot be asked, as the saving will tell."""
+        with suppress(OSError):
+            old = catalog.too_old(self.folder, self.keep_last, protected | {step}, self._damaged, coming=[step])
+            return bool(old) or (self.folder / catalog.name_of(step)).exists()
+        return True
 
     # The writing.
 
     def _carry_out(self, work: _Work) -> None:
         """In this thread, before training goes on."""
-        _let_devices_finish(work.groups)
+        let_devices_finish(work.groups)
         self._drain(work, lambda: None)
 
     def _drain(self, work: _Work, ready: Callable[[], None]) -> None:
@@ -337,11 +342,12 @@ class CheckpointStore:
         if target.exists():  # an earlier, possibly damaged save of the same step
             catalog.retire(target)
         os.replace(work.folder, target)
+        if not work.at_once:
+            self._in_the_system = Checkpoint(work.step, target)
         flush_to_disk(self.folder)
         catalog.point_latest(self.folder, work.step)
         self._damaged.discard(work.step)
-        if not work.at_once:
-            self._in_the_system = target
+        if not work.at_once:  # nothing goes for it
             return
         for old in catalog.too_old(self.folder, self.keep_last, work.protected | {work.step}, self._damaged):
             catalog.retire(old.folder)
@@ -356,6 +362,7 @@ class CheckpointStore:
     def _report(self, step: int, reasons: list[str]) -> None:
         if not any(reasons):
             return
+        self.bring_to_disk()  # it may be the one that is kept
         rank, reason = next((rank, text) for rank, text in enumerate(reasons) if text)
         who = f"rank {rank}: " if len(reasons) > 1 else ""
         kept = catalog.seem_whole(self.folder)
@@ -377,12 +384,6 @@ def last_saved(checkpoints: CheckpointStore | None) -> int | None:
     return whole[-1].step if whole else None
 
 
-def in_words(error: BaseException) -> str:
-    if isinstance(error, OSError):
-        return (error.strerror or str(error)) + (f" ({error.filename})" if error.filename else "")
-    return f"{type(error).__name__}: {error}"
-
-
 def _reason(future: Future[Any]) -> str:
     """Why a disk did not take it; anything else is a mistake of ours, and raised as it is."""
     error = future.exception()
@@ -391,9 +392,3 @@ def _reason(future: Future[Any]) -> str:
     if not isinstance(error, OSError):
         raise error
     return in_words(error)
-
-
-def _let_devices_finish(groups: Groups) -> None:
-    """Other threads read the tensors, and do not know the stream that wrote them."""
-    for device in {part.data.device for parts in groups.values() for part in parts.values() if part.data.is_cuda}:
-        torch.cuda.synchronize(device)

@@ -2,8 +2,8 @@
 
 The library's own writer first makes a copy of every tensor as a Python bytes object, and the SHA-256 of the manifest
 then reads the file back. Here the bytes of a file are gathered in seats of some megabytes, and a full seat goes to the
-disk, past the page cache (`disk.py`), while another thread hashes it: a file takes as long as the slower of the two.
-Neither holds Python's lock, so several files are written at once.
+disk, mostly past the page cache (`disk.py`), while another thread hashes it: a file takes as long as the slower of the
+two. Neither holds Python's lock, so several files are written at once.
 
 Tensors of a GPU cross the bus straight into the seats, which are page-locked then, on a stream of their own and while
 the seat before is written: no stream of anybody else's waits, and the host never holds more than a few seats.

@@ -71,7 +71,7 @@ def evaluate(
         )  # fmt: skip
     text = json.dumps(found.to_json(), indent=2)
     if output is not None:
-        from automodel.checkpoint.store import replace_text
+        from automodel.checkpoint.disk import replace_text
 
         replace_text(output, text + "\n")
     if as_json:

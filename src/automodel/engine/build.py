@@ -17,7 +17,7 @@ from automodel.config.errors import UserError
 from automodel.config.load import dump_config
 from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
-from automodel.engine.best_model import lost_best
+from automodel.engine.best_model import exported_before, lost_best
 from automodel.engine.captured import CapturedStep
 from automodel.engine.evaluate import Evaluator, Share
 from automodel.engine.folder import RunFolder
@@ -206,11 +206,11 @@ def _restore(
     checkpoint, notes = checkpoints.latest()
     if checkpoint is None:
         then = "Start again with --overwrite."
-        if prepared.adapter is None and folder.is_exported():
+        if exported_before(folder):
+            key = "model.pretrained_model_name_or_path" if prepared.adapter is None else "peft.pretrained_adapter"
             then = (
-                f"The model in {folder.root} is there: begin a new run with it, in a folder of its own "
-                f"(model.pretrained_model_name_or_path={folder.root} checkpoint.checkpoint_dir=./another), or start "
-                "again with --overwrite."
+                f"What it has learned is whole in {folder.root}: begin a new run with that, in a folder of its own "
+                f"({key}={folder.root} checkpoint.checkpoint_dir=./another), or start again with --overwrite."
             )
         raise UserError(
             f"--resume: {folder.steps} has no complete checkpoint{'' if notes else ' yet'}, so there is nothing to "

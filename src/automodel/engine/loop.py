@@ -71,7 +71,7 @@ def train(run: Run, observer: Observer, stop: StopRequest) -> Outcome:
         if requested and not last:
             outcome.status, outcome.signal, last = "interrupted", requested, True
         if saves or (run.checkpoints and (last or improved)):
-            save(run, last, at_once=not last or outcome.status == "interrupted")
+            save(run, last, at_once=not last or bool(requested))
         throughput.resume()
         if last:
             break

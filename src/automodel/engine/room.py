@@ -16,7 +16,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from automodel.checkpoint.store import CheckpointStore, SaveFailedError, in_words, last_saved
+from automodel.checkpoint.disk import in_words
+from automodel.checkpoint.store import CheckpointStore, SaveFailedError, last_saved
 from automodel.config.errors import UserError
 from automodel.engine.step import Named
 from automodel.plan.config import RunConfig

@@ -16,7 +16,8 @@ import torch
 from rich.console import Console
 
 from automodel.adapters.kept import KEPT, to_keep
-from automodel.checkpoint.store import last_saved, replace_text
+from automodel.checkpoint.disk import replace_text
+from automodel.checkpoint.store import last_saved
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, UserError
 from automodel.config.load import dump_config
 from automodel.distributed.world import Alone, joined
@@ -287,6 +288,9 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
             run.progress.info(f"{drawn}: load it with PEFT or automodel, or merge it (automodel export --merge)")
     else:
         run.progress.info("No model was saved: checkpoint.enabled is false")
+    if run.checkpoints and (stop.requested or stays):
+        # Soon there may be no machine any more; or the last weights are nowhere else.
+        run.checkpoints.bring_to_disk()
     if stop.requested:
         run.progress.info(f"{stop.requested} came at the end: nothing was left to train, and everything is written")
     run.progress.info(f"Report: {report}")

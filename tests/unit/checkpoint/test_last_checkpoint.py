@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from automodel.checkpoint import catalog
+from automodel.checkpoint import store as store_module
 from automodel.checkpoint.store import CheckpointStore
 
 WEIGHTS = "model.safetensors"
@@ -107,6 +108,54 @@ def test_an_error_at_the_end_waits_for_the_disk(tmp_path, events, waited):
         fail()
     assert events.count(WEIGHTS) == 1
     store.at(2).verify()
+
+
+def test_a_sharded_one_is_waited_for(tmp_path, events, monkeypatch):
+    monkeypatch.setattr(store_module, "is_sharded", lambda tensor: True)
+    end(CheckpointStore(tmp_path), 2)
+    assert "model-rank-00000-of-00001.safetensors" in events
+
+
+def test_one_that_is_in_its_place_when_the_disk_is_full_is_brought_there(tmp_path, events, monkeypatch):
+    """It would be called kept, so it has to be."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(catalog, "point_latest", full)
+    with pytest.raises(store_module.SaveFailedError, match="No space left"):
+        end(CheckpointStore(tmp_path), 2)
+    assert WEIGHTS in events
+    assert [c.step for c in catalog.seem_whole(tmp_path)] == [2]
+
+
+def test_a_disk_that_does_not_take_it_is_told_beside_the_error(tmp_path, monkeypatch):
+    def broken(path):
+        raise OSError(5, "Input/output error")
+
+    def fail():
+        with store:
+            store.begin(2, some(), {}, last=True, at_once=False)
+            raise ValueError("the end")
+
+    store, said = CheckpointStore(tmp_path), []
+    store.warn = said.append
+    monkeypatch.setattr(catalog, "bring_to_disk", broken)
+    with pytest.raises(ValueError, match="the end"):
+        fail()
+    assert said == ["The checkpoint of step 2 may not be on the disk: Input/output error."]
+    store.bring_to_disk()
+    assert len(said) == 1, "once"
+
+
+def test_a_folder_that_cannot_be_looked_at_is_waited_for(tmp_path, events, monkeypatch):
+    def stale(*_, **__):
+        raise OSError(116, "Stale file handle")
+
+    store = CheckpointStore(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module.catalog, "too_old", stale)
+        assert store._takes_a_place(2, set())
 
 
 def test_what_a_power_cut_left_of_it_is_noticed_and_the_one_before_is_there(tmp_path):

@@ -1,6 +1,7 @@
 """When a run says that its model is saved, the model is on the disk; so is the state of a run that has no model."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,30 @@ def test_a_run_that_is_stopped_waits_for_its_checkpoint(path, flushed, monkeypat
     assert any(name.endswith(WEIGHTS) for name in of_checkpoints(flushed))
 
 
+@pytest.mark.parametrize("when", ["in the last step", "while the model is written"])
+def test_so_does_one_that_is_asked_to_stop_at_its_end(path, flushed, monkeypatch, when):
+    """The machine may be about to go; the run is finished all the same."""
+    if when == "in the last step":
+        answers = iter([None, "SIGTERM"])
+        monkeypatch.setattr(loop.StopRequest, "agreed", lambda *_: next(answers))
+    else:
+        save = engine.save_hf_folder
+        monkeypatch.setattr(
+            engine, "save_hf_folder", lambda *given: (os.kill(os.getpid(), signal.SIGTERM), save(*given))[1]
+        )
+    done = finetune(load_run_config([path]))
+    assert (done.exit_code, done.summary["status"], done.summary["steps"]) == (0, "finished", 2)
+    assert any(name.endswith(WEIGHTS) for name in of_model(flushed))
+    assert any(name.endswith(WEIGHTS) for name in of_checkpoints(flushed))
+
+
+def test_so_does_one_whose_model_is_that_of_an_earlier_end(path, flushed, monkeypatch):
+    """The last weights are in the checkpoint alone."""
+    monkeypatch.setattr(engine, "_export", lambda *_: {"exported_step": 1, "stays": True})
+    finetune(load_run_config([path]))
+    assert any(name.endswith(WEIGHTS) for name in of_checkpoints(flushed))
+
+
 def test_so_does_one_whose_model_cannot_be_written(path, flushed, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -93,9 +118,28 @@ def test_without_a_whole_checkpoint_the_model_is_where_to_begin(path, tmp_path):
     assert "has no complete checkpoint, so there is nothing to continue" in message
     assert f"model.pretrained_model_name_or_path={tmp_path / 'out'}" in message
     assert "has 100 bytes instead of" in message
+    assert "before it" not in message, "there is none"
     again = [f"model.pretrained_model_name_or_path={tmp_path / 'out'}", f"checkpoint.checkpoint_dir={tmp_path / 'on'}"]
     finetune(load_run_config([path], again))
     assert RunFolder(tmp_path / "on").is_exported()
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+def test_the_advice_is_only_given_where_it_helps(path, tmp_path, adapter):
+    settings = ["peft.r=2"] if adapter else []
+    finetune(load_run_config([path], settings))
+    for file in (tmp_path / "out" / "run" / "steps" / "step-00000002").glob("model*.safetensors"):
+        os.truncate(file, 100)
+    if adapter:
+        with pytest.raises(UserError, match=rf"whole in .* \(peft.pretrained_adapter={tmp_path / 'out'} "):
+            finetune(load_run_config([path], settings), resume=True)
+        again = [f"peft.pretrained_adapter={tmp_path / 'out'}", f"checkpoint.checkpoint_dir={tmp_path / 'on'}"]
+        finetune(load_run_config([path], [*settings, *again]))
+        assert RunFolder(tmp_path / "on").is_exported()
+    else:
+        (tmp_path / "out" / WEIGHTS).rename(tmp_path / "elsewhere")
+        with pytest.raises(UserError, match=r"nothing to continue. Start again with --overwrite"):
+            finetune(load_run_config([path]), resume=True)
 
 
 def test_weights_that_were_cut_short_are_exported_again(path, tmp_path):
