@@ -72,8 +72,7 @@ def digest_of(path: Path) -> str:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a `.safetensors` file is as long as its header says. Other damage only hashes
-    see."""
+    """Whether a `.safetensors` file is as long as its header says. Other damage only hashes see."""
     from safetensors import SafetensorError, safe_open
 
     if path.stat().st_size == 0:

@@ -88,9 +88,8 @@ class Camera:
 
     def hold(self, groups: Groups) -> Snapshot:
         """The parts themselves, for whoever knows that nobody changes them any more."""
-        devices = {part.data.device for parts in groups.values() for part in parts.values() if part.data.is_cuda}
         events = []
-        for device in devices:
+        for device in _gpus_of(groups):
             events.append(torch.cuda.Event())
             events[-1].record(torch.cuda.current_stream(device))
         return Snapshot(groups, "held", tuple(events))
@@ -119,8 +118,12 @@ class Camera:
 
 def let_devices_finish(groups: Groups) -> None:
     """Other threads read the tensors, and do not know the stream that wrote them."""
-    for device in {part.data.device for parts in groups.values() for part in parts.values() if part.data.is_cuda}:
+    for device in _gpus_of(groups):
         torch.cuda.synchronize(device)
+
+
+def _gpus_of(groups: Groups) -> set[torch.device]:
+    return {part.data.device for parts in groups.values() for part in parts.values() if part.data.is_cuda}
 
 
 def _cloned(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,6 +1,5 @@
 """The last checkpoint of a finished run may be with the system for a while; nothing on the disk goes for it."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from automodel.checkpoint import catalog
 from automodel.checkpoint import store as store_module
 from automodel.checkpoint.store import CheckpointStore
+from watched_disk import note_flushes
 
 WEIGHTS = "model.safetensors"
 
@@ -17,17 +17,13 @@ WEIGHTS = "model.safetensors"
 def events(monkeypatch):
     """What was brought to the disk, and what was removed, in order."""
     noted: list[str] = []
-    fsync, retire = os.fsync, catalog.retire
-
-    def flush(descriptor):
-        noted.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
-        fsync(descriptor)
+    retire = catalog.retire
 
     def remove(folder):
         noted.append(f"away with {folder.name}")
         retire(folder)
 
-    monkeypatch.setattr(os, "fsync", flush)
+    note_flushes(monkeypatch, lambda path: noted.append(path.name))
     monkeypatch.setattr(catalog, "retire", remove)
     return noted
 
@@ -148,14 +144,14 @@ def test_a_disk_that_does_not_take_it_is_told_beside_the_error(tmp_path, monkeyp
     assert len(said) == 1, "once"
 
 
-def test_a_folder_that_cannot_be_looked_at_is_waited_for(tmp_path, events, monkeypatch):
+def test_a_folder_that_cannot_be_looked_at_is_waited_for(tmp_path, monkeypatch):
     def stale(*_, **__):
         raise OSError(116, "Stale file handle")
 
     store = CheckpointStore(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(store_module.catalog, "too_old", stale)
-        assert store._takes_a_place(2, set())
+    assert not store._takes_a_place(2, set())
+    monkeypatch.setattr(catalog, "too_old", stale)
+    assert store._takes_a_place(2, set())
 
 
 def test_what_a_power_cut_left_of_it_is_noticed_and_the_one_before_is_there(tmp_path):

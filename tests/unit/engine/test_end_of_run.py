@@ -15,6 +15,7 @@ from automodel.engine import run as engine
 from automodel.engine.folder import RunFolder
 from automodel.engine.run import finetune
 from automodel.plan.check import load_run_config
+from watched_disk import note_flushes
 
 WEIGHTS = "model.safetensors"
 
@@ -23,13 +24,7 @@ WEIGHTS = "model.safetensors"
 def flushed(monkeypatch):
     """Folder and name of what was brought to the disk, in order."""
     names: list[str] = []
-    fsync = os.fsync
-
-    def note(descriptor):
-        names.append("/".join(Path(os.readlink(f"/proc/self/fd/{descriptor}")).parts[-2:]))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", note)
+    note_flushes(monkeypatch, lambda path: names.append("/".join(path.parts[-2:])))
     return names
 
 
