@@ -5,6 +5,8 @@ pytest -m gpu tests/gpu/test_causal_lm_captured.py
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -277,6 +279,28 @@ def test_evaluation_reads_loss_and_accuracy_without_logits():
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=2e-3)
     assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"], abs=0.02)
     assert found[0]["perplexity"] == pytest.approx(found[1]["perplexity"], rel=0.02)
+
+
+def test_shapes_find_their_places_in_the_largest():
+    """Recorded as they come, each a little larger than the one before, none fits into what the others left."""
+    held, losses = {}, {}
+    collate = collator(make_store(160), documents=160)
+    growing = [collate(range(count)) for count in range(20, 161, 20)]
+    assert len({b.input_ids_T.numel() for b in growing}) == len(growing)
+    wide = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2048, "vocab_size": 20_000}
+    for first in (False, True):
+        gc.collect()
+        torch.cuda.empty_cache()
+        step = captured(make_model("llama", **wide))
+        step.largest = growing[-1] if first else None
+        before = torch.cuda.memory_reserved()
+        losses[first] = run(step, [StepBatch((b,), 0, i) for i, b in enumerate(growing)])
+        held[first] = torch.cuda.memory_reserved() - before
+        assert len(step.graphs) == len(growing)
+        del step
+    print({k: f"{v / 2**20:.0f} MiB" for k, v in held.items()})
+    assert held[True] < 0.7 * held[False]
+    assert losses[True] == pytest.approx(losses[False], rel=1e-3)
 
 
 def test_a_step_needs_less_memory_without_logits():

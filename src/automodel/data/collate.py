@@ -7,7 +7,8 @@ step can be captured once for each bucket:
 - the tail is cut into documents of at most `max_seqlen` (varlen attention leaves rows beyond it unwritten: NaN);
 - `cu_seqlens` has room for `micro_batch_size` documents plus the longest possible tail; unused slots repeat T;
 - the positions the head reads are padded: to `micro_batch_size` for a classifier, to a multiple of `bucket_reads` for
-  token tasks. A padded slot reads position 0 and carries IGNORE (NaN among float labels).
+  token tasks, or to T where nearly all are read. A padded slot reads position 0 and carries IGNORE (NaN among float
+  labels).
 
 `PaddedCollator` makes the ordinary rectangle.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -87,12 +88,12 @@ class PackedCollator:
             raise ValueError(f"{len(chosen)} documents for a micro-batch of {self.micro_batch_size}")
         lengths = self.store.lengths[chosen]
         real = int(lengths.sum())
-        total = _rounded_up(real, self.bucket_tokens)
+        total = rounded_up(real, self.bucket_tokens)
         tail = _tail_lengths(total - real, self.max_seqlen)
         boundaries = np.concatenate([[0], np.cumsum(np.concatenate([lengths, tail]))])
         cu_seqlens = np.full(self.document_slots + 1, total, dtype=np.int32)
         cu_seqlens[: len(boundaries)] = boundaries
-        reads, labels, num_labels = self._reads(chosen, boundaries[: len(chosen) + 1])
+        reads, labels, num_labels = self._reads(chosen, boundaries[: len(chosen) + 1], total)
         token_types = _gathered(self.store.token_types, self.store.offsets, chosen, total)
         input_ids = _gathered(self.store.input_ids, self.store.offsets, chosen, total)
         return PackedBatch(
@@ -110,7 +111,7 @@ class PackedCollator:
             token_runs_2T=torch.from_numpy(_runs(input_ids)) if self.sort_tokens else None,
         )
 
-    def _reads(self, chosen: np.ndarray, boundaries: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    def _reads(self, chosen: np.ndarray, boundaries: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Positions the head reads, the labels there, and how many of them count."""
         if self.task == TEXT_CLASSIFICATION:
             reads = boundaries[:-1] if self.pool == "first" else boundaries[1:] - 1
@@ -120,7 +121,9 @@ class PackedCollator:
             labels = _token_labels(self.store, chosen, self.task == CAUSAL_LM, self.with_labels)
             reads = np.flatnonzero(labels != IGNORE) if self.with_labels else np.arange(len(labels))
             labels = labels[reads]
-            slots = _rounded_up(max(len(reads), 1), self.bucket_reads or self.bucket_tokens)
+            slots = max(len(reads), 1)
+            if self.bucket_tokens > 1:
+                slots = int(read_slots(slots, len(chosen), total, self.bucket_reads or self.bucket_tokens))
         num_labels = len(labels) if self.with_labels else 0
         return _grown(reads.astype(np.int64), slots, 0), _grown(labels, slots, _no_label(labels)), num_labels
 
@@ -142,7 +145,7 @@ class PaddedCollator:
     def __call__(self, indices: Sequence[int]) -> PaddedBatch:
         store, chosen = self.store, np.asarray(indices, dtype=np.int64)
         lengths = store.lengths[chosen]
-        width = _rounded_up(int(lengths.max()), self.pad_to_multiple_of)
+        width = rounded_up(int(lengths.max()), self.pad_to_multiple_of)
         real = self._mask(lengths, width)
         labels, num_labels = self._labels(chosen, real)
         types = _gathered(store.token_types, store.offsets, chosen)
@@ -193,8 +196,16 @@ def _runs(ids: np.ndarray) -> np.ndarray:
     return runs
 
 
-def _rounded_up(count: int, multiple: int) -> int:
+def rounded_up(count: Any, multiple: int) -> Any:
     return -(-count // multiple) * multiple
+
+
+def read_slots(reads: Any, documents: int, total: Any, multiple: int) -> Any:
+    """Room for so many read positions; for numbers and arrays of them. Where every token is learned, each document
+    reads one position less than it has. Rounded up by itself, that number made two shapes of most totals: 59
+    recordings in 800 steps instead of 31, to spare the head half a percent of its rows."""
+    nearly_all = total - reads < multiple + documents
+    return np.where(nearly_all, total, rounded_up(reads, multiple))
 
 
 def _tail_lengths(tail: int, max_seqlen: int) -> np.ndarray:

@@ -59,6 +59,7 @@ def fits(prepared: Prepared, step: TrainStep | CapturedStep, loader: StepLoader)
     try:
         if isinstance(step, CapturedStep):
             step.probe(batch, recorded=on_two_streams(prepared, step))
+            step.largest = batch
         else:
             _try_eager(step, batch, bytes_to_come(prepared, step), plan.device)
     except torch.cuda.OutOfMemoryError:

@@ -7,24 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from automodel.checkpoint.store import last_saved
-from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run, now, save
+from automodel.engine.diverged import diverged
 from automodel.engine.evaluate import evaluate_for_all
+from automodel.engine.log_lines import LogLines
 from automodel.engine.observe import Observer
 from automodel.engine.signals import StopRequest
 from automodel.engine.step import StepResult
 from automodel.metrics.compute import EvalMetrics
-from automodel.metrics.progress import format_lr, format_value
 from automodel.metrics.throughput import MemoryMeter, Throughput
 
 MOST_SKIPPED = 64  # a scale of 2^16 has become 2^-48 by then; healthy runs skip a handful
-
-
-class DivergedError(UserError):
-    """The loss is no longer a number."""
-
-    exit_code = EXIT_FAILED
 
 
 @dataclass
@@ -45,36 +38,36 @@ def train(run: Run, observer: Observer, stop: StopRequest) -> Outcome:
     seconds_before = state.train_seconds
     outcome = Outcome("finished", memory, None)
     observer.loop_begins(plan)
-    for batch in run.loader:
-        observer.step_begins()
-        result = run.step(state.step, batch)
-        state.add(result, batch.epochs_done)
-        last = state.step >= plan.total_steps
-        validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
-        saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)
-        observer.step_ends(result, pauses=bool(last or validates or saves))
-        throughput.update(result.samples, result.tokens)
-        if last or state.step % run.prepared.cfg.step_scheduler.log_every_steps == 0:
-            _log(run, result, throughput, memory)
-        else:
+    with LogLines(run, throughput, memory) as lines:
+        for batch in run.loader:
+            observer.step_begins()
+            result = run.step(state.step, batch)
+            state.add(result, batch.epochs_done)
+            last = state.step >= plan.total_steps
+            validates = run.evaluator and (last or state.step % plan.val_every_steps == 0)
+            saves = run.checkpoints and (last or state.step % plan.ckpt_every_steps == 0)
+            observer.step_ends(result, pauses=bool(last or validates or saves))
+            throughput.update(result.samples, result.tokens)
             run.progress.step(state.step)
-        throughput.pause()
-        state.train_seconds = seconds_before + throughput.train_s
-        improved = False
-        requested = stop.agreed(run.prepared.ranks)
-        if validates or saves or requested:
-            _check_finite(run, result)
-        if validates:
-            outcome.validation, improved = _validate(run)
-            if patience and state.best.stale >= patience.patience and not last:
-                outcome.status, last = "stopped early", True
-        if requested and not last:
-            outcome.status, outcome.signal, last = "interrupted", requested, True
-        if saves or (run.checkpoints and (last or improved)):
-            save(run, last, at_once=not last or bool(requested))
-        throughput.resume()
-        if last:
-            break
+            if last or state.step % run.prepared.cfg.step_scheduler.log_every_steps == 0:
+                lines.due(result)
+            requested, improved = stop.agreed(run.prepared.ranks), False
+            lines.write(wait=bool(last or validates or saves or requested))
+            if validates or saves or requested:
+                _check_finite(run, result)
+            throughput.pause()
+            state.train_seconds = seconds_before + throughput.train_s
+            if validates:
+                outcome.validation, improved = _validate(run)
+                if patience and state.best.stale >= patience.patience and not last:
+                    outcome.status, last = "stopped early", True
+            if requested and not last:
+                outcome.status, outcome.signal, last = "interrupted", requested, True
+            if saves or (run.checkpoints and (last or improved)):
+                save(run, last, at_once=not last or bool(requested))
+            throughput.resume()
+            if last:
+                break
     observer.loop_ends(outcome.validation)
     return outcome
 
@@ -95,53 +88,19 @@ def only_evaluate(run: Run) -> Outcome:
     return Outcome("stopped early" if early else "finished", memory, validation)
 
 
-def _log(run: Run, result: StepResult, throughput: Throughput, memory: MemoryMeter) -> None:
-    loss = run.state.close_window()
-    values = {
-        "loss": loss,
-        "lr": result.lr,
-        "grad_norm": float(result.grad_norm),
-        **throughput.rates(),
-        "memory_gib": memory.read(),
-        "epoch": run.state.epoch,
-    }
-    run.progress.step(run.state.step, values)
-    run.trackers.log(run.state.step, {**values, "time": now() - run.started}, "train")
-    if not math.isfinite(loss):
-        raise _diverged(run, "loss", loss)
-
-
 def _check_finite(run: Run, result: StepResult) -> None:
     """Broken weights are neither evaluated nor saved: a checkpoint of them would push out the last good one."""
     loss, norm = run.state.window.total(), float(result.grad_norm)
     if not math.isfinite(loss):
-        raise _diverged(run, "loss", loss)
+        raise diverged(run, "loss", loss, run.state.step)
     if math.isfinite(norm):
         return
     if run.prepared.plan.precision != "fp16":
-        raise _diverged(run, "gradient norm", norm)
+        raise diverged(run, "gradient norm", norm, run.state.step)
     # In fp16 an overflowing gradient is everyday business: the step is skipped and the loss scale halved. But a scale
     # that never becomes small enough would end as a run that has learned nothing.
     if run.step.skipped_steps() > max(MOST_SKIPPED, run.state.step // 2):
-        raise _diverged(run, "fp16 gradient norm, for more than half of all steps,", norm)
-
-
-def _diverged(run: Run, what: str, value: float) -> DivergedError:
-    kept = last_saved(run.checkpoints)
-    saved = f"The checkpoint of step {kept} is kept." if kept is not None else "No checkpoint was saved before it."
-    cfg, plan = run.prepared.cfg, run.prepared.plan
-    ways = [f"a lower optimizer.lr (now {format_lr(cfg.optimizer.lr)})"]
-    if not (cfg.lr_scheduler.warmup_steps or cfg.lr_scheduler.warmup_ratio):
-        ways.append("a warm-up (lr_scheduler.warmup_ratio: 0.1)")
-    if cfg.training_optimizations.gradient_clipping is None:
-        ways.append("training_optimizations.gradient_clipping: 1.0")
-    if plan.precision not in ("fp32", "tf32"):
-        ways.append("training_optimizations.precision: fp32")
-    said = ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])} or {ways[-1]}"
-    return DivergedError(
-        f"The {what} is {format_value(value)} at step {run.state.step}, so every further step would be wasted. "
-        f"Try {said}. {saved}"
-    )
+        raise diverged(run, "fp16 gradient norm, for more than half of all steps,", norm, run.state.step)
 
 
 def _measured(run: Run) -> EvalMetrics:
@@ -174,5 +133,5 @@ def _validate(run: Run) -> tuple[EvalMetrics, bool]:
     run.progress.validation(state.step, metrics.values)
     run.trackers.log(state.step, {**metrics.values, "epoch": state.epoch, "time": now() - run.started}, "validation")
     if not math.isfinite(metrics.values["loss"]):
-        raise _diverged(run, "validation loss", metrics.values["loss"])
+        raise diverged(run, "validation loss", metrics.values["loss"], state.step)
     return metrics, improved

@@ -17,6 +17,7 @@ from automodel.config.errors import UserError
 from automodel.data.columns import did_you_mean
 from automodel.data.overlap import held_out_and_learned
 from automodel.data.prepare import PreparedData
+from automodel.data.sizes import sizes_of
 from automodel.distributed.layout import ONE, Layout, check_model
 from automodel.distributed.world import ALONE, Alone
 from automodel.engine.classes import class_notes
@@ -202,6 +203,7 @@ def _data_facts(
         columns=train.description,
         labels=labels_in_words(train, cfg.model, cfg.loss_fn.class_weights),
         lengths=train.store.lengths,
+        sizes=sizes_of(train.store, train.task),
         word_rows=word_rows,
         learned=train.learned_share,
         mixture=mixture,

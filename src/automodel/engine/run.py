@@ -23,6 +23,7 @@ from automodel.config.load import dump_config
 from automodel.distributed.world import Alone, joined
 from automodel.engine.best_model import exported_before, whole_checkpoint
 from automodel.engine.build import Run, build
+from automodel.engine.diverged import DivergedError
 from automodel.engine.evaluate import evaluate_for_all
 from automodel.engine.fit import out_of_memory
 from automodel.engine.folder import (
@@ -36,7 +37,7 @@ from automodel.engine.folder import (
     start_fresh,
 )
 from automodel.engine.heap import kept_heap
-from automodel.engine.loop import DivergedError, Outcome, is_trained, only_evaluate, train
+from automodel.engine.loop import Outcome, is_trained, only_evaluate, train
 from automodel.engine.observe import NOBODY, Observer
 from automodel.engine.one_writer import only_writer
 from automodel.engine.prepare import Prepared

@@ -53,6 +53,11 @@ class Window:
         self.losses.append(result.loss)
         self.steps += 1
 
+    def send(self) -> None:
+        """Lets the losses go to the host, without waiting for them: whoever reads them then has to."""
+        if self.losses:
+            self.losses = list(torch.stack(self.losses).to("cpu", non_blocking=True).unbind())
+
     def total(self) -> float:
         """Waits for the device, once for the whole window. Summed step by step, so a restart changes no digit."""
         for loss in torch.stack(self.losses).tolist() if self.losses else []:
@@ -88,12 +93,16 @@ class TrainState:
         self.tokens += result.tokens
         self.samples += result.samples
 
-    def close_window(self) -> float:
-        """The mean loss since the last call."""
-        mean = self.window.mean()
-        self.closed_loss += self.window.total()
-        self.window = Window()
-        return mean
+    def next_window(self) -> Window:
+        """The losses since the last call, on their way to the host; `close` counts them when they are there."""
+        window, self.window = self.window, Window()
+        window.send()
+        return window
+
+    def close(self, window: Window) -> float:
+        """The mean loss of a window that came from here."""
+        self.closed_loss += window.total()
+        return window.mean()
 
     def mean_loss(self) -> float:
         return (self.closed_loss + self.window.total()) / max(1, self.step)

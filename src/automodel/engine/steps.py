@@ -196,8 +196,7 @@ def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> Pa
             task=prepared.task,
             pool=prepared.packing.pooling or "first",
             bucket_tokens=plan.bucket_tokens,
-            # A bin has one shape, but not one number of labels: a sixteenth of it keeps those shapes few.
-            bucket_reads=plan.packed_sequence_size // 16 if plan.bucket_tokens > 1 else 0,
+            bucket_reads=plan.bucket_reads,
             max_seqlen=plan.max_length,
             micro_batch_size=batch_size,
             sort_tokens=plan.capture or plan.fused_kernels,

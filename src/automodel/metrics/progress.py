@@ -51,7 +51,7 @@ class Progress:
     ) -> None:
         from rich.console import Console
 
-        self.total_steps = total_steps
+        self.total_steps, self._done = total_steps, start_step
         self.console = console or Console()
         self._memory_title = "GPU Mem" if str(device).startswith("cuda") else "Host Mem"
         self._bar: Bar | None = None
@@ -77,11 +77,12 @@ class Progress:
         self._print("[WARN]", text, "yellow")
 
     def step(self, step: int, values: Mapping[str, float] | None = None) -> None:
-        """A step is done. With values it is also a log step; without, only the bar moves."""
+        """A step is done. With values its log line is written, perhaps some steps later; without, the bar moves."""
+        self._done = max(self._done, step)
         line = step_line(values, self._memory_title) if values else None
         if self._bar is not None and self._task is not None:
             self._bar.start()
-            self._bar.update(self._task, completed=step)
+            self._bar.update(self._task, completed=self._done)
             if values:
                 room = self.console.width - BESIDE_STATUS - 2 * len(str(self.total_steps))
                 self._bar.update(self._task, status=self._printable(_status(values, self._memory_title, room)))

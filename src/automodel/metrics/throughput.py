@@ -1,8 +1,8 @@
 """How fast, and how much memory.
 
-`Throughput` counts training only: `pause()` while evaluating or saving, `resume()` after. Its rates are over a sliding
-window of recent steps, so that a log line shows the speed of now; totals are over the whole run. On a GPU the host runs
-a few steps ahead of the device; over a window that difference vanishes, so no synchronisation is asked for.
+`Throughput` counts training only: `pause()` while evaluating or saving, `resume()` after. Steps are counted when they
+are queued, which on a GPU is some steps before they are done; so a rate is asked for when something is known to be
+done, and says how much that was. It is over the recent steps, so that a log line shows the speed of now.
 
 `memory_gib` is what the log line and the plan's prediction are compared by: the peak of CUDA's allocator on a GPU, the
 process's resident set on the CPU.
@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -22,30 +21,31 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Mark:
-    """Running totals at one moment of training time."""
+class Counts(NamedTuple):
+    """Running totals."""
 
-    active_s: float
-    steps: int
-    samples: int
-    tokens: int
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
 
 
 class Throughput:
     """Counts steps, samples and tokens against training time."""
 
     def __init__(self, window: int = 50, clock: Callable[[], float] = time.perf_counter):
+        """`window`: steps that a rate is about, at least; more where it is asked for less often."""
         self._clock = clock
         self._started = clock()
         self._paused_s = 0.0
         self._paused_at: float | None = None
-        self._marks: deque[Mark] = deque([Mark(0.0, 0, 0, 0)], maxlen=window + 1)
+        self.counts = Counts()
+        self._window = window
+        self._marks: deque[tuple[float, Counts]] = deque([(0.0, Counts())])
 
-    def update(self, samples: int, tokens: int, steps: int = 1) -> None:
-        """A step has been done."""
-        last = self._marks[-1]
-        self._marks.append(Mark(self.train_s, last.steps + steps, last.samples + samples, last.tokens + tokens))
+    def update(self, samples: int, tokens: int) -> None:
+        """A step has been queued."""
+        steps, *before = self.counts
+        self.counts = Counts(steps + 1, before[0] + samples, before[1] + tokens)
 
     def pause(self) -> None:
         """Time from here on is not training (evaluation, checkpoints). Pausing twice is pausing once."""
@@ -64,39 +64,15 @@ class Throughput:
         now = self._clock() if self._paused_at is None else self._paused_at
         return now - self._started - self._paused_s
 
-    @property
-    def wall_s(self) -> float:
-        """Seconds since the counter was made, pauses included."""
-        return self._clock() - self._started
-
-    @property
-    def totals(self) -> Mark:
-        """Steps, samples and tokens so far, and the training time up to the last of them."""
-        return self._marks[-1]
-
-    def rates(self) -> dict[str, float]:
-        """`tokens_per_s`, `samples_per_s` and `steps_per_s` over the window; zeros before the first step."""
-        return _rates(self._marks[0], self._marks[-1])
-
-    def overall(self) -> dict[str, float]:
-        """The same over the whole run."""
-        return _rates(Mark(0.0, 0, 0, 0), self._marks[-1])
-
-    def seconds_per_epoch(self, steps_per_epoch: float) -> float:
-        """Training time of one epoch at the run's mean speed; 0 before the first step."""
-        done = self._marks[-1]
-        return done.active_s / done.steps * steps_per_epoch if done.steps else 0.0
-
-
-def _rates(first: Mark, last: Mark) -> dict[str, float]:
-    seconds = last.active_s - first.active_s
-    if seconds <= 0:
-        return {"tokens_per_s": 0.0, "samples_per_s": 0.0, "steps_per_s": 0.0}
-    return {
-        "tokens_per_s": (last.tokens - first.tokens) / seconds,
-        "samples_per_s": (last.samples - first.samples) / seconds,
-        "steps_per_s": (last.steps - first.steps) / seconds,
-    }
+    def rates(self, done: Counts) -> dict[str, float]:
+        """`tokens_per_s`, `samples_per_s` and `steps_per_s` of the recent steps, now that so much is done."""
+        self._marks.append((self.train_s, done))
+        while len(self._marks) > 2 and self._marks[1][1].steps <= done.steps - self._window:
+            self._marks.popleft()
+        (first_s, first), (last_s, last) = self._marks[0], self._marks[-1]
+        seconds = last_s - first_s
+        gained = {f"{name}_per_s": b - a for name, a, b in zip(Counts._fields, first, last)}
+        return {name: gain / seconds if seconds > 0 else 0.0 for name, gain in reversed(gained.items())}
 
 
 def memory_gib(device: torch.device | str) -> float:

@@ -14,6 +14,7 @@ from automodel.distributed.layout import ONE, Layout
 from automodel.plan.asked import asked_precision
 from automodel.plan.batches import Batches, cut_into_steps
 from automodel.plan.bins import no_packing
+from automodel.plan.buckets import decide_rounding
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
@@ -28,7 +29,6 @@ from automodel.plan.plan import Decision, Plan
 from automodel.plan.remarks import adapter, how_it_learns, mixture, provider, sinks, without_effect
 from automodel.plan.speed import (
     decide_attention,
-    decide_bucket,
     decide_capture,
     decide_fused,
     decide_late_update,
@@ -56,8 +56,8 @@ def make_plan(
     path = _path(cfg, model, data, lines)
     batches, mean_tokens = cut_into_steps(cfg, data, layout.data_ranks, lines)
     total, count = batches.total_steps, batches.total_steps * batches.grad_acc_steps
-    bucket = decide_bucket(cfg, path, hardware, model.parameters, mean_tokens, count, lines)
-    bucket = share_tokens(layout, bucket, model.shape, lines)
+    rounding = decide_rounding(cfg, path, hardware, model, data, batches.micro_batch_size, count, lines)
+    bucket = share_tokens(layout, rounding.tokens, model.shape, lines)
     fused_loss, fitting, room = _room(
         cfg, task, hardware, model, data, batches, precision=precision, path=path, bucket=bucket, layout=layout,
         lines=lines,
@@ -81,6 +81,7 @@ def make_plan(
         precision=precision,
         path=path,
         bucket_tokens=bucket,
+        bucket_reads=rounding.reads * bucket // rounding.tokens,
         max_length=data.max_length,
         val_every_steps=validate,
         ckpt_every_steps=save,

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from automodel.data.mixture import Mixture
+    from automodel.data.sizes import Sizes
     from automodel.models.fp8 import Product
     from automodel.plan.memory import ModelShape
 
@@ -80,6 +81,8 @@ class DataFacts:
     """The classes in words, where there are any."""
     lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
     """Tokens of each sample; needed to pack by size."""
+    sizes: Sizes | None = field(default=None, compare=False, repr=False)
+    """Of some samples; none: not looked at."""
     word_rows: int = 0
     """Rows of the word table that its tokens name; 0: not counted."""
     learned: float = 1.0

@@ -72,6 +72,8 @@ class Plan:
     """All parameters of the model, counted from its config."""
     decisions: tuple[Decision, ...]
     """The lines a person reads, with reasons."""
+    bucket_reads: int = 0
+    """The same of the positions that the head reads; 0: as tokens."""
     fused_loss: bool = False
     """Whether a language model's logits are made inside the loss, a few rows at a time."""
     packed_sequence_size: int = 0

@@ -1,8 +1,7 @@
-"""The decisions about speed: buckets, capture, fused kernels, pooled block, attention; compile has its own file."""
+"""The decisions about speed: capture, fused kernels, pooled block, attention; buckets and compile have own files."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
@@ -16,53 +15,12 @@ from automodel.plan.plan import Decision
 if TYPE_CHECKING:
     from automodel.plan.hardware import Hardware  # which imports torch
 
-SMALLEST_BUCKET, LARGEST_BUCKET = 32, 2048
-CAPTURE_S = 0.05  # recording one shape: about 0.05 s for 6 layers, 0.09 s for 12, when each was rehearsed first
 MOST_WORDS = 0.9  # of a word table; where more rows are read, there is little to save on the others
 WORTH_SAYING = 0.005  # share of the arithmetic
-SHAPES_PER_PART = 0.8  # batches spread over about 80 % of their mean
 
 LATE_PARAMETERS, LATE_TOKENS, LATE_SHARE = 400_000_000, 4096, 0.08
 """Models up to so many parameters, batches up to so many tokens, or gradients up to this share of the memory: layers
 are updated under the next step. DistilBERT wins 3 % by it (1.956 to 1.891 ms), 1.2 B parameters 5 % at 16k tokens."""
-
-
-def decide_bucket(
-    cfg: RunConfig,
-    path: str,
-    hardware: Hardware,
-    parameters: int,
-    mean_tokens: float,
-    steps: int,
-    lines: list[Decision],
-) -> int:
-    """Rounding makes shapes repeat. Coarse buckets waste arithmetic in every step, fine ones cost a capture each."""
-    asked = cfg.packed_sequence.bucket_tokens
-    if path != "packed":
-        return 1
-    if asked is not None:
-        lines.append(Decision("buckets", asked, "packed_sequence.bucket_tokens asks for it"))
-        return asked
-    if hardware.device == "cpu":
-        lines.append(Decision("buckets", "off", "on the CPU a new shape costs nothing, a dummy token does"))
-        return 1
-    if cfg.packed_sequence.packed_sequence_size:
-        size = cfg.packed_sequence.packed_sequence_size
-        lines.append(Decision("buckets", size, "every bin is filled up to its size with dummy tokens: one shape"))
-        return size
-    step_s = 6 * parameters * mean_tokens / 400e12
-
-    def cost(parts: int) -> float:
-        """Seconds of the run spent on captures and on dummy tokens, for buckets of a mean batch / parts."""
-        return SHAPES_PER_PART * parts * CAPTURE_S + steps * step_s * 0.5 / parts
-
-    parts = min((4, 8, 16, 32), key=cost)
-    bucket = 2 ** round(math.log2(max(1.0, mean_tokens / parts)))
-    bucket = min(max(bucket, SMALLEST_BUCKET), LARGEST_BUCKET)
-    share = bucket / 2 / max(1.0, mean_tokens)
-    reason = f"shapes repeat at about {share:.0%} dummy tokens; finer ones would cost more captures than they save"
-    lines.append(Decision("buckets", bucket, reason))
-    return bucket
 
 
 def decide_capture(

@@ -22,6 +22,7 @@ from automodel.config.errors import UserError
 from automodel.data.batch import StepBatch
 from automodel.data.collate import PackedCollator
 from automodel.data.config import DatasetConfig
+from automodel.data.sizes import sizes_of
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared, model_facts
 from automodel.engine.step import TrainStep
@@ -246,6 +247,7 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
     data = DataFacts(
         rows=len(rows), tokens=int(lengths.sum()), longest=int(of_rows.max()), max_length=int(lengths.max()),
         has_validation=trainer.eval_dataset is not None, lengths=of_rows,
+        sizes=sizes_of(rows.store, task) if rows.firsts is None else None,
     )  # fmt: skip
     try:
         plan = make_plan(cfg, task, hardware, facts, data)
@@ -265,6 +267,7 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
         task=task,
         pool=packing_support(model.config, task).pooling or "first",
         bucket_tokens=plan.bucket_tokens,
+        bucket_reads=plan.bucket_reads,
         max_seqlen=plan.max_length,
         micro_batch_size=rows.most_documents(plan.micro_batch_size),
         sort_tokens=plan.capture,

@@ -112,6 +112,7 @@ def test_a_captured_step_on_two_streams_is_tried_as_a_graph(monkeypatch, side, f
     step.side = side
     assert fits(run, step, loader_of(run))
     assert fits(dataclasses.replace(run, adapter=object()), step, loader_of(run))
+    assert step.largest == list(largest_micro_batch(loader_of(run).order, run.plan.total_steps))
     assert asked == [recorded, False], "gradients of adapters take no memory worth the attempt"
 
 

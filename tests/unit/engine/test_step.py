@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import tiny_runs as tiny
+from automodel.engine.diverged import DivergedError
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.fit import OutOfMemoryError
-from automodel.engine.loop import MOST_SKIPPED, DivergedError
+from automodel.engine.loop import MOST_SKIPPED
 from automodel.engine.observe import Observer
 from automodel.engine.run import finetune
 from automodel.engine.step import TrainStep, clip, fp32_products

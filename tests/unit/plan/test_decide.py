@@ -133,7 +133,8 @@ def test_impossible_wishes_are_refused_with_the_fix(cfg, hardware, model, messag
 def test_buckets_follow_the_length_of_the_run():
     short = plan_for(hardware=H200)
     long = plan_for(config(step_scheduler=StepSchedulerConfig(max_steps=100_000)), H200)
-    assert (short.bucket_tokens, long.bucket_tokens) == (512, 64)
+    assert short.bucket_tokens == 512
+    assert long.bucket_tokens <= 64
     assert "dummy tokens" in reason(long, "buckets")
     asked = config(packed_sequence=PackedSequenceConfig(bucket_tokens=256))
     assert plan_for(asked, H200).bucket_tokens == 256
