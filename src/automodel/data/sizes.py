@@ -8,6 +8,7 @@ import numpy as np
 
 from automodel.data.batch import IGNORE
 from automodel.data.collate import CAUSAL_LM
+from automodel.data.mixture import Mixture
 from automodel.data.store import TokenStore
 
 MOST_SAMPLES = 4096  # looked at: a few MB of labels, which may have to come from a disk
@@ -20,24 +21,38 @@ class Sizes:
     tokens: np.ndarray
     reads: np.ndarray | None = None
     """None: the head reads as many positions of every batch."""
+    together: bool = False
+    """Whether a batch has samples that follow each other here, not any."""
 
     def batches(self, count: int, documents: int) -> Sizes:
         """Of so many random batches, always the same ones."""
-        drawn = np.random.default_rng(0).integers(0, len(self.tokens), (count, documents))
+        random, samples = np.random.default_rng(0), len(self.tokens)
+        if self.together:
+            firsts = random.integers(0, max(1, samples - documents + 1), (count, 1))
+            drawn = (firsts + np.arange(documents)) % samples
+        else:
+            drawn = random.integers(0, samples, (count, documents))
         reads = None if self.reads is None else self.reads[drawn].sum(1)
         return Sizes(self.tokens[drawn].sum(1), reads)
 
 
-def sizes_of(store: TokenStore, task: str) -> Sizes:
-    """Of samples from all over the store."""
-    count = len(store)
-    chosen = np.arange(count)
-    if count > MOST_SAMPLES:
-        chosen = np.random.default_rng(0).choice(count, MOST_SAMPLES, replace=False)
-    lengths = store.lengths[chosen]
+def sizes_of(
+    store: TokenStore, task: str, *, mixture: Mixture | None = None, shuffled: bool = True, grouped: bool = False
+) -> Sizes:
+    """Of samples from all over an epoch. `grouped`: batches have samples of one length."""
+    epoch = np.arange(len(store)) if mixture is None else mixture.epoch(0, 0, shuffled)
+    if len(epoch) > MOST_SAMPLES:
+        epoch = epoch[np.sort(np.random.default_rng(0).choice(len(epoch), MOST_SAMPLES, replace=False))]
+    chosen = np.sort(epoch) if shuffled else epoch  # as they lie on the disk
+    if grouped:
+        chosen = chosen[np.argsort(store.lengths[chosen], kind="stable")]
+    return Sizes(store.lengths[chosen], _reads(store, task, chosen), together=grouped or not shuffled)
+
+
+def _reads(store: TokenStore, task: str, chosen: np.ndarray) -> np.ndarray | None:
     labels = store.token_labels
     if labels is None:
-        return Sizes(lengths)
+        return None
     skipped = task == CAUSAL_LM  # nothing predicts a document's first token
     counted = [np.count_nonzero(labels[store.offsets[i] + skipped : store.offsets[i + 1]] != IGNORE) for i in chosen]
-    return Sizes(lengths, np.asarray(counted, dtype=np.int64))
+    return np.asarray(counted, dtype=np.int64)

@@ -5,7 +5,7 @@ launch next. Here a step is recorded once for every shape and replayed. Shapes r
 up to buckets. Everything that changes from step to step lies in device memory: the batch in one static buffer, the
 learning rate in a table that the optimizer indexes by its own step count, dropout seeds in a counter that the graph
 advances. The host copies one small block from pinned memory, launches one graph, and goes on to the next batch; losses
-are read when a log line is due.
+are read when they have come (`log_lines.py`).
 
 With several micro-batches a step, each is a replay that accumulates into gradients at fixed places, and the update is a
 graph of its own.
@@ -150,7 +150,8 @@ class CapturedStep:
         self.pool = torch.cuda.graph_pool_handle()  # the other went with its only graph: torch would refuse it
 
     def _replay(self, batch: PackedBatch, count: float) -> None:
-        self._begin_with_the_largest()
+        if shape_of(batch) not in self.graphs:
+            self._begin_with_the_largest()
         shape, static = self._static_of(batch)
         static.send(batch, count)
         self._play(shape, lambda: self._capture(static))
@@ -158,7 +159,7 @@ class CapturedStep:
     def _begin_with_the_largest(self) -> None:
         """Later graphs find their places among those of the first. A larger one would not: recorded in the order in
         which they come, fifteen shapes of Llama 1B with 16k tokens held 69 GiB where one needs 33."""
-        if self.largest is None or self.graphs:
+        if self.largest is None or shape_of(self.largest) in self.graphs:
             return
         shape, static = self._static_of(self.largest)
         static.send(self.largest, max(1, self.largest.num_labels))  # a rehearsal reads it
@@ -226,6 +227,8 @@ class CapturedStep:
         made_room = self._let_go_of_graphs()  # not before the error, which holds what was recorded, has gone
         if short and made_room:
             self._count_shortage(made_room)
+            if made_room > 1:  # the largest by itself left too little for this one
+                self._begin_with_the_largest()
             return self._record(work)
         self.failures += 1
         more = "" if self.failures < MOST_FAILURES else " (so do all shapes that are new from here on)"

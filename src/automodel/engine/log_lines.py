@@ -9,7 +9,7 @@ a few steps later; at the latest before the next line, an evaluation, a checkpoi
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -76,9 +76,8 @@ class LogLines:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is not None:  # which is what will be told; a line that still comes is kept, too
-            with suppress(Exception):
-                self.finish()
+        with nullcontext() if error is None else suppress(Exception):  # an error is what will be told
+            self.finish()
 
     def due(self, result: StepResult) -> None:
         """A line ends with this step."""

@@ -203,7 +203,7 @@ def _data_facts(
         columns=train.description,
         labels=labels_in_words(train, cfg.model, cfg.loss_fn.class_weights),
         lengths=train.store.lengths,
-        sizes=sizes_of(train.store, train.task),
+        sizes=partial(sizes_of, train.store, train.task, mixture=mixture, shuffled=cfg.dataloader.shuffle is not False),
         word_rows=word_rows,
         learned=train.learned_share,
         mixture=mixture,

@@ -188,7 +188,10 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     )
 
 
-def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> PackedCollator | PaddedCollator:
+def make_collator(
+    prepared: Prepared, data: PreparedData, batch_size: int, recorded: bool = False
+) -> PackedCollator | PaddedCollator:
+    """`recorded`: whether steps of its batches may be recorded, which evaluations are not."""
     plan = prepared.plan
     if plan.path == "packed":
         return PackedCollator(
@@ -196,7 +199,7 @@ def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> Pa
             task=prepared.task,
             pool=prepared.packing.pooling or "first",
             bucket_tokens=plan.bucket_tokens,
-            bucket_reads=plan.bucket_reads,
+            bucket_reads=plan.bucket_reads if recorded else plan.evaluated_reads,
             max_seqlen=plan.max_length,
             micro_batch_size=batch_size,
             sort_tokens=plan.capture or plan.fused_kernels,
@@ -213,7 +216,7 @@ def make_collator(prepared: Prepared, data: PreparedData, batch_size: int) -> Pa
 def make_step_loader(prepared: Prepared) -> StepLoader:
     cfg, plan = prepared.cfg.dataloader, prepared.plan
     return StepLoader(
-        make_collator(prepared, prepared.train, plan.micro_batch_size),
+        make_collator(prepared, prepared.train, plan.micro_batch_size, recorded=True),
         lengths=prepared.train.store.lengths,
         micro_batch_size=plan.micro_batch_size,
         grad_acc_steps=plan.grad_acc_steps * prepared.layout.data_ranks,

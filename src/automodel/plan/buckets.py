@@ -51,6 +51,8 @@ class Rounding:
     tokens: int
     reads: int
     """0: as tokens."""
+    read: float | None = None
+    """Share of all positions that the head computes, filled up as they are; none: not known."""
 
 
 EXACT = Rounding(1, 0)
@@ -67,6 +69,10 @@ class Tried:
     seconds: float
     """Of the run."""
 
+    @property
+    def reads_in_words(self) -> str:
+        return f"read positions to {self.rounding.reads}" if self.rounding.reads > self.rounding.tokens else ""
+
 
 def decide_rounding(
     cfg: RunConfig,
@@ -76,9 +82,11 @@ def decide_rounding(
     data: DataFacts,
     micro_batch: int,
     count: int,
+    recorded: bool,
     lines: list[Decision],
 ) -> Rounding:
-    """For `count` micro-batches of so many documents."""
+    """For `count` micro-batches of so many documents. `recorded`: whether a new shape costs a recording; where none
+    does, there is no reason to fill up what the head reads further than tokens are."""
     asked, size = cfg.packed_sequence.bucket_tokens, cfg.packed_sequence.packed_sequence_size
     if path != "packed":
         return EXACT
@@ -88,23 +96,24 @@ def decide_rounding(
     if size:
         lines.append(Decision("buckets", size, "every bin is filled up to its size with dummy tokens: one shape"))
         return Rounding(size, size // BIN_READS)
-    tried = list(_tried(model, data, micro_batch, count, asked))
-    best = min((t for t in tried if t.shapes <= MOST_SHAPES), key=lambda t: t.seconds, default=tried[0])
+    tried = list(_tried(model, data, micro_batch, count, asked, recorded))
+    few = [t for t in tried if t.shapes <= MOST_SHAPES]
+    best = min(few, key=lambda t: t.seconds) if few else min(tried, key=lambda t: t.shapes)
+    further = f"; {best.reads_in_words}" if best.reads_in_words else ""
     if asked is not None:
-        lines.append(Decision("buckets", asked, "packed_sequence.bucket_tokens asks for it"))
+        lines.append(Decision("buckets", asked, f"packed_sequence.bucket_tokens asks for it{further}"))
         return best.rounding
-    further = f", read positions to {best.rounding.reads}" if best.rounding.reads > best.rounding.tokens else ""
-    reason = (
-        f"shapes repeat at about {best.dummy:.1%} dummy tokens{further}; finer ones would cost more captures than they "
-        "save"
-    )
+    costs = "would cost more captures than they save" if recorded else "would make more shapes"
+    reason = f"shapes repeat at about {best.dummy:.1%} dummy tokens{further}; finer ones {costs}"
     lines.append(Decision("buckets", best.rounding.tokens, reason))
     return best.rounding
 
 
-def _tried(model: ModelFacts, data: DataFacts, micro_batch: int, count: int, asked: int | None) -> Iterator[Tried]:
+def _tried(
+    model: ModelFacts, data: DataFacts, micro_batch: int, count: int, asked: int | None = None, recorded: bool = True
+) -> Iterator[Tried]:
     """From coarse to fine."""
-    sizes = data.sizes or _guessed(data)
+    sizes = _guessed(data) if data.sizes is None else data.sizes()
     batches = sizes.batches(max(1, min(count, MOST_TRIED, MOST_DRAWN // micro_batch)), micro_batch)
     mean = float(batches.tokens.mean())
     block, head = _costs(model)
@@ -113,16 +122,15 @@ def _tried(model: ModelFacts, data: DataFacts, micro_batch: int, count: int, ask
     recording_s = max(HIDDEN_S, RECORDING_S + RECORDING_LAYER_S * layers - step_s)
     for tokens in [asked] if asked is not None else _buckets(mean):
         total = rounded_up(batches.tokens, tokens)
-        for times in READS if batches.reads is not None else READS[:1]:
-            reads = np.zeros_like(total)
-            extra = 0.0
+        for times in READS if recorded and batches.reads is not None else READS[:1]:
+            reads, extra, share = np.zeros_like(total), 0.0, None
             if batches.reads is not None:
                 reads = read_slots(batches.reads, micro_batch, total, tokens * times)
-                extra = float((reads - batches.reads).mean())
+                extra, share = float((reads - batches.reads).mean()), float(reads.sum() / total.sum())
             shapes = len(np.unique(total.astype(np.int64) << 32 | reads))
             dummies = float(total.mean()) - mean
             seconds = shapes * recording_s + count * (DUMMY * block * dummies + head * extra)
-            yield Tried(Rounding(tokens, tokens * times), shapes, dummies / mean, seconds)
+            yield Tried(Rounding(tokens, tokens * times, share), shapes, dummies / mean, seconds)
 
 
 def _buckets(mean_tokens: float) -> Iterator[int]:

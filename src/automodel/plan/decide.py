@@ -18,7 +18,7 @@ from automodel.plan.buckets import decide_rounding
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
-from automodel.plan.fitting import Fitting, decide_fitting, load_of
+from automodel.plan.fitting import Fitting, decide_fitting, load_of, may_be_captured
 from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
 from automodel.plan.layout import layout_in_words, refuse_cut_head, refuse_with_shards, share_tokens
@@ -56,7 +56,8 @@ def make_plan(
     path = _path(cfg, model, data, lines)
     batches, mean_tokens = cut_into_steps(cfg, data, layout.data_ranks, lines)
     total, count = batches.total_steps, batches.total_steps * batches.grad_acc_steps
-    rounding = decide_rounding(cfg, path, hardware, model, data, batches.micro_batch_size, count, lines)
+    recorded = may_be_captured(cfg, path, hardware, layout)
+    rounding = decide_rounding(cfg, path, hardware, model, data, batches.micro_batch_size, count, recorded, lines)
     bucket = share_tokens(layout, rounding.tokens, model.shape, lines)
     fused_loss, fitting, room = _room(
         cfg, task, hardware, model, data, batches, precision=precision, path=path, bucket=bucket, layout=layout,
@@ -69,7 +70,7 @@ def make_plan(
     lines += room
     step = _step(
         cfg, task, hardware, model, data, compiling, batches, mean_tokens, fitting, precision=precision, path=path,
-        layout=layout, lines=lines,
+        layout=layout, read=data.learned if rounding.read is None else rounding.read, lines=lines,
     )  # fmt: skip
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
     workers, pin = _workers(cfg, hardware, step.capture, lines), _pins(cfg, hardware, step.capture, lines)
@@ -162,6 +163,7 @@ def _step(
     precision: str,
     path: Literal["packed", "padded"],
     layout: Layout,
+    read: float,
     lines: list[Decision],
 ) -> _Step:
     kind, checkpointing = fitting.kind, fitting.checkpointing
@@ -181,7 +183,7 @@ def _step(
     # A plain pooled block reads boundaries on the host, so it can be neither recorded nor compiled.
     split = layout.tp > 1 or layout.cp > 1
     pooled = not split and decide_pooled(task, path, model, checkpointing, capture or compiled, fused, lines)
-    tell_what_is_read(task, path, model, data.learned, fused, lines)
+    tell_what_is_read(task, path, model, read, fused, lines)
     # 8-bit moments save memory; gradients that wait for the next step would cost what they save.
     wide = capture and (kind is None or kind.bits == 32) and not model.trained  # an adapter's update is over at once
     waiting = fitting.estimate.gradients / max(1.0, fitting.estimate.total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -81,8 +82,8 @@ class DataFacts:
     """The classes in words, where there are any."""
     lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
     """Tokens of each sample; needed to pack by size."""
-    sizes: Sizes | None = field(default=None, compare=False, repr=False)
-    """Of some samples; none: not looked at."""
+    sizes: Callable[[], Sizes] | None = field(default=None, compare=False, repr=False)
+    """Looks at some samples; none: nobody can."""
     word_rows: int = 0
     """Rows of the word table that its tokens name; 0: not counted."""
     learned: float = 1.0

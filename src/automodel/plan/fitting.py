@@ -137,6 +137,14 @@ def decide_fitting(
     return _told(cfg, hardware, load, tried, precision, lines)
 
 
+def may_be_captured(cfg: RunConfig, path: str, hardware: Hardware, layout: Layout) -> bool:
+    """Whether steps are recorded, unless little memory asks for something that cannot be."""
+    return any(
+        decide_capture(cfg, path, hardware, [], kind=kind, checkpointing="none", dropout=False, layout=layout)
+        for kind in _kinds(cfg, hardware)
+    )
+
+
 def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, fp8: bool) -> Fitting:
     """One candidate, as it would run. `fp8`: products keep what they read in FP8, not what norms gave."""
     found, saved, kept = estimate(model.shape, model.parameters, setting), 0.0, 0.0

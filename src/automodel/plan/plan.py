@@ -103,5 +103,10 @@ class Plan:
     ranks: int = 1
     """Processes that train together, each with the whole model."""
 
+    @property
+    def evaluated_reads(self) -> int:
+        """The same where nothing is recorded: filled up no further than tokens are."""
+        return min(self.bucket_reads, self.bucket_tokens)
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

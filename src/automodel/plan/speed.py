@@ -139,17 +139,16 @@ def decide_pooled(
     return True
 
 
-def tell_what_is_read(
-    task: str, path: str, model: ModelFacts, learned: float, fused: bool, lines: list[Decision]
-) -> None:
-    """A language model reads the tokens before those it learns; its head, and a fused last block, compute no others."""
-    if task != "causal-lm" or path != "packed" or 1 - learned < WORTH_SAYING:
+def tell_what_is_read(task: str, path: str, model: ModelFacts, read: float, fused: bool, lines: list[Decision]) -> None:
+    """A language model reads the tokens before those it learns; its head, and a fused last block, compute no others,
+    but for a few that fill them up. `read`: their share."""
+    if task != "causal-lm" or path != "packed" or 1 - read < WORTH_SAYING:
         return
-    saved = f"{1 - learned:.0%} of the head's arithmetic"
+    saved = f"{1 - read:.0%} of the head's arithmetic"
     if not fused:
         lines.append(Decision("head", "learned tokens only", f"exact; saves {saved}"))
         return
-    blocks = f"{(1 - learned) * model.read_saving:.1%} of the blocks' arithmetic"
+    blocks = f"{(1 - read) * model.read_saving:.1%} of the blocks' arithmetic"
     lines.append(Decision("last block", "learned tokens only", f"exact, like the head; saves {blocks} and {saved}"))
 
 

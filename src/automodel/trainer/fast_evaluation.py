@@ -81,7 +81,7 @@ class Evaluations:
                 task=fast.task,
                 pool=packing_support(fast.model.config, fast.task).pooling or "first",
                 bucket_tokens=fast.plan.bucket_tokens,
-                bucket_reads=fast.plan.bucket_reads,
+                bucket_reads=fast.plan.evaluated_reads,
                 max_seqlen=fast.plan.max_length,
                 micro_batch_size=rows.most_documents(rows.evaluated_at_once),
                 sort_tokens=fast.plan.capture,

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -247,7 +248,10 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
     data = DataFacts(
         rows=len(rows), tokens=int(lengths.sum()), longest=int(of_rows.max()), max_length=int(lengths.max()),
         has_validation=trainer.eval_dataset is not None, lengths=of_rows,
-        sizes=sizes_of(rows.store, task) if rows.firsts is None else None,
+        sizes=partial(
+            sizes_of, rows.store, task, shuffled=args.train_sampling_strategy != "sequential",
+            grouped=args.train_sampling_strategy == "group_by_length",
+        ) if rows.firsts is None else None,
     )  # fmt: skip
     try:
         plan = make_plan(cfg, task, hardware, facts, data)

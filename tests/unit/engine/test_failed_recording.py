@@ -101,6 +101,7 @@ def step_of(cuda, parameter: torch.nn.Parameter | None = None) -> tuple[Captured
     """Before its first recording, and what it says."""
     step = CapturedStep.__new__(CapturedStep)
     step.failures = step.shortages = step.replays = 0
+    step.largest = None
     step.graphs, step.pool, step.stream, step.accumulates = {}, (0, 7), cuda.recording, False
     step.optimizer = FlatAdamW([torch.nn.Parameter(torch.ones(2)) if parameter is None else parameter], lr=0.1)
     step.side = step.late = step.device = step.ring = None

@@ -65,6 +65,35 @@ def test_the_largest_comes_first_and_is_recorded_once(monkeypatch):
     assert recorded[3:] == [(64, 60), (8, 5)]
 
 
+def test_what_a_shortage_has_taken_begins_with_the_largest_again(monkeypatch):
+    """And where the largest alone leaves too little for the next, that one gets the room."""
+    small, middle, large = batches(5, 20, 60)
+    step, _ = step_of(monkeypatch)
+    tried: list[int] = []
+    short = iter([False, False, True, False, True, False, False, False])
+
+    def learn(static):
+        tried.append(static.size)
+        if next(short):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    def recorded(work):
+        work()
+        return Graph()
+
+    del step._capture
+    step._learn, step._recorded, step.warn = learn, recorded, lambda text: None
+    step.compiled, step.rehearsed, step.apart, step.failures, step.shortages = False, True, True, 0, 0
+    step.largest = large
+    step._replay(small, 1.0)
+    assert tried == [64, 8]
+    step._replay(middle, 1.0)
+    assert tried[2:] == [24, 64, 24, 24]  # the largest first; it went when the second attempt found nothing, either
+    assert step.failures == 0
+    step._replay(small, 1.0)
+    assert tried[6:] == [64, 8]
+
+
 def test_where_nobody_knows_it_shapes_are_recorded_as_they_come(monkeypatch):
     small, large = batches(5, 60)
     step, recorded = step_of(monkeypatch)

@@ -238,6 +238,10 @@ def no_wandb_login(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb-config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb-cache"))
+    yield
+    import wandb
+
+    wandb.teardown()  # it reads the environment once a process: a test that came first decided for the others
 
 
 @pytest.mark.usefixtures("no_wandb_login")
