@@ -80,8 +80,8 @@ def test_the_kind_of_model_left_out(typed):
         (
             BASE.replace("train.jsonl", "excel.csv"),
             (
-                "dataset.path: the file has a single column named 'text;label', so its cells seem to be separated by "
-                "';'. Save it with commas, or with tabs as .tsv."
+                "dataset.path: 'excel.csv' has one column, called 'text;label'. Its cells seem to be separated by ';': "
+                "save it with commas, or with tabs as .tsv."
             ),
         ),
     ],

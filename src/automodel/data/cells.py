@@ -83,7 +83,9 @@ def first_row_options(path: Path, options: dict[str, Any], section: str) -> dict
         rows = (row for row in reader if len(row) > 1 or "".join(row).strip())  # pandas takes no notice of empty lines
         with suppress(csv.Error):  # a cell of megabytes; pandas has no limit
             header = next(rows, [])
-            for row in rows:
+            for number, row in enumerate(rows):
+                if not number:
+                    _check_separator(header, row, f"{section}.path: '{path}'")
                 if any(cell.strip() for cell in row[len(header) :]):
                     too_many = _too_many(reader.line_num, len(row), len(header), header)
                     raise UserError(f"{section}.path: '{path}': {too_many}")
@@ -106,9 +108,24 @@ def in_words(message: str, header: list[str] | None = None) -> str:
     return message
 
 
+def _check_separator(header: list[str], row: list[str], where: str) -> None:
+    """One column would be read, as plain text, questions and answers alike."""
+    other = _other_separator(header, row) if len(header) == len(row) == 1 else None
+    if other is not None:
+        fix = "name it .csv" if other == "," else "save it with commas, or with tabs as .tsv"
+        raise UserError(
+            f"{where} has one column, called '{header[0]}'. Its cells seem to be separated by {other!r}: {fix}."
+        )
+
+
+def _other_separator(header: list[str], row: list[str]) -> str | None:
+    """What stands between cells of a file that seems to have one column."""
+    return next((c for c in ";|\t," if c in header[0] and c in row[0]), None)
+
+
 def _too_many(line: int, found: int, expected: int, header: list[str] | None = None) -> str:
     names = f" ({', '.join(name[:30] for name in header[:6])})" if header else ""
-    separator = next((c for c in ";|\t" if header and len(header) == 1 and c in header[0]), None)
+    separator = _other_separator(header, header) if header and len(header) == 1 else None
     if separator is not None:
         hint = f"Its cells seem to be separated by {separator!r}: save it with commas, or with tabs as .tsv."
     else:

@@ -49,7 +49,25 @@ def template_text(asked: str | None, section: str) -> str | None:
             f"{section}.chat_template: there is no file '{asked}'. Name a Jinja template's file, or `plain` for turns "
             "as '### User:' and '### Assistant:'."
         )
-    return file.read_text(encoding="utf-8")
+    template = file.read_text(encoding="utf-8")
+    _check_syntax(template, asked, section)
+    return template
+
+
+def _check_syntax(template: str, file: str, section: str) -> None:
+    """Once, and not for every row."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    fault = ""
+    try:
+        render_jinja_template([[]], chat_template=template)
+    except TemplateSyntaxError as error:
+        fault = f"line {error.lineno}: {str(error.message).rstrip('.')}"
+    except Exception:
+        return  # a template may refuse a conversation without messages
+    if fault:
+        raise UserError(f"{section}.chat_template: '{file}' is no Jinja template: {fault}. Put it right.")
 
 
 @dataclass(frozen=True)

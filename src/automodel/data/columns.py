@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.data.problems import Problems
 
 TEXT = (
     "text",
@@ -85,17 +86,19 @@ class Columns:
             + did_you_mean(name, self.names)
         )
 
+    def all_required(self, names: Iterable[str], key: str) -> None:
+        """Columns the config names under `key`, what is missing at once."""
+        problems = Problems()
+        for name in names:
+            with problems.collecting():
+                self.required(name, key)
+        problems.raise_if_any()
+
     def first_of(self, names: Iterable[str], key: str, what: str, ways: str = "") -> str:
         """The first known name that the data has."""
         for name in names:
             if name in self.features:
                 return name
-        separator = next((c for c in ";|\t" if len(self.names) == 1 and c in self.names[0]), None)
-        if separator is not None:
-            raise UserError(
-                f"{self.section}.path: the file has a single column named {self.names[0]!r}, so its cells seem to be "
-                f"separated by {separator!r}. Save it with commas, or with tabs as .tsv."
-            )
         number = next((n for n in self.names if n.replace(".", "", 1).isdigit()), None)
         if len(self.names) > 1 and number is not None and any(" " in name for name in self.names):
             raise UserError(

@@ -219,4 +219,5 @@ class PackedSequenceConfig(Section):
     """Fill each micro-batch up to this many tokens (best fit, no document is cut) instead of counting examples;
     `batch_size` (default 1) and `grad_acc_steps` then count such bins. 0 keeps `batch_size` examples."""
     bucket_tokens: Count | None = None
-    """Token counts are rounded up to a multiple of this, so that shapes repeat; default: by the length of the run."""
+    """Token counts are rounded up to a multiple of this, so that shapes repeat; default: by the lengths of the samples
+    and of the run (the plan says which, and what it costs)."""

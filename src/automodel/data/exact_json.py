@@ -1,14 +1,17 @@
 """JSON files as they are written. `datasets` reads them through Arrow, which takes texts such as "2024-01-01" for dates
 and gives a column one type: the argument 1 of a tool call is 1.0 where another row has 1.5. Such places are read as
-JSON instead, value by value."""
+JSON instead, value by value. Whole numbers of more than 64 bits, or of more than 53 beside decimals, are kept as text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from automodel.data.columns import MESSAGES, PROMPT_MESSAGES, TOOLS, is_list, item_of
+from automodel.data.written_numbers import as_written as in_words
 
+WHOLE = 2.0**53  # from here on a decimal number does not hold every whole one
 WRITTEN_OUT = {*MESSAGES, *PROMPT_MESSAGES, *TOOLS}  # columns whose numbers a model learns as text
 
 
@@ -45,6 +48,43 @@ def _exact(feature: Any, written_out: bool) -> Any:
         return datasets.List(_exact(item_of(feature), written_out))
     number = written_out and str(getattr(feature, "dtype", "")).startswith("float")
     return datasets.Json() if number or _is_date(feature) else feature
+
+
+def with_all_digits(rows: Any, records: Callable[[], Iterable[Mapping[str, Any]]]) -> Any:
+    """The same rows; columns of numbers too large for Arrow are text, from the `records` as Python reads them."""
+    import datasets
+
+    names, order = [name for name in rows.column_names if _has_lost_digits(rows, name)], rows.column_names
+    if not names:
+        return rows
+    texts: dict[str, list[str | None]] = {name: [] for name in names}
+    for record in records():
+        for name, column in texts.items():
+            value = record.get(name)
+            column.append(None if value is None else in_words(value))
+    rows = rows.remove_columns(names)
+    for name, column in texts.items():
+        rows = rows.add_column(name, column, feature=datasets.Value("string"))
+    return rows.select_columns(order)
+
+
+def _has_lost_digits(rows: Any, name: str) -> bool:
+    """Whether whole numbers of a column, beyond 64 bits or beside decimals, may not be those that are written there."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = rows.data.column(name)
+    if not pa.types.is_floating(column.type):
+        return False
+    ends = pc.call_function("min_max", [column]).as_py()
+    return ends["min"] is not None and WHOLE <= max(-ends["min"], ends["max"]) < float("inf")
+
+
+def holds_json(feature: Any) -> bool:
+    """Whether some place has values of several kinds."""
+    if isinstance(feature, dict):
+        return any(map(holds_json, feature.values()))
+    return holds_json(item_of(feature)) if is_list(feature) else type(feature).__name__ == "Json"
 
 
 def _is_date(feature: Any) -> bool:

@@ -23,13 +23,16 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
-from automodel.data.exact_json import as_written
+from automodel.data.exact_json import as_written, holds_json, with_all_digits
+from automodel.data.json_faults import records, repeated_keys
+from automodel.data.nested_json import nested_rows
 from automodel.data.store import unwritable
 from automodel.data.unreadable import different_columns, unreadable
 
@@ -55,7 +58,6 @@ SPLIT_WORDS = {
     "test": "test",
     "testing": "test",
 }
-ROW_KEYS = ("data", "rows", "examples", "instances", "records", "items")  # where a JSON object keeps its rows
 NOT_DATA = {"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "package.json", "SOURCE.txt"}
 NOT_DATA_WORDS = ("readme", "license", "licence", "requirements")
 
@@ -139,10 +141,10 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
     import pyarrow
 
     paths = files
-    if format == "json" and (nested := _nested_json(files, section)) is not None:
+    if format == "json" and (nested := nested_rows(files, section)) is not None:
         try:
             return from_records(nested)
-        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # values of different kinds, which `datasets` can read
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):  # which `datasets` can read
             paths = [_as_lines(nested, cache)]
     if len(paths) > 1 and format in ("csv", "tsv") and (difference := different_columns(paths, format)):
         raise UserError(f"{section}.path: {difference}")
@@ -160,14 +162,27 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
         with quiet(datasets):
             parts = [read(group, **option) for group, option in groups]
             if format == "json":
-                return as_written(parts[0], lambda features: read(paths, features=features))
+                _refuse_repeated_keys(parts[0], paths, section)
+                exact = as_written(parts[0], lambda features: read(paths, features=features))
+                return with_all_digits(exact, lambda: chain.from_iterable(map(records, paths)))
             return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+    except UserError:
+        raise
     except Exception as error:
         if "corresponds to no data" in str(error) or all(file.stat().st_size == 0 for file in files):
             raise UserError(f"{section}.path: '{files[0]}' has no rows.") from error
         if _no_room(error):
             raise unwritable(cache, "there is not enough space on the disk") from error
         raise UserError(unreadable(files, paths, format, error, section)) from error
+
+
+def _refuse_repeated_keys(rows: Any, paths: list[Path], section: str) -> None:
+    """Arrow has refused them, but not where a file is an array, or a column has values of several kinds: those are read
+    by parsers that take the last one."""
+    arrays = [path for path in paths if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}]
+    for path in paths if holds_json(rows.features) else arrays:
+        if (fault := repeated_keys(path)) is not None:
+            raise UserError(f"{section}.path: '{path}': {fault}")
 
 
 def _csv_options(files: list[Path], format: str, section: str) -> list[dict[str, Any]]:
@@ -296,55 +311,6 @@ def _documents(text: str) -> list[str]:
         elif paragraphs[-1]:
             paragraphs.append([])
     return ["\n".join(paragraph) for paragraph in paragraphs if paragraph]
-
-
-def _nested_json(files: list[Path], section: str) -> list[dict] | None:
-    """Rows of JSON files that are one object and not an array or lines: SQuAD's official layout, or an object that
-    keeps its rows under some key. None where `datasets` can read the files itself."""
-    if any(".json" not in (s.lower() for s in path.suffixes) for path in files):
-        return None  # .jsonl is never one object
-    rows: list[dict] = []
-    for path in files:
-        with open_text(path) as file:
-            head = file.read(65536).lstrip()
-            if not head.startswith("{"):
-                return None
-            try:
-                first_line = head.split("\n", 1)[0]
-                json.loads(first_line)
-                if "\n" in head.strip():
-                    return None  # JSON lines
-            except ValueError:
-                pass
-            file.seek(0)
-            try:
-                content = json.load(file)
-            except ValueError:
-                return None  # datasets will say what is wrong with it
-        under = next((content[key] for key in ROW_KEYS if isinstance(content.get(key), list)), None)
-        if not under or not all(isinstance(row, dict) for row in under):
-            return None
-        rows.extend(_squad_rows(under) if "paragraphs" in under[0] else under)
-    return rows
-
-
-def _squad_rows(articles: list[dict]) -> list[dict]:
-    """`data/paragraphs/qas` flattened to one row for each question, as on the hub."""
-    return [
-        {
-            "id": str(question.get("id", "")),
-            "title": article.get("title", ""),
-            "context": paragraph["context"],
-            "question": question["question"],
-            "answers": {
-                "text": [answer["text"] for answer in question.get("answers", ())],
-                "answer_start": [int(answer.get("answer_start", -1)) for answer in question.get("answers", ())],
-            },
-        }
-        for article in articles
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
-    ]
 
 
 def _has_stray_quotes(path: Path) -> bool:

@@ -28,6 +28,7 @@ from automodel.data.samples import SampleWriter
 from automodel.data.special_tokens import special_ids
 from automodel.data.tool_calls import BadChat
 from automodel.data.written_answers import read_answer
+from automodel.data.written_numbers import as_written
 
 ANSWER_ROLES = ("answer", "answers", "completion", "output", "response", "target")
 
@@ -130,11 +131,6 @@ def answer_text(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return answer_text(value[0]) if value else None
     return as_written(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
-
-
-def as_written(value: Any) -> str:
-    """A number as people write it: files keep 72 as 72.0 where another row has a decimal."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 @dataclass(frozen=True)

@@ -314,8 +314,7 @@ def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str
 
 def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str]:
     places = places_of(cfg.prompt_template or "", columns.section)
-    for name in places:
-        columns.required(name, "prompt_template")
+    columns.all_required(places, "prompt_template")
     answers = [name for name in (cfg.target_column, *ANSWER_ROLES) if name and name in columns and name not in places]
     if not answers:
         raise UserError(
@@ -329,10 +328,9 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
     cfg, tokenizer, notes = request.cfg, request.tokenizer, ()
     if cfg.prompt_template is not None:
         places = places_of(cfg.prompt_template, columns.section)
-        for name in places:
-            if name not in prompt and name not in prompt.values():
-                columns.required(name, "prompt_template")
-                prompt = {**prompt, name: name}
+        further = [name for name in places if name not in prompt and name not in prompt.values()]
+        columns.all_required(further, "prompt_template")
+        prompt = {**prompt, **{name: name for name in further}}
         unused = {role: column for role, column in prompt.items() if not {role, column} & {*places}}
         prompt = {role: column for role, column in prompt.items() if role not in unused}
         what = f"{columns.section}.column_mapping: not used, since prompt_template has no place for it"

