@@ -135,8 +135,12 @@ def test_ctrl_c_is_answered_once(folder, monkeypatch, capsys, place, said):
 
 def test_early_stopping_ends_a_run_that_no_longer_improves(folder):
     flip_validation(folder)
-    summary, said = finetune(folder, "early_stopping.patience=2", "optimizer.lr=3e-3")
+    summary, said = finetune(
+        folder, "early_stopping.patience=2", "optimizer.lr=3e-3", "step_scheduler.log_every_steps=5"
+    )
     assert summary["status"] == "stopped early"
+    assert summary["steps"] % 5, "the last steps have a line of their own"
+    assert max(tiny.losses(folder / "out")) == summary["steps"]
     assert summary["steps"] == summary["best"]["step"] + 2 * 2
     assert summary["steps"] < 24
     assert f"Stopped early after step {summary['steps']}: loss did not improve in 2 evaluations" in said

@@ -83,9 +83,9 @@ def _whole(folder: RunFolder, step: int | None) -> tuple[Checkpoint, list[str]]:
             except DamagedCheckpointError as error:
                 if step is not None:
                     raise
-                notes.append(f"{error} Taking the checkpoint before it.")
+                notes.append(str(error))
             else:
-                return checkpoint, notes
+                return checkpoint, [f"{note} Taking the checkpoint before it." for note in notes]
     which = "no checkpoint" if step is None else f"no checkpoint of step {step}"
     raise UserError(f"'{folder.steps}' has {which} that is whole." + "".join(f"\n  {note}" for note in notes))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from automodel.checkpoint.store import last_saved
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.build import Run
+from automodel.engine.state import Window
 from automodel.metrics.progress import format_lr, format_value
 
 
@@ -14,8 +15,10 @@ class DivergedError(UserError):
     exit_code = EXIT_FAILED
 
 
-def diverged(run: Run, what: str, value: float, step: int) -> DivergedError:
-    """`what` was `value` at that step."""
+def diverged(run: Run, what: str, value: float, step: int, window: Window | None = None) -> DivergedError:
+    """`what` was `value` at that step; or, where it is the sum of a window that ended with it, at one of that."""
+    if window is not None and window.broke_at:
+        step += window.broke_at - window.steps
     kept = last_saved(run.checkpoints)
     saved = f"The checkpoint of step {kept} is kept." if kept is not None else "No checkpoint was saved before it."
     cfg, plan = run.prepared.cfg, run.prepared.plan

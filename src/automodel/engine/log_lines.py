@@ -89,6 +89,12 @@ class LogLines:
         arrival = sent_now(self.device)
         self.line = Line(state.step, window, norm, result.lr, state.epoch, self.throughput.counts, arrival)
 
+    def end(self, result: StepResult) -> None:
+        """The run ends with this step, before a line was due."""
+        if self.run.state.window.steps:
+            self.due(result)
+        self.finish()
+
     def write(self, wait: bool) -> None:
         """The line that is on its way, if it is there; `wait`: when it is."""
         if self.line is not None and (wait or self._is_there(self.line)):
@@ -118,4 +124,4 @@ class LogLines:
         self.run.progress.step(line.step, values)
         self.run.trackers.log(line.step, {**values, "time": now() - self.run.started}, "train")
         if not math.isfinite(loss):
-            raise diverged(self.run, "loss", loss, line.step)
+            raise diverged(self.run, "loss", loss, line.step, line.window)

@@ -61,6 +61,7 @@ def train(run: Run, observer: Observer, stop: StopRequest) -> Outcome:
                 outcome.validation, improved = _validate(run)
                 if patience and state.best.stale >= patience.patience and not last:
                     outcome.status, last = "stopped early", True
+                    lines.end(result)
             if requested and not last:
                 outcome.status, outcome.signal, last = "interrupted", requested, True
             if saves or (run.checkpoints and (last or improved)):
@@ -92,7 +93,7 @@ def _check_finite(run: Run, result: StepResult) -> None:
     """Broken weights are neither evaluated nor saved: a checkpoint of them would push out the last good one."""
     loss, norm = run.state.window.total(), float(result.grad_norm)
     if not math.isfinite(loss):
-        raise diverged(run, "loss", loss, run.state.step)
+        raise diverged(run, "loss", loss, run.state.step, run.state.window)
     if math.isfinite(norm):
         return
     if run.prepared.plan.precision != "fp16":

@@ -48,6 +48,8 @@ class Window:
     earlier: float = 0.0
     """Sum of losses that were read already, by a checkpoint in the middle of the window."""
     losses: list[Tensor] = field(default_factory=list)
+    broke_at: int = 0
+    """The first step of the window whose loss is no number, counted from 1; 0: none that was read."""
 
     def add(self, result: StepResult) -> None:
         self.losses.append(result.loss)
@@ -60,8 +62,10 @@ class Window:
 
     def total(self) -> float:
         """Waits for the device, once for the whole window. Summed step by step, so a restart changes no digit."""
-        for loss in torch.stack(self.losses).tolist() if self.losses else []:
+        first = self.steps - len(self.losses) + 1
+        for step, loss in enumerate(torch.stack(self.losses).tolist() if self.losses else [], first):
             self.earlier += loss
+            self.broke_at = self.broke_at or (0 if math.isfinite(loss) else step)
         self.losses = []
         return self.earlier
 

@@ -47,7 +47,7 @@ class Schedule:
         if self.cfg.name == "cosine_warmup_with_min_lr":  # its first step is not wasted on a rate of 0
             return peak * (step + 1) / self.warmup_steps
         share = step / self.warmup_steps
-        if self.cfg.name == "warmup_stable_decay":  # rises from where it will end
+        if self.cfg.name in ("wsd", "warmup_stable_decay"):  # rise from where they will end
             return floor + (peak - floor) * share
         return peak * share
 

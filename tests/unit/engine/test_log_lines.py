@@ -124,6 +124,23 @@ def test_a_loss_that_is_no_number_names_its_own_step(log):
     assert [step for step, _ in log.told] == [2]  # the line itself is kept
 
 
+def test_the_first_of_several_losses_that_are_no_numbers_is_named(log):
+    log.step(1.0, due=True)
+    for loss in (2.0, float("inf"), float("nan")):
+        log.step(loss)
+    with pytest.raises(DivergedError, match="loss is NaN at step 3,"):
+        log.step(4.0, due=True, wait=True)
+
+
+def test_a_run_that_ends_between_lines_tells_of_its_last_steps(log):
+    log.step(1.0, due=True, wait=True)
+    log.step(2.0)
+    log.step(4.0)
+    for _ in range(2):
+        log.end(StepResult(torch.tensor(0.0), log.norm, 3.0, 10, 1))
+    assert log.lines() == [(1, 1.0, 1.0, 1.0), (3, 3.0, 3.0, 3.0)]
+
+
 def test_an_error_does_not_take_the_line_with_it(log):
     def broken(*losses: float) -> None:
         with log:

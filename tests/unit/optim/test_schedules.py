@@ -84,6 +84,18 @@ def test_warmup_ratio_rounds_up_and_min_lr_is_the_floor():
     assert Schedule(LRSchedulerConfig(warmup_steps=1), 50).warmup_steps == 1
 
 
+def test_wsd_is_transformers_schedule_with_a_linear_decay():
+    """From the first step on: a warm-up begins at the floor, not at 0."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    kind = {"num_decay_steps": 20, "min_lr_ratio": 0.1, "decay_type": "linear"}
+    theirs = get_scheduler(
+        "warmup_stable_decay", optimizer, num_warmup_steps=7, num_training_steps=STEPS, scheduler_specific_kwargs=kind
+    )
+    ours = Schedule(LRSchedulerConfig(name="wsd", warmup_steps=7, decay_steps=20, min_lr_ratio=0.1), STEPS)
+    assert rates(ours) == pytest.approx([PEAK * theirs.lr_lambdas[0](step) for step in range(STEPS)], rel=1e-12)
+    assert ours.lr_at(0, PEAK) == pytest.approx(0.1 * PEAK)
+
+
 def test_wsd_is_flat_then_falls_to_zero():
     schedule = Schedule(LRSchedulerConfig(name="wsd", warmup_steps=5, decay_ratio=0.2), 100)
     assert schedule.lr_at(4, 1.0) < 1.0
