@@ -162,3 +162,18 @@ def test_wrong_arguments_are_explained(trained, tmp_path):
         done = tiny.automodel("checkpoint", *arguments, check=False)
         assert done.returncode == 2
         assert message in done.stderr
+
+
+def test_convert_takes_the_newest_that_is_whole_where_there_is_one(run, tmp_path):
+    steps = run / "run" / "steps"
+    flip(steps / "step-00000008" / "model.safetensors")
+    done = tiny.automodel("checkpoint", "convert", run, "--out", tmp_path / "six")
+    assert "Taking the checkpoint before it." in " ".join((done.stdout + done.stderr).split())
+    for step in (4, 6):
+        flip(steps / f"step-0000000{step}" / "model.safetensors")
+    done = tiny.automodel("checkpoint", "convert", run, "--out", tmp_path / "none", check=False)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2
+    assert "has no checkpoint that is whole" in said
+    assert "before it" not in said
+    assert not (tmp_path / "none").exists()
