@@ -20,8 +20,11 @@ import numpy as np
 
 from automodel.data.collate import read_slots, rounded_up
 from automodel.data.sizes import Sizes
+from automodel.distributed.layout import Layout
+from automodel.plan.batches import Batches
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
+from automodel.plan.fitting import may_be_captured
 from automodel.plan.plan import Decision
 
 if TYPE_CHECKING:
@@ -80,13 +83,12 @@ def decide_rounding(
     hardware: Hardware,
     model: ModelFacts,
     data: DataFacts,
-    micro_batch: int,
-    count: int,
-    recorded: bool,
+    cut: Batches,
+    layout: Layout,
     lines: list[Decision],
 ) -> Rounding:
-    """For `count` micro-batches of so many documents. `recorded`: whether a new shape costs a recording; where none
-    does, there is no reason to fill up what the head reads further than tokens are."""
+    """For the micro-batches of a run. Where a new shape costs no recording, there is no reason to fill up what the head
+    reads further than tokens are."""
     asked, size = cfg.packed_sequence.bucket_tokens, cfg.packed_sequence.packed_sequence_size
     if path != "packed":
         return EXACT
@@ -96,7 +98,8 @@ def decide_rounding(
     if size:
         lines.append(Decision("buckets", size, "every bin is filled up to its size with dummy tokens: one shape"))
         return Rounding(size, size // BIN_READS)
-    tried = list(_tried(model, data, micro_batch, count, asked, recorded))
+    recorded, count = may_be_captured(cfg, path, hardware, layout), cut.total_steps * cut.grad_acc_steps
+    tried = list(_tried(model, data, cut.micro_batch_size, count, asked, recorded))
     few = [t for t in tried if t.shapes <= MOST_SHAPES]
     best = min(few, key=lambda t: t.seconds) if few else min(tried, key=lambda t: t.shapes)
     further = f"; {best.reads_in_words}" if best.reads_in_words else ""

@@ -18,7 +18,7 @@ from automodel.plan.buckets import decide_rounding
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
-from automodel.plan.fitting import Fitting, decide_fitting, load_of, may_be_captured
+from automodel.plan.fitting import Fitting, decide_fitting, load_of
 from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
 from automodel.plan.layout import layout_in_words, refuse_cut_head, refuse_with_shards, share_tokens
@@ -55,9 +55,8 @@ def make_plan(
     precision = _precision(cfg, hardware, lines)
     path = _path(cfg, model, data, lines)
     batches, mean_tokens = cut_into_steps(cfg, data, layout.data_ranks, lines)
-    total, count = batches.total_steps, batches.total_steps * batches.grad_acc_steps
-    recorded = may_be_captured(cfg, path, hardware, layout)
-    rounding = decide_rounding(cfg, path, hardware, model, data, batches.micro_batch_size, count, recorded, lines)
+    total = batches.total_steps
+    rounding = decide_rounding(cfg, path, hardware, model, data, batches, layout, lines)
     bucket = share_tokens(layout, rounding.tokens, model.shape, lines)
     fused_loss, fitting, room = _room(
         cfg, task, hardware, model, data, batches, precision=precision, path=path, bucket=bucket, layout=layout,
