@@ -12,6 +12,7 @@ from automodel.data.columns import MESSAGES, PROMPT_MESSAGES, TOOLS, is_list, it
 from automodel.data.written_numbers import as_written as in_words
 
 WHOLE = 2.0**53  # from here on a decimal number does not hold every whole one
+NEW = "the column as text"
 WRITTEN_OUT = {*MESSAGES, *PROMPT_MESSAGES, *TOOLS}  # columns whose numbers a model learns as text
 
 
@@ -62,9 +63,11 @@ def with_all_digits(rows: Any, records: Callable[[], Iterable[Mapping[str, Any]]
         for name, column in texts.items():
             value = record.get(name)
             column.append(None if value is None else in_words(value))
-    rows = rows.remove_columns(names)
+    if any(len(column) != len(rows) for column in texts.values()):
+        return rows  # Python does not read these files as `datasets` does
     for name, column in texts.items():
-        rows = rows.add_column(name, column, feature=datasets.Value("string"))
+        rows = rows.add_column(NEW, column, feature=datasets.Value("string"))
+        rows = rows.remove_columns(name).rename_column(NEW, name)
     return rows.select_columns(order)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,13 @@ def bad_lines(path: Path) -> str | None:
 
 
 def records(path: Path) -> Iterator[Any]:
-    """The rows of a JSON file as Python reads them: lines, or an array."""
+    """The rows of a JSON file as Python reads them: lines, or an array. None where only others can read it."""
     if _is_lines(path):
         yield from (value for _, value, _ in _lines(path))
         return
-    with open_text(path) as file:
+    with open_text(path) as file, suppress(ValueError):
         content = json.load(file, object_pairs_hook=with_repeats)
-    yield from content if isinstance(content, list) else [content]
+        yield from content if isinstance(content, list) else [content]
 
 
 def repeated_keys(path: Path) -> str | None:

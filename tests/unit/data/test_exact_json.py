@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import json
 
+import datasets
 import pytest
 
 from automodel.data.batch import IGNORE
+from automodel.data.exact_json import with_all_digits
+from automodel.data.json_faults import repeated_keys
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] or '') }}"
@@ -65,8 +68,6 @@ def test_answers_that_are_numbers_keep_all_their_digits(learned, tmp_path):
 
 
 def test_numbers_of_32_bits_are_written_with_their_own_digits(learned, tmp_path):
-    import datasets
-
     features = datasets.Features({"prompt": datasets.Value("string"), "completion": datasets.Value("float32")})
     numbers = [0.1, 3.14159, 0.5, 16777217.0]
     rows = datasets.Dataset.from_dict({"prompt": ["?"] * 4, "completion": numbers}, features=features)
@@ -78,3 +79,18 @@ def test_numbers_of_32_bits_are_written_with_their_own_digits(learned, tmp_path)
 def test_a_library_that_cannot_keep_json_reads_as_arrow_does(learned, monkeypatch):
     monkeypatch.delattr("datasets.Json")
     assert learned([called({"x": 1}), called({"x": 1.5})])[1] == 'f{"x": 1.5}<|im_end|>'
+
+
+def test_files_that_python_reads_otherwise_stay_as_arrow_reads_them():
+    rows = datasets.Dataset.from_dict({"n": [1e20, 0.5]})
+    for records in ([], [{"n": 10**20}], [{"n": 10**20}, {"n": 0.5}, {"n": 1}]):
+        assert with_all_digits(rows, lambda found=records: found)["n"][:] == [1e20, 0.5]
+    exact = with_all_digits(rows, lambda: [{"n": 10**20}, {"n": None}])
+    assert exact["n"][:] == [str(10**20), None]
+
+
+def test_an_array_that_python_cannot_read_has_no_keys_twice(tmp_path):
+    (tmp_path / "a.json").write_text('[{"a": 1, "a": 2}')
+    assert repeated_keys(tmp_path / "a.json") is None
+    (tmp_path / "a.json").write_text('[{"a": 1, "a": 2}]')
+    assert "row 0 has the key 'a' twice" in repeated_keys(tmp_path / "a.json")
