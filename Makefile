@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help quickstart chat test check lint format types rooms fresh clean
+.PHONY: help quickstart chat test check lint format types rooms lengths fresh clean
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -47,6 +47,9 @@ types: $(VENV)/.dev        ## type checker
 
 rooms: $(VENV)/.dev        ## rooms import only downwards
 	@$(BIN)/lint-imports
+
+lengths:                   ## the longest files and functions: places to ask what they are about
+	@$(PYTHON) tests/report_lengths.py
 
 # `../shared` goes with it: tests that need the data there would be skipped in a clone alone, and CI has it.
 fresh:                     ## what CI runs, in a clean clone of HEAD with nothing installed
