@@ -1,7 +1,7 @@
 """From a batch to logits that line up with its labels: the one door between the engine and a Hugging Face model.
 
-`make_forward` returns a function of a batch. It never hands labels to the model and never lets it compute a loss: the
-losses room sums over the whole optimizer step and divides once.
+`make_forward` returns a function of a batch. It never hands the batch's own labels to the model and reads no loss from
+it: the losses room sums over the whole optimizer step and divides once.
 
 - packed: the backbone runs over the flat stream, and the head only over `read_positions_R`: (R, C), or (R, V) for
   causal language models.
@@ -298,9 +298,14 @@ def _balanced_forward(model: Any) -> LossForward:
 
 
 def _seq2seq_forward(model: Any) -> Forward:
+    """The decoder reads the target moved by one place, as the model's own code moves it: in a method, or inside its
+    forward, which does so where it is given labels. FSMT's method writes into the labels, so it gets a copy of them."""
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+
     def forward(batch: Batch) -> Tensor:
         assert isinstance(batch, PaddedBatch)
-        decoder_input_ids = model.prepare_decoder_input_ids_from_labels(labels=batch.labels)
-        return model(**_rectangle(batch), decoder_input_ids=decoder_input_ids, use_cache=False).logits
+        labels = batch.labels.clone()
+        target = {"labels": labels} if shift is None else {"decoder_input_ids": shift(labels=labels)}
+        return model(**_rectangle(batch), **target, use_cache=False).logits
 
     return forward

@@ -69,6 +69,8 @@ def tasks_of(hf_config: PreTrainedConfig) -> tuple[Task, ...]:
     has_class = [task for task in TASKS if task in _tasks_in_transformers(hf_config) or _AUTO_CLASS[task] in own]
     if "causal-lm" in has_class and not _predicts_the_next_token(hf_config, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES):
         has_class.remove("causal-lm")
+    if "seq2seq" in has_class and not _has_source_and_target(hf_config):
+        has_class.remove("seq2seq")
     return tuple(has_class)
 
 
@@ -92,6 +94,13 @@ def forget_code_that_is_not_run(hf_config: PreTrainedConfig) -> None:
     lacking = {_AUTO_CLASS[task] for task in TASKS if task not in _tasks_in_transformers(hf_config)}
     if own and not lacking & set(own):
         del hf_config.auto_map
+
+
+def _has_source_and_target(hf_config: PreTrainedConfig) -> bool:
+    """transformers lists decoders that listen to audio (Voxtral, Qwen2-Audio) beside the encoder-decoders; their text
+    is one stream, without a source."""
+    own = getattr(hf_config, "auto_map", None) or {}
+    return bool(getattr(hf_config, "is_encoder_decoder", False)) or _AUTO_CLASS["seq2seq"] in own
 
 
 def _predicts_the_next_token(hf_config: PreTrainedConfig, masked_lm_names) -> bool:
