@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import time
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from automodel.checkpoint.disk import Written, digest_of, flush_to_disk, replace_text
 from automodel.config.errors import UserError
+from automodel.config.own_files import OutsideError, file_inside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +45,8 @@ STATE = "state.json"
 LATEST = "LATEST"
 UNFINISHED = ".unfinished-"
 NAME = re.compile(r"step-\d{8,}")
+IDLE_S = 3600.0
+"""Seconds without a change after which another machine does not write an unfinished checkpoint any more."""
 VERSION = 3
 """1 had no rank files, and no hash of the manifest itself; 2 had one file for each group. Both are read as well."""
 
@@ -86,6 +90,11 @@ class Checkpoint:
             files = {name: Written(**entry) for name, entry in manifest["files"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error
+        try:
+            for name in files:
+                file_inside(self.folder, name, path)
+        except OutsideError as error:
+            raise DamagedCheckpointError(str(error)) from error
         if sealed not in (None, _seal(manifest)):
             raise DamagedCheckpointError(f"{path} was changed after it was written (SHA-256 differs).")
         if manifest["version"] > VERSION:
@@ -182,7 +191,10 @@ def point_latest(folder: Path, step: int) -> None:
 
 def retire(folder: Path) -> None:
     """Removes a checkpoint, which is none any more the moment this begins."""
-    doomed = folder.with_name(f"{UNFINISHED}drop-{folder.name}-{os.getpid()}")
+    if folder.is_symlink():  # what it leads to is not of this run
+        folder.unlink(missing_ok=True)
+        return
+    doomed = folder.with_name(f"{UNFINISHED}drop-{folder.name}-{platform.node()}-{os.getpid()}")
     shutil.rmtree(doomed, ignore_errors=True)
     with suppress(FileNotFoundError):  # somebody prunes at the same time
         os.replace(folder, doomed)
@@ -207,12 +219,64 @@ def bring_to_disk(folder: Path) -> None:
             flush_to_disk(path)
 
 
+def unfinished(folder: Path, step: int) -> Path:
+    """A name for a checkpoint that is being written, which says by which process of which machine."""
+    process = f"{platform.node()}-{os.getpid()}-{time.monotonic_ns()}"
+    return folder / f"{UNFINISHED}{name_of(step)}-{process}"
+
+
+def hold(folder: Path) -> int | None:
+    """Tells other processes of this machine that the folder is being written, until `let_go` or the end of this
+    process, however it ends. None where the file system has no such locks; `BlockingIOError` where another process
+    writes it."""
+    try:
+        import fcntl
+
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def let_go(held: int | None) -> None:
+    """The end of `hold`, for processes that were forked meanwhile as well."""
+    if held is None:
+        return
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.flock(held, fcntl.LOCK_UN)
+    os.close(held)
+
+
+def left_behind(folder: Path, idle: float = 0.0) -> list[Path]:
+    """What killed saves left behind, never what a living process of this machine writes. What another machine began
+    counts only after `idle` seconds without a change: its locks need not be seen here."""
+    return [path for path in sorted(folder.glob(f"{UNFINISHED}*")) if _is_left_behind(path, idle)]
+
+
+def _is_left_behind(path: Path, idle: float) -> bool:
+    try:
+        held = hold(path)
+    except BlockingIOError:
+        return False
+    let_go(held)
+    of_this_machine = held is not None and f"-{platform.node()}-" in path.name
+    return of_this_machine or not idle or time.time() - _last_change(path) > idle
+
+
 def clean(folder: Path, idle: float = 0.0) -> None:
-    """Removes what a killed save left behind; what was written to in the last `idle` seconds may be a save that is
-    under way."""
-    for leftover in folder.glob(f"{UNFINISHED}*"):
-        if not idle or time.time() - _last_change(leftover) > idle:
-            shutil.rmtree(leftover, ignore_errors=True)
+    """Removes what killed saves left behind; `idle` as for `left_behind`."""
+    for leftover in left_behind(folder, idle):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _last_change(folder: Path) -> float:

@@ -241,6 +241,8 @@ def _header_of(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if length > path.stat().st_size:
+                raise ValueError("its header is longer than the file")
             return json.loads(file.read(length))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error

@@ -39,7 +39,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from automodel.checkpoint import catalog, notes
-from automodel.checkpoint.catalog import MANIFEST, STATE, UNFINISHED, Checkpoint, DamagedCheckpointError, damage_of
+from automodel.checkpoint.catalog import MANIFEST, STATE, Checkpoint, DamagedCheckpointError, damage_of
 from automodel.checkpoint.disk import Written, flush_to_disk, in_words, write_text
 from automodel.checkpoint.parts import files_to_write, is_sharded, parts_of
 from automodel.checkpoint.snapshot import Camera, Groups, let_devices_finish
@@ -104,6 +104,8 @@ class CheckpointStore:
         self._camera = Camera()
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")  # finishes before Python ends
         self._work: _Work | None = None
+        self._held: int | None = None
+        """The lock on the folder that is being written; of the first rank."""
         self._damaged: set[int] = set()  # steps that were passed over
         self._in_the_system: Checkpoint | None = None
         """One that may not be on the disk yet."""
@@ -270,9 +272,11 @@ class CheckpointStore:
         return self._work
 
     def _make_folder(self, step: int) -> dict[str, str]:
-        made = {"name": f"{UNFINISHED}{catalog.name_of(step)}-{os.getpid()}-{time.monotonic_ns()}", "problem": ""}
+        folder = catalog.unfinished(self.folder, step)
+        made = {"name": folder.name, "problem": ""}
         try:
-            (self.folder / made["name"]).mkdir(parents=True)
+            folder.mkdir(parents=True)
+            self._held = catalog.hold(folder)
         except OSError as error:
             made["problem"] = in_words(error)
         return made
@@ -303,9 +307,11 @@ class CheckpointStore:
         if self.ranks.first:
             try:
                 self._seal(work)
+                self._let_go()
                 work.sealed.set_result(None)
             except BaseException as error:
                 shutil.rmtree(work.folder, ignore_errors=True)  # most often a full disk, which half of one keeps full
+                self._let_go()
                 work.sealed.set_exception(error)
 
     def _write_files(self, work: _Work) -> dict[str, Written]:
@@ -351,6 +357,10 @@ class CheckpointStore:
             return
         for old in catalog.too_old(self.folder, self.keep_last, work.protected | {work.step}, self._damaged):
             catalog.retire(old.folder)
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        catalog.let_go(held)
 
     # After it.
 

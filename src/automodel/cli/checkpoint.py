@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,9 +28,6 @@ class Verbs(TyperGroup):
 
 
 app = typer.Typer(no_args_is_help=True, help="List, check, thin out and convert the checkpoints of a run.", cls=Verbs)
-
-LEFT_BEHIND = 3600.0
-"""Seconds after which nobody is writing an unfinished checkpoint any more."""
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder (checkpoint.checkpoint_dir).")]
 Step = Annotated[int | None, typer.Option("--step", help="The checkpoint of this step.")]
@@ -104,22 +102,32 @@ def prune(
     """Remove old checkpoints; the newest, and the best evaluation's, are kept."""
     from automodel.checkpoint import catalog
 
-    steps, every = _found(run)
+    steps, every = _found(run, of_killed_saves=True)
+    _refuse_link_outside(run, steps)
+    left = catalog.left_behind(steps, catalog.IDLE_S)  # the run may be training and saving
+    if left and not every:  # killed in its first save
+        if not dry_run:
+            catalog.clean(steps, catalog.IDLE_S)
+        print(_left_in_words(left, sum(map(_bytes_in, left)), dry_run))
+        return
     whole = _newest_whole(every, keep)
     if not whole:
         raise UserError(f"no checkpoint in {steps} is whole, so none is removed. automodel checkpoint verify {run}")
     best = _best_of(whole[-1])
     kept = {checkpoint.step for checkpoint in whole} | ({best} if best is not None and not drop_best else set())
     doomed = [checkpoint for checkpoint in every if checkpoint.step not in kept and checkpoint.folder.is_dir()]
-    freed = sum(_bytes_on_disk(checkpoint) for checkpoint in doomed)
+    freed = sum(_bytes_in(checkpoint.folder) for checkpoint in doomed)
+    left_bytes = sum(map(_bytes_in, left))
     if not dry_run:
         catalog.bring_to_disk(whole[-1].folder)  # before anything goes for its sake
         catalog.point_latest(steps, whole[-1].step)  # before anything it could name is gone
         for checkpoint in doomed:
             catalog.retire(checkpoint.folder)
-        catalog.clean(steps, idle=LEFT_BEHIND)  # the run may be training and saving
+        catalog.clean(steps, catalog.IDLE_S)
     what = ", ".join(str(checkpoint.step) for checkpoint in doomed) or "none"
     print(f"{'Would remove' if dry_run else 'Removed'} steps: {what} ({_size(freed)}); kept: {sorted(kept)}")
+    if left:
+        print(_left_in_words(left, left_bytes, dry_run))
 
 
 @app.command("convert")
@@ -144,17 +152,33 @@ def convert(
     print(f"Wrote the model of step {done.step} to {done.folder}")
 
 
-def _found(run: Path) -> tuple[Path, list[Checkpoint]]:
+def _left_in_words(left: list[Path], size: int, dry_run: bool) -> str:
+    """What killed saves left behind."""
+    count = f"{len(left)} unfinished checkpoint{'s' if len(left) > 1 else ''} of killed saves"
+    return f"{'Would remove' if dry_run else 'Removed'} {count} ({_size(size)})"
+
+
+def _refuse_link_outside(run: Path, steps: Path) -> None:
+    """A link that came with a copied folder may lead to the checkpoints of another run."""
+    if run.resolve() not in (steps.resolve(), *steps.resolve().parents):
+        raise UserError(
+            f"{steps} is a link that leads out of {run}, to {steps.resolve()}. Nothing was removed. If these are the "
+            f"checkpoints that you mean, give that folder: automodel checkpoint prune {steps.resolve()}"
+        )
+
+
+def _found(run: Path, of_killed_saves: bool = False) -> tuple[Path, list[Checkpoint]]:
     """The folder of the checkpoints and all of them, with the newest where only `LATEST` knows of it any more; a
-    `UserError` where there are none."""
-    from automodel.checkpoint.catalog import complete, lost
+    `UserError` where there are none. `of_killed_saves`: a folder that has only what killed saves left there is one."""
+    from automodel.checkpoint.catalog import IDLE_S, complete, left_behind, lost
 
     if not run.is_dir():
         raise UserError(f"there is no folder '{run}'. Give the run folder (checkpoint.checkpoint_dir).")
     places = [run / "run" / "steps", run / "steps", run]  # whoever gives a folder further inside means the same
     for steps in places:
         gone = lost(steps)
-        if every := [*complete(steps), *([gone] if gone else [])]:
+        every = [*complete(steps), *([gone] if gone else [])]
+        if every or (of_killed_saves and left_behind(steps, IDLE_S)):
             return steps, every
     where = places[0]
     hint = (
@@ -215,18 +239,21 @@ def _problem(checkpoint: Checkpoint, contents: bool = False) -> str:
 
 def _state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
-        return checkpoint.state()
-    except (OSError, ValueError):
+        state = checkpoint.state()
+    except (OSError, ValueError, RecursionError):
         return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _best_of(checkpoint: Checkpoint) -> int | None:
     """The step of the best evaluation, as the checkpoint remembers it."""
-    return _state_of(checkpoint).get("train", {}).get("best", {}).get("step")
+    with suppress(AttributeError):  # damaged
+        return _state_of(checkpoint).get("train", {}).get("best", {}).get("step")
+    return None
 
 
-def _bytes_on_disk(checkpoint: Checkpoint) -> int:
-    return sum(path.stat().st_size for path in checkpoint.folder.rglob("*") if path.is_file())
+def _bytes_in(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _size(count: int) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import glob
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from automodel.config.errors import UserError
+from automodel.config.own_files import file_inside
 from automodel.data import files as local
 from automodel.data.config import BUILDERS, BUILT_IN_TARGETS, PATTERN, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
@@ -233,15 +235,38 @@ class SavedSource:
     only_text: ClassVar[bool] = False
 
     def _splits(self) -> dict[str, Path]:
-        import json
-
         if (self.path / "state.json").is_file():
             return {"train": self.path}
+        described = self.path / "dataset_dict.json"
+        names = self._read(described).get("splits")
+        if not isinstance(names, list):
+            raise UserError(f"{self.section}.path: '{described}' lists no splits. Write the dataset again.")
+        return {name: file_inside(self.path, name, described) for name in names}
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """A JSON object that `save_to_disk` wrote."""
         try:
-            names = json.loads((self.path / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        except (ValueError, KeyError) as error:
-            raise UserError(f"{self.section}.path: '{self.path}/dataset_dict.json' cannot be read: {error}.") from error
-        return {name: self.path / name for name in names}
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it is no JSON object")
+        except (OSError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise UserError(
+                f"{self.section}.path: '{path}' cannot be read: {reason}. Write the dataset again with save_to_disk."
+            ) from error
+        return found
+
+    def _state(self, folder: Path) -> dict[str, Any]:
+        """What `state.json` says about the rows, without the name that `datasets` gave them at that time. The files in
+        `_data_files` are those that are read; other ones may lie beside them."""
+        path = folder / "state.json"
+        state = {key: value for key, value in self._read(path).items() if key != "_fingerprint"}
+        listed = state.get("_data_files")
+        if not isinstance(listed, list) or not all(isinstance(item, dict) and "filename" in item for item in listed):
+            raise UserError(f"{self.section}.path: '{path}' lists no files of rows. Write the dataset again.")
+        for item in listed:
+            file_inside(folder, item["filename"], path)
+        return state
 
     def _spec(self) -> str:
         splits = list(self._splits())
@@ -256,16 +281,18 @@ class SavedSource:
         folders, spec = self._splits(), self._spec()
         parts = []
         for name in split_names(spec):
-            content = [*sorted(folders[name].glob("*.arrow")), folders[name] / "dataset_info.json"]
-            parts.append(
-                files_digest([path for path in content if path.is_file()], folders[name], self.memory, named=True)
-            )
+            folder = folders[name]
+            state = self._state(folder)
+            content = [*(folder / item["filename"] for item in state["_data_files"]), folder / "dataset_info.json"]
+            found = [path for path in content if path.is_file()]
+            parts.append(digest(state, files_digest(found, folder, self.memory, named=True)))
         return digest("save_to_disk", spec, parts)
 
     def load(self) -> Any:
         import datasets
 
         def whole(split: str) -> Any:
+            self._state(self._splits()[split])
             try:
                 return datasets.load_from_disk(str(self._splits()[split]))
             except Exception as error:

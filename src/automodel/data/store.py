@@ -35,6 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from automodel.config.errors import UserError
+from automodel.config.own_files import OutsideError, file_inside
 from automodel.data.fingerprint import digest
 from automodel.data.samples import Samples
 
@@ -103,8 +104,9 @@ class TokenStore:
         name of their store, which mostly still lies beside this one."""
         if noted in (self.content, self.key) or self.folder is None:
             return noted in (self.content, self.key)
-        with contextlib.suppress(OSError, DamagedStore):
-            return TokenStore.open(self.folder.parent / noted, verify=False).content == self.content
+        with contextlib.suppress(OSError, DamagedStore, OutsideError):
+            beside = file_inside(self.folder.parent, noted, "the checkpoint")
+            return TokenStore.open(beside, verify=False).content == self.content
         return False
 
     @property
@@ -131,10 +133,12 @@ class TokenStore:
             if folder.is_dir():
                 raise DamagedStore(f"{folder} has no meta.json") from None
             raise
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DamagedStore(f"{folder / 'meta.json'} cannot be read: {error}") from error
         if meta.get("format") != FORMAT:
             raise DamagedStore(f"{folder} was written in layout {meta.get('format')}, this is {FORMAT}")
+        if not set(files) <= set(_ARRAYS):
+            raise DamagedStore(f"{folder} names arrays that no store has")
         arrays = {name: _mapped(folder / f"{name}.npy", about) for name, about in files.items()}
         if verify:
             _verify(folder, arrays, files)

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from automodel.checkpoint import catalog
 from automodel.checkpoint.disk import is_whole, left_over_of, replace_text
 from automodel.config.errors import UserError
+from automodel.config.own_files import OutsideError, file_inside
 from automodel.plan.config import RunConfig
+from automodel.plan.places import run_folder_of
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
 BASE = "base.json"  # what tells the weights below an adapter from others
@@ -81,7 +84,14 @@ class RunFolder:
                 RunFolder(to).write_json(name, note)
 
     def exported(self) -> list[str]:
-        return self.read_json(EXPORTED) or []
+        """Names of the files that the export wrote into the root. Raises `OutsideError` where the list names anything
+        else: what it names is opened, and removed by `--overwrite`."""
+        names = self.read_json(EXPORTED) or []
+        for name in names:
+            file_inside(self.root, name, self.run / EXPORTED, replaced=True)
+            if Path(name).name != name:
+                raise OutsideError(f"{self.run / EXPORTED} names '{name}', which no export writes. Remove that line.")
+        return names
 
     def holds_run(self) -> bool:
         """One that was killed while it wrote its first file, the config, is none."""
@@ -122,6 +132,8 @@ def open_folder(checkpoint_dir: str, *, resume: bool, overwrite: bool) -> RunFol
             f"{folder.run} holds files that no run of automodel wrote; they are not touched. Choose another folder: "
             "checkpoint.checkpoint_dir=./another"
         )
+    if overwrite:
+        _refuse_run_of_another(folder)
     if resume:
         if not folder.holds_run():
             raise UserError(f"--resume: there is no run in {root}. Start it without --resume, or name its folder.")
@@ -168,6 +180,7 @@ def refuse_what_it_reads(cfg: RunConfig, resume: bool) -> None:
 def start_fresh(folder: RunFolder) -> list[str]:
     """Makes room for a new run: removes what the earlier one wrote (it was `--overwrite`), or puts it aside. Returns
     what could not be removed, in words."""
+    _remove_unfinished(folder)
     if folder.holds_run():
         if folder.is_throwaway():
             number = 1
@@ -175,13 +188,42 @@ def start_fresh(folder: RunFolder) -> list[str]:
                 number += 1
             os.replace(folder.run, folder.root / f"run.{number}")
         else:
+            _refuse_run_of_another(folder)
             for name in folder.exported():
-                (folder.root / name).unlink(missing_ok=True)
+                if MODEL_FILE.fullmatch(name):  # an export writes no other
+                    (folder.root / name).unlink(missing_ok=True)
             _put_aside(folder)
     for left in left_over_of(folder.config):
         left.unlink()
     folder.run.mkdir(parents=True, exist_ok=True)  # a run that was killed in this very place left it empty
     return _remove_put_aside(folder.root)
+
+
+def _refuse_run_of_another(folder: RunFolder) -> None:
+    """`run` may be a link to a larger disk. It is emptied only where the config in there says that it is the run of
+    this folder: a link that came with a copied folder may lead to anything."""
+    if folder.run.is_symlink() and not _is_own(folder):
+        raise UserError(
+            f"--overwrite: {folder.run} is a link to {folder.run.resolve()}, whose config.yaml does not name "
+            f"{folder.root} as its run folder. Nothing was removed. Remove the link, or choose another folder: "
+            "checkpoint.checkpoint_dir=./another"
+        )
+
+
+def _is_own(folder: RunFolder) -> bool:
+    """Whether the config in `run/` says that it is the run of this folder."""
+    named = run_folder_of(folder.config)
+    return named is not None and named.resolve() == folder.root.resolve()
+
+
+def _remove_unfinished(folder: RunFolder) -> None:
+    """What earlier runs that were killed while they saved have left: gigabytes that nothing reads. Runs that were put
+    aside before are looked at as well."""
+    if not folder.run.is_symlink() or _is_own(folder):
+        catalog.clean(folder.steps)
+    for run in folder.root.glob("run.*"):
+        if not run.is_symlink():
+            catalog.clean(run / "steps", catalog.IDLE_S)
 
 
 def _put_aside(folder: RunFolder) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from automodel.adapters.attach import adapter_of
 from automodel.adapters.peft_folder import write_folder
 from automodel.checkpoint.disk import flush_to_disk
+from automodel.config.errors import UserError
+from automodel.config.own_files import OutsideError, file_inside
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
 from automodel.models.save_streamed import held_by, write_streamed
@@ -37,6 +40,8 @@ _WRITING = ".model-being-written"
 _COMPLETE = ".model-to-move-in"
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_WEIGHTS = re.compile(r"model[^/]*\.safetensors")
+"""How the files of a saved model are called that its index names."""
 _MANIFEST = ".files.json"  # names of the whole save; some have moved in already when a killed save is finished
 
 
@@ -140,13 +145,13 @@ def finish_interrupted_save(folder: str | Path) -> None:
     """Completes a save that was killed after its staging folder was complete, and drops one that was killed before."""
     target = Path(folder)
     shutil.rmtree(target / _WRITING, ignore_errors=True)
-    if (target / _COMPLETE).is_dir():
+    if (target / _COMPLETE).is_dir() and not (target / _COMPLETE).is_symlink():
         _move_in(target)
 
 
 def _move_in(target: Path) -> None:
     staged = target / _COMPLETE
-    names = json.loads((staged / _MANIFEST).read_text())
+    names = _names_of(staged, target)
     for stale in _replaced_weights(target, set(names)):
         stale.unlink(missing_ok=True)
     for name in sorted(names, key=lambda name: (name == "config.json", name)):
@@ -157,14 +162,39 @@ def _move_in(target: Path) -> None:
     shutil.rmtree(staged)
 
 
+def _names_of(staged: Path, target: Path) -> list[str]:
+    """What the staging folder says it holds: names that lie in it, and that will lie in the target."""
+    path = staged / _MANIFEST
+    try:
+        names = json.loads(path.read_text())
+        if not isinstance(names, list):
+            raise ValueError("it is no list of names")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): it should list the files of a model that waits there. Move the files of "
+            f"{staged} into {target} yourself, or remove {staged} to keep the model that was there before."
+        ) from error
+    for name in names:
+        file_inside(staged, name, path)
+        file_inside(target, name, path, replaced=True)
+    return names
+
+
 def _replaced_weights(target: Path, new: set[str]) -> list[Path]:
     """Weight files of the previous model that would be loaded beside, or instead of, the new ones."""
     old = {_SINGLE, _INDEX, "adapter_config.json", "adapter_model.safetensors"}
     index = target / _INDEX
     if index.is_file():
-        with suppress(ValueError, KeyError, AttributeError):  # not an index we understand: leave what it names alone
-            old |= set(json.loads(index.read_text())["weight_map"].values())
-    return [target / name for name in sorted(old - new) if os.sep not in name and (target / name).is_file()]
+        # An index that is none of ours: what it names is left alone.
+        with suppress(OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            old |= {name for name in json.loads(index.read_text())["weight_map"].values() if _WEIGHTS.fullmatch(name)}
+    stale = []
+    for name in sorted(old - new):
+        with suppress(OutsideError):
+            path = file_inside(target, name, index, replaced=True)
+            if path.is_file():
+                stale.append(path)
+    return stale
 
 
 def _ordinary_mode(folder: Path) -> int:

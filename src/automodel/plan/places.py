@@ -66,9 +66,28 @@ def homes_of(config: str | Path) -> tuple[str, ...]:
         return ()
     found = [_around(root, str(written))]
     with suppress(ValueError):
-        first = text.split("\n", 1)[0]
-        found.append(json.loads(first.removeprefix(_NOTED)) if first.startswith(_NOTED) else None)
-    return tuple(dict.fromkeys(home for home in found if isinstance(home, str)))
+        found.append(_noted_in(text))
+    return tuple(dict.fromkeys(home for home in found if home is not None))
+
+
+def run_folder_of(config: Path) -> Path | None:
+    """The run folder that a run's own config says it belongs to, as an absolute path; None where it does not say."""
+    try:
+        text = config.read_text(encoding="utf-8")
+        written = Path(str(yaml.safe_load(text)["checkpoint"]["checkpoint_dir"])).expanduser()
+        started = _noted_in(text)
+    except (OSError, ValueError, RuntimeError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    if written.is_absolute():
+        return written
+    return Path(started) / written if started is not None else None
+
+
+def _noted_in(text: str) -> str | None:
+    """The folder that a run was started in, as the first line of its config says; None where it does not."""
+    first = text.split("\n", 1)[0]
+    found = json.loads(first.removeprefix(_NOTED)) if first.startswith(_NOTED) else None
+    return found if isinstance(found, str) else None
 
 
 def _around(root: str, written: str) -> str | None:

@@ -11,6 +11,7 @@ from automodel.checkpoint.disk import replace_text
 from automodel.config.errors import UserError
 from automodel.engine.folder import EXPORTED, LAYOUT, RunFolder, open_folder, refuse_what_it_reads, start_fresh
 from automodel.plan.check import load_run_config
+from automodel.plan.places import with_folder
 
 
 def finished_run(root):
@@ -166,10 +167,16 @@ def test_hidden_files_with_numbers_are_somebody_elses(tmp_path):
         open_folder(str(tmp_path), resume=False, overwrite=True)
 
 
-def test_a_link_to_another_disk_stays_and_is_emptied(tmp_path):
+def test_a_link_to_another_disk_stays_and_is_emptied(tmp_path, monkeypatch):
     root, disk = finished_run(tmp_path / "here"), tmp_path / "disk"
     os.replace(root / "run", disk)
     (root / "run").symlink_to(disk)
+    (disk / "config.yaml").write_text(with_folder("checkpoint: {checkpoint_dir: here}\n"))
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match=r"is a link to .*disk, whose config.yaml does not name"):
+        open_folder(str(root), resume=False, overwrite=True)
+    monkeypatch.chdir(tmp_path)
+    (disk / "config.yaml").write_text(with_folder("checkpoint: {checkpoint_dir: here}\n"))
     assert start_fresh(open_folder(str(root), resume=False, overwrite=True)) == []
     assert (root / "run").is_symlink()
     assert not list(disk.iterdir())
