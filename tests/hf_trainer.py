@@ -2,15 +2,22 @@
 
 import torch
 
+AUTO = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+    "causal-lm": "AutoModelForCausalLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+}
+
 
 def trainer_losses(folder, model, rows, *, accumulation: int, batch: int, task: str, steps: int):
     """Losses of stock Trainer from the weights in `folder/start`, with the tokenizer in `model`."""
+    import transformers
     from torch.utils.data import SequentialSampler
     from transformers import (
-        AutoModelForCausalLM,
-        AutoModelForSequenceClassification,
         AutoTokenizer,
         DataCollatorForSeq2Seq,
+        DataCollatorForTokenClassification,
         DataCollatorWithPadding,
         Trainer,
         TrainerCallback,
@@ -18,10 +25,14 @@ def trainer_losses(folder, model, rows, *, accumulation: int, batch: int, task: 
     )
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    auto = AutoModelForSequenceClassification if task == "text-classification" else AutoModelForCausalLM
     torch.manual_seed(42)
-    stock = auto.from_pretrained(folder / "start")
-    collator = DataCollatorWithPadding if task == "text-classification" else DataCollatorForSeq2Seq
+    stock = getattr(transformers, AUTO[task]).from_pretrained(folder / "start")
+    if task == "text-classification":
+        collator = DataCollatorWithPadding(tokenizer)
+    elif task == "token-classification":
+        collator = DataCollatorForTokenClassification(tokenizer)
+    else:
+        collator = DataCollatorForSeq2Seq(tokenizer, model=stock if task == "seq2seq" else None)
     losses = []
 
     class Keep(TrainerCallback):
@@ -39,8 +50,6 @@ def trainer_losses(folder, model, rows, *, accumulation: int, batch: int, task: 
         save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0,
         logging_nan_inf_filter=False,
     )  # fmt: skip
-    trainer = InOrder(
-        model=stock, args=arguments, train_dataset=rows, data_collator=collator(tokenizer), callbacks=[Keep()]
-    )
+    trainer = InOrder(model=stock, args=arguments, train_dataset=rows, data_collator=collator, callbacks=[Keep()])
     trainer.train()
     return losses

@@ -107,7 +107,7 @@ _BERT = {"model_type": "bert", "vocab_size": VOCAB, "hidden_size": WIDTH, "num_h
          "num_attention_heads": HEADS, "intermediate_size": 48, "max_position_embeddings": POSITIONS,
          "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # fmt: skip
 
-_INDEXED = {"indexer_n_heads": 2, "indexer_kv_heads": 2, "indexer_head_dim": 16, "indexer_budget": 16,
+_INDEXED = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 16,
             "indexer_compress_ratio": 4, "ngram_vocab_size_base": 64, "ple_embed_dim": 16}  # fmt: skip
 
 EXCEPTIONS: dict[str, dict[str, Any]] = {
@@ -150,7 +150,7 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "longt5": {"decoder_start_token_id": 0, "local_radius": 7, "global_block_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "ministral": {"head_dim": 8},
-    "mistral4": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    "mistral4": {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
     "mpt": {"attn_config": {"attn_pdrop": 0}},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp": {"text_config": _INDEXED},
@@ -159,7 +159,9 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
         "is_decoder": True, "axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 16],
         "attn_layers": ["local", "local"], "local_attn_chunk_length": 8,
     },
-    "switch_transformers": {"decoder_start_token_id": 0, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+    "switch_transformers": {
+        "decoder_start_token_id": 0, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
+    },
     "t5": {"decoder_start_token_id": 0},
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "num_heads": 2, "chunk_size": 1},
     "xmod": {"default_language": "en_XX"},
@@ -169,7 +171,8 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     },
     "zamba2": {
         "num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
-        "hybrid_layer_ids": [1, 2], "n_mamba_heads": 4, "mamba_headdim": 16, "attention_head_dim": 16, "attention_hidden_size": 64,
+        "hybrid_layer_ids": [1, 2], "n_mamba_heads": 4, "mamba_headdim": 16, "attention_head_dim": 16,
+        "attention_hidden_size": 64,
     },
 }  # fmt: skip
 """What a config needs beside `SIZES`, by model type; a nested dict for a nested config."""
@@ -211,6 +214,8 @@ def _small(config: PreTrainedConfig) -> dict[str, Any]:
             small[name] = {**_small(value), "model_type": value.model_type}
         elif any(part in name for part in DROPOUT) and isinstance(value, int | float) and not isinstance(value, bool):
             small[name] = type(value)(0)
+        elif name == "classifier_dropout" and value is None:  # which the model may read as 0.1
+            small[name] = 0.0
         elif name in SIZES and isinstance(value, int | float) and not isinstance(value, bool) and value:
             small[name] = SIZES[name] if value > SIZES[name] else value
         elif name.endswith(("token_id", "token_index")) and isinstance(value, int) and value >= VOCAB:
