@@ -61,7 +61,7 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     assert process.returncode == 130
     assert said.count("Stopped by SIGUSR1") == 1
     assert not any((run / "temporary").iterdir())  # torchrun leaves a folder with every start
-    assert said.count("continue with --resume") == 1
+    assert said.count("Continue with: ") == 1
 
     process = start(run, "distributed.dp_size=2", "--resume", "--max-restarts", "1")  # the config may say how many, too
     wait_for_a_step(process)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import random
 import shutil
 import signal
@@ -103,7 +104,7 @@ def test_a_signal_saves_and_exits_and_the_run_continues_exactly(reference, numbe
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 130, output
     assert f"Stopped by {signal.Signals(number).name}" in output
-    assert "continue with --resume" in output
+    assert re.search(r"Continue with: .*finetune llm -c \S+/out/run/config.yaml --resume\n", output)
     summary = json.loads((reference / "out" / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert not (reference / "out" / "model.safetensors").exists()

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from typer.core import TyperGroup
 
 from automodel.cli.options import collect_overrides
 from automodel.config.errors import EXIT_OK, Interrupted, UserError
+from automodel.metrics.waiting import Heartbeat
 
 if TYPE_CHECKING:
     from automodel.distributed.world import Alone
@@ -113,21 +115,36 @@ def _stock_trainer_first(cfg: RunConfig, trust: list[str]) -> None:
 def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], ranks: Alone, why_ranks: str) -> int:
     """One rank's part, which is everything where there is only one. Returns the exit code."""
     from automodel.distributed.step_aside import reason_of_environment
+    from automodel.engine.closing import process_started
     from automodel.engine.gpu_context import open_gpu_context
 
-    open_gpu_context()
-    if ranks.size == 1:  # the kernels of captured steps
-        from automodel.plan.kernels_ahead import compile_kernels_ahead
+    with Heartbeat(partial(_tell_imports, ranks)):
+        open_gpu_context()
+        if ranks.size == 1:  # the kernels of captured steps
+            from automodel.plan.kernels_ahead import compile_kernels_ahead
 
-        compile_kernels_ahead(cfg)
-    from automodel.models.lean_imports import import_transformers
+            compile_kernels_ahead(cfg)
+        from automodel.models.lean_imports import import_transformers
 
-    import_transformers()
-    from automodel.engine.run import finetune as run_finetune
+        import_transformers()
+        from automodel.engine.run import finetune as run_finetune
 
     why_ranks = reason_of_environment() or why_ranks
-    done = run_finetune(cfg, resume=resume, overwrite=overwrite, trust=trust, ranks=ranks, why_ranks=why_ranks)
+    done = run_finetune(
+        cfg,
+        resume=resume,
+        overwrite=overwrite,
+        trust=trust,
+        ranks=ranks,
+        why_ranks=why_ranks,
+        started=process_started(),
+    )
     return done.exit_code
+
+
+def _tell_imports(ranks: Alone, passed: float) -> None:
+    if ranks.first:
+        print(f"[INFO] Importing torch and transformers … {passed:.0f} s", flush=True)
 
 
 def _ranks_begun(cfg: RunConfig) -> int | None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +17,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from automodel.config.errors import UserError
+from automodel.engine.closing import process_started, shown, this_command
+from automodel.metrics.progress import duration
 
 app = typer.Typer(help="Fine-tune a real model on real reviews, in minutes.")
 
@@ -177,7 +177,8 @@ def finetune_file(recipe: Path, overwrite: bool, console: Any) -> Any:
     import_transformers()
     from automodel.engine.run import finetune
 
-    return finetune(cfg, overwrite=overwrite, console=console)
+    # The quickstart has last lines of its own.
+    return finetune(cfg, overwrite=overwrite, console=console, started=process_started(), tells_next=False)
 
 
 def _tell(finished: Any, held_out: int, output: Path, recipe: Path, console: Any) -> None:
@@ -197,7 +198,7 @@ def _tell(finished: Any, held_out: int, output: Path, recipe: Path, console: Any
     console.print(
         f"\nModel   {folder}   (a Hugging Face folder: from_pretrained({shown(output)!r}))\n"
         f"Report  {finished.report}\n"
-        f"Took    {duration(seconds_since_enter())}\n\n"
+        f"Took    {duration(time.perf_counter() - process_started())}\n\n"
         "Next\n"
         f'  {command} predict {folder} "I could not stop laughing."\n'
         f"  {command} finetune llm -c {shlex.quote(str(recipe))} optimizer.lr=5e-5 "
@@ -205,13 +206,6 @@ def _tell(finished: Any, held_out: int, output: Path, recipe: Path, console: Any
         f"  {command} examples ls        configs for your own data\n"
         f"  {command} quickstart --task chat"
     )
-
-
-def this_command() -> str:
-    """How to call this program again from here: by its name where that finds it, by its path in a `.venv` otherwise."""
-    if shutil.which("automodel"):
-        return "automodel"
-    return shlex.quote(os.path.relpath(sys.argv[0])) if Path(sys.argv[0]).name == "automodel" else "python -m automodel"
 
 
 def plain_console() -> Any:
@@ -224,20 +218,3 @@ def plain_console() -> Any:
 def yaml_text(value: object) -> str:
     """A path as a YAML scalar; JSON's quoting is YAML's too, and `$$` is a dollar that is no variable."""
     return json.dumps(str(value), ensure_ascii=False).replace("${", "$${")
-
-
-def shown(path: Path) -> str:
-    """A path the way a shell command needs it: `./quickstart`, not a name that could be a hub model."""
-    return str(path) if path.is_absolute() or str(path).startswith(".") else f"./{path}"
-
-
-def seconds_since_enter() -> float:
-    """Since this process started: imports count, as they do for whoever waits."""
-    import psutil
-
-    return time.time() - psutil.Process().create_time()
-
-
-def duration(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

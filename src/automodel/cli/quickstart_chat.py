@@ -11,21 +11,16 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from automodel.cli.examples import examples_root
-from automodel.cli.quickstart import (
-    duration,
-    finetune_file,
-    plain_console,
-    seconds_since_enter,
-    shown,
-    this_command,
-    yaml_text,
-)
+from automodel.cli.quickstart import finetune_file, plain_console, yaml_text
 from automodel.config.errors import UserError
+from automodel.engine.closing import process_started, shown, this_command
+from automodel.metrics.progress import duration
 
 EPOCHS, FULL_MINUTES = 3, 4.0
 KEYS = {"answer", "topic"}
@@ -171,7 +166,7 @@ def _tell(before: Exam, after: Exam, questions: list[str], finished: Any, output
         f"\nModel   {folder}   (a Hugging Face folder: from_pretrained({shown(output)!r}))\n"
         f"Report  {finished.report}\n"
         f"State   {state}: {_gigabytes(state):.1f} GB, only needed to continue this run; delete it to save space\n"
-        f"Took    {duration(seconds_since_enter())}\n\n"
+        f"Took    {duration(time.perf_counter() - process_started())}\n\n"
         "Next\n"
         f'  {command} predict {folder} "Which planet is the largest?"\n'
         f"  {command} finetune llm -c {shlex.quote(str(recipe))} dataset.path=my_chats.jsonl "

@@ -30,7 +30,7 @@ from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
 from automodel.kernels import ahead
 from automodel.metrics.compute import LANGUAGE_MODELS
-from automodel.metrics.jsonl import earlier_seconds
+from automodel.metrics.jsonl import EarlierParts, earlier_parts
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.same_base import sample_of
@@ -54,6 +54,8 @@ class Run:
     """When the run began, on this process's clock: earlier, by what it had taken before it was resumed."""
     base: str | None
     """What tells the weights that `model:` names from others (`sample_of`)."""
+    earlier: EarlierParts
+    """What the run cost before it was resumed."""
 
     @cached_property
     def config_text(self) -> str:
@@ -86,9 +88,11 @@ def build(
     patience_delta = cfg.early_stopping.min_delta if cfg.early_stopping else 0.0
     state = TrainState(Best(prepared.best_metric, prepared.best_mode, patience_delta))
     notes: list[str] = []
+    earlier = EarlierParts()
     if resume:
         state, notes = _restore(folder, checkpoints, step, loader, prepared, base, state.best)
-        started -= earlier_seconds(folder.run / "metrics.jsonl", state.step)  # the run's time, not the process's
+        earlier = earlier_parts(folder.run / "metrics.jsonl", folder.read_json("summary.json"))
+        started -= earlier.seconds  # the run's time, not the process's
     progress = progress_of(plan.total_steps, state.step)
     if checkpoints is not None:
         checkpoints.warn = progress.warn
@@ -114,7 +118,21 @@ def build(
             info=progress.info,
             warn=progress.warn,
         )
-    return Run(prepared, folder, model, step, loader, evaluator, checkpoints, trackers, progress, state, started, base)
+    return Run(
+        prepared,
+        folder,
+        model,
+        step,
+        loader,
+        evaluator,
+        checkpoints,
+        trackers,
+        progress,
+        state,
+        started,
+        base,
+        earlier,
+    )
 
 
 def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: TrainStep | CapturedStep) -> Evaluator:

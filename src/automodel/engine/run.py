@@ -23,6 +23,7 @@ from automodel.config.load import dump_config
 from automodel.distributed.world import Alone, joined
 from automodel.engine.best_model import exported_before, whole_checkpoint
 from automodel.engine.build import Run, build
+from automodel.engine.closing import best_line, cost_line, next_lines, resume_command
 from automodel.engine.diverged import DivergedError
 from automodel.engine.evaluate import evaluate_for_all
 from automodel.engine.fit import out_of_memory
@@ -48,6 +49,7 @@ from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
 from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
+from automodel.metrics.waiting import Waiting
 from automodel.models.save import save_hf_folder
 from automodel.plan.config import RunConfig
 from automodel.plan.places import with_folder
@@ -89,17 +91,20 @@ def finetune(
     observer: Observer | None = None,
     ranks: Alone | None = None,
     why_ranks: str = "",
+    started: float | None = None,
+    tells_next: bool = True,
 ) -> Finished:
     """Fine-tunes, saves and reports. Raises `UserError` for bad input before anything expensive happens. `ranks`: the
     processes that train together, where they have met already; otherwise they meet here (under torchrun). `why_ranks`:
-    why so many, in words."""
+    why so many, in words. `started`: when the person who waits began to, on `time.perf_counter`'s clock; now, where it
+    is left out. `tells_next`: whether the last lines name the commands that come next."""
+    started = time.perf_counter() if started is None else started
     if ranks is None:
         with joined() as ranks:
             return finetune(
                 cfg, resume=resume, overwrite=overwrite, trust=trust, console=console, observer=observer, ranks=ranks,
-                why_ranks=why_ranks,
+                why_ranks=why_ranks, started=started, tells_next=tells_next,
             )  # fmt: skip
-    started = time.perf_counter()
     console = console or Console()
     if not ranks.first:
         console = Console(quiet=True, force_terminal=False)
@@ -111,19 +116,19 @@ def finetune(
         folder = RunFolder(Path(ranks.told(lambda: str(open_folder(cfg.checkpoint.checkpoint_dir, **options).root))))
         if resume:
             check_same_run(cfg, folder)
-        if console.is_terminal:  # tokenising a large dataset takes a while, and someone is looking
-            console.print("Reading the model and the data …", style="dim")
         begun = (folder.read_json("plan.json") or {}) if resume else {}
         kept = ranks.told(lambda: folder.read_json(KEPT)) if resume else None
         cfg = as_heard(cfg, kept) if resume else cfg
-        with _told(console, NOTHING_YET):
+        with _told(console, NOTHING_YET), Waiting(console) as waiting:
+            waiting.begins("Reading the model and the data")
             prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks, kept)
+            waiting.ends()
             print_plan(prepared.plan, console)
         tf32 = prepared.plan.device == "cuda" and (
             prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
         )
         with fp32_products(tf32), kept_heap(prepared.plan.device):
-            return _carry_out(prepared, folder, console, resume, started, observer or NOBODY)
+            return _carry_out(prepared, folder, console, resume, started, observer or NOBODY, tells_next)
 
 
 @contextmanager
@@ -145,14 +150,28 @@ def _since_the_best(run: Run) -> str:
 
 
 def _carry_out(
-    prepared: Prepared, folder: RunFolder, console: Any, resume: bool, started: float, observer: Observer
+    prepared: Prepared,
+    folder: RunFolder,
+    console: Any,
+    resume: bool,
+    started: float,
+    observer: Observer,
+    tells_next: bool,
 ) -> Finished:
     """Loads, trains, saves and reports: everything the plan says."""
 
     def progress_of(total: int, start: int) -> Progress:
-        return Progress(total, start_step=start, console=console, device=prepared.plan.device)
+        return Progress(
+            total,
+            start_step=start,
+            console=console,
+            device=prepared.plan.device,
+            steps_per_epoch=prepared.plan.steps_per_epoch,
+            epochs=prepared.plan.num_epochs,
+        )
 
-    with _told(console, NOTHING_YET):
+    with _told(console, NOTHING_YET), Waiting(console) as waiting:
+        waiting.begins("Loading the weights")
         run = build(prepared, folder, progress_of, resume=resume, started=started, observer=observer)
     trained = is_trained(run)
     if trained and prepared.ranks.told(lambda: folder.is_complete(run.state.step)):
@@ -172,13 +191,13 @@ def _carry_out(
                 console.print(problem, style="yellow", markup=False)
         _write_start(run)
     with StopRequest() as stop:
-        done = _train_and_finish(run, observer, trained, stop)
+        done = _train_and_finish(run, observer, trained, stop, tells_next)
         # Whoever left while the first rank still exports would have no ear for the signal that all of them get.
         prepared.ranks.barrier()
     return done
 
 
-def _train_and_finish(run: Run, observer: Observer, trained: bool, stop: StopRequest) -> Finished:
+def _train_and_finish(run: Run, observer: Observer, trained: bool, stop: StopRequest, tells_next: bool) -> Finished:
     """From the first step to the report. A signal that comes when training is over changes nothing: what is being
     written, the last checkpoint with it, is worth more than the moment that it takes."""
     prepared = run.prepared
@@ -200,7 +219,7 @@ def _train_and_finish(run: Run, observer: Observer, trained: bool, stop: StopReq
                     _export(run, outcome)  # everyone has a part of the model
                 code = EXIT_INTERRUPTED if outcome.status == "interrupted" else EXIT_OK
                 return Finished(run.folder.root, {}, run.folder.run / "report.html", code)
-            return _finish(run, outcome, stop)
+            return _finish(run, outcome, stop, tells_next)
     except KeyboardInterrupt as interrupt:
         # The second one: the first asks politely. It may come in a step or while the end is written.
         kept = last_saved(run.checkpoints)
@@ -251,7 +270,7 @@ def _write_start(run: Run) -> None:
     run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
 
 
-def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
+def _finish(run: Run, outcome: Outcome, stop: StopRequest, tells_next: bool) -> Finished:
     folder, prepared, stop.writing = run.folder, run.prepared, outcome.status != "interrupted"
     summary = _summary(run, outcome)
     if _exports(run, outcome):
@@ -267,13 +286,13 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
         folder.write_json("summary.json", summary)
         run.trackers.finish(summary)
         report = write_report(folder.run)
+    run.progress.close()  # below the bar, as the last state of it
     if outcome.status == "interrupted":
-        kept = (
-            "The state is saved; continue with --resume."
-            if run.checkpoints
-            else "Nothing was saved (checkpoint.enabled: false)."
-        )
-        run.progress.warn(f"Stopped by {outcome.signal} after step {run.state.step}. {kept}")
+        kept = "The state is saved" if run.checkpoints else "Nothing was saved (checkpoint.enabled: false)"
+        run.progress.warn(f"Stopped by {outcome.signal} after step {run.state.step}. {kept}.")
+        run.progress.info(cost_line(run, summary))
+        if run.checkpoints and tells_next:
+            run.progress.info(f"Continue with: {resume_command(run)}")
         return Finished(folder.root, summary, report, EXIT_INTERRUPTED)
     if outcome.status == "stopped early":
         run.progress.info(f"Stopped early after step {run.state.step}: {_since_the_best(run)}")
@@ -283,7 +302,8 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
             "loss scale was small enough"
         )
     if prepared.cfg.checkpoint.enabled:
-        run.progress.info(f"{'Left' if stays else 'Saved'} the model {'in' if stays else 'to'} {folder.root}")
+        what = "the model" if prepared.adapter is None else "the adapter"
+        run.progress.info(f"{'Left' if stays else 'Saved'} {what} {'in' if stays else 'to'} {folder.root}")
         if prepared.adapter is not None and prepared.adapter.dora:
             drawn = "transformers' own from_pretrained draws a DoRA adapter's lengths anew"
             run.progress.info(f"{drawn}: load it with PEFT or automodel, or merge it (automodel export --merge)")
@@ -294,7 +314,13 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest) -> Finished:
         run.checkpoints.bring_to_disk()
     if stop.requested:
         run.progress.info(f"{stop.requested} came at the end: nothing was left to train, and everything is written")
+    if best := best_line(summary):
+        run.progress.info(best)
+    run.progress.info(cost_line(run, summary))
     run.progress.info(f"Report: {report}")
+    if prepared.cfg.checkpoint.enabled and tells_next:
+        for line in next_lines(run, outcome.status == "stopped early"):
+            run.progress.info(line)
     return Finished(folder.root, summary, report, EXIT_OK)
 
 
@@ -371,7 +397,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "tokens_per_s": state.tokens / max(state.train_seconds, 1e-9),
         "samples_per_s": state.samples / max(state.train_seconds, 1e-9),
         "seconds_per_epoch": state.train_seconds / max(1, state.step) * plan.steps_per_epoch,
-        "peak_memory_gib": outcome.memory.peak_gib,
+        "peak_memory_gib": max(outcome.memory.peak_gib, run.earlier.peak_memory_gib),
         "checkpoint_wait_s": run.checkpoints.waited_s if run.checkpoints else 0.0,
         "loaded": asdict(loaded) if loaded else None,
         "parameters": plan.parameters,

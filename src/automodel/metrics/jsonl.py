@@ -18,6 +18,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +29,7 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 class JsonlTracker:
     """Appends to `metrics.jsonl`. `time` is the run's: a resumed run goes on from where it stopped. Who gives it counts
-    the earlier parts in (`earlier_seconds`); where it is left to the tracker, the tracker does."""
+    the earlier parts in (`earlier_parts`); where it is left to the tracker, the tracker does."""
 
     name = "metrics.jsonl"
 
@@ -93,9 +94,24 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def earlier_seconds(path: Path, step: int) -> float:
-    """How long a run had taken when it logged `step`, or the last step before it."""
-    return _last_time([line for line in read_metrics(path) if line["step"] <= step])
+@dataclass(frozen=True)
+class EarlierParts:
+    """What a run cost before it was resumed."""
+
+    seconds: float = 0.0
+    peak_memory_gib: float = 0.0
+
+
+def earlier_parts(path: Path, summary: dict[str, Any] | None) -> EarlierParts:
+    """Time and memory of all earlier parts of a run: of the steps, too, that are taken a second time because no
+    checkpoint has them. `summary`: what `summary.json` holds, where the last part came to its end."""
+    lines = read_metrics(path)
+    ended = summary or {}
+    memory = [float(line["memory_gib"]) for line in lines if "memory_gib" in line]
+    return EarlierParts(
+        max(_last_time(lines), float(ended.get("wall_s") or 0.0)),
+        max([*memory, float(ended.get("peak_memory_gib") or 0.0)], default=0.0),
+    )
 
 
 def _last_time(lines: list[dict[str, Any]]) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from automodel.metrics import report_sections as sections
-from automodel.metrics.progress import format_value, title
+from automodel.metrics.progress import duration, format_value, title
 from automodel.metrics.report_charts import absent
 from automodel.metrics.report_files import RunFiles, read_run, run_folder
 
@@ -37,15 +37,17 @@ _SECTIONS: dict[str, Callable[[RunFiles], str]] = {
     "Environment": sections.environment_section,
     "Configuration": sections.config_section,
 }
+AGAIN_S = 30  # after so many seconds a page of a run that goes on is loaded again
 _STATUS = {"finished": "good", "stopped early": "good", "interrupted": "warn"}
 
 
-def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into the `run/` folder (or into `run/` of the folder given) and return its path."""
+def write_report(run_dir: Path, running: bool = False) -> Path:
+    """Write `report.html` into the `run/` folder (or into `run/` of the folder given) and return its path. `running`:
+    the run goes on, and the page loads itself again from time to time."""
     folder = run_folder(run_dir)
     path = folder / "report.html"
     temporary = folder / "report.html.tmp"
-    temporary.write_text(render_report(read_run(folder)), encoding="utf-8")
+    temporary.write_text(render_report(read_run(folder, running)), encoding="utf-8")
     os.replace(temporary, path)
     return path
 
@@ -60,10 +62,11 @@ def render_report(run: RunFiles) -> str:
     parts = ((heading, _made(make, run)) for heading, make in _SECTIONS.items())
     body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in parts if content)
     name = escape(_model_name(run))
+    again = f'<meta http-equiv="refresh" content="{AGAIN_S}">' if run.as_of else ""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">{again}'
         f"<title>{name}: fine-tuning report</title>\n<style>{style}</style></head>\n"
         f"<body><main>{_made(_header, run)}{_made(_cards, run)}{body}<footer>{_footer(run)}</footer></main>"
         f'<div id="tip"></div><script>{script}</script></body></html>\n'
@@ -80,7 +83,8 @@ def _made(make: Callable[[RunFiles], str], run: RunFiles) -> str:
 
 def _header(run: RunFiles) -> str:
     summary = run.summary or {}
-    status = str(summary.get("status") or "not finished")
+    status = f"running, as of {run.as_of}" if run.as_of else str(summary.get("status") or "not finished")
+    kind = "warn" if run.as_of else _STATUS.get(status, "bad")
     task = summary.get("task") or (run.plan or {}).get("task")
     facts = [task, short_name(run.name_of("dataset", "path")), summary.get("device")]
     if _is_number(summary.get("parameters")):
@@ -96,7 +100,7 @@ def _header(run: RunFiles) -> str:
     return (
         '<header><p class="kicker">Fine-tuning report</p>'
         f"<h1>{escape(_model_name(run))}</h1>"
-        f'<p class="facts"><span class="status {_STATUS.get(status, "bad")}">{escape(status)}</span>{spans}</p>'
+        f'<p class="facts"><span class="status {kind}">{escape(status)}</span>{spans}</p>'
         f"{alert}</header>"
     )
 
@@ -195,20 +199,6 @@ def _metric(name: str, value: float) -> str:
     """Shares as percentages; everything else as it is logged."""
     shares = ("accuracy", "entity_f1", "f1_micro")
     return f"{value * 100:.1f}<small>%</small>" if name in shares and math.isfinite(value) else format_value(value)
-
-
-def duration(seconds: float) -> str:
-    """48 s, 3 min 42 s, 2 h 05 min."""
-    if not math.isfinite(seconds):
-        return "–"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def _short(count: float) -> str:

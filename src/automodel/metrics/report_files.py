@@ -7,6 +7,7 @@ in the words the section then shows.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ class RunFiles:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
     """File name to what is wrong with it."""
+    as_of: str | None = None
+    """When these files were read, of a run that goes on; none: it has ended."""
 
     def missing(self, name: str) -> str:
         """Why a section has nothing to show."""
@@ -70,12 +73,18 @@ def run_folder(folder: Path) -> Path:
     return folder / "run" if not is_run and (folder / "run").is_dir() else folder
 
 
-def read_run(run_dir: Path) -> RunFiles:
-    """Read a `run/` folder, or the folder above it."""
+def read_run(run_dir: Path, running: bool = False) -> RunFiles:
+    """Read a `run/` folder, or the folder above it. `running`: the run goes on, and a summary is that of an earlier
+    part of it."""
     folder = run_folder(run_dir)
     run = RunFiles()
+    if running:
+        run.as_of = time.strftime("%Y-%m-%d %H:%M:%S")
     for name in ("plan", "data", "summary"):
         setattr(run, name, _read_object(folder / f"{name}.json", run.problems))
+    if running:
+        run.summary = None
+        run.problems["summary.json"] = "The run goes on; this comes when it ends."
     try:
         run.config = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:

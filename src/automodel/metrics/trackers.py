@@ -1,9 +1,10 @@
 """Where the numbers of a run go.
 
-A `Tracker` is a sink: `metrics.jsonl` always, TensorBoard, Weights & Biases and MLflow where they are configured. The
-engine talks to one `Trackers`, which passes everything on and keeps one promise: a sink that breaks while the run is
-under way (network down, disk full, server gone) is reported once and left out from then on; it never ends the run. What
-can be known before training, above all a missing package, is a `UserError` while the trackers are built.
+A `Tracker` is a sink: `metrics.jsonl` and `report.html` always, TensorBoard, Weights & Biases and MLflow where they are
+configured. The engine talks to one `Trackers`, which passes everything on and keeps one promise: a sink that breaks
+while the run is under way (network down, disk full, server gone) is reported once and left out from then on; it never
+ends the run. What can be known before training, above all a missing package, is a `UserError` while the trackers are
+built.
 
 Sinks are imported when they are built: together they take seconds.
 """
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from automodel.config.errors import UserError
 from automodel.metrics.config import MlflowConfig, TensorboardConfig, WandbConfig
 from automodel.metrics.jsonl import JsonlTracker, read_metrics
+from automodel.metrics.live_report import LiveReport
 
 __all__ = ["JsonlTracker", "Say", "Tracker", "Trackers", "build_trackers", "read_metrics"]
 
@@ -89,7 +91,7 @@ def build_trackers(
     `info` and `warn` are where sinks speak (`Progress.info`, `Progress.warn`); standard error where they are left out.
     """
     info = info or _info_on_stderr
-    sinks: list[Tracker] = [JsonlTracker(Path(run_dir) / "metrics.jsonl", resume_step)]
+    sinks: list[Tracker] = [JsonlTracker(Path(run_dir) / "metrics.jsonl", resume_step), LiveReport()]
     if tensorboard is not None and tensorboard.enabled:
         _require("tensorboard", "tensorboard")
         from automodel.metrics.tensorboard_sink import TensorboardTracker

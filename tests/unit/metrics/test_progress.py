@@ -2,13 +2,15 @@
 
 import io
 import math
+import time
 
 import pytest
 from rich.console import Console
 
+from automodel.metrics import waiting
 from automodel.metrics.progress import Progress, between_values, format_lr, format_memory, format_value
 
-VALUES = {"loss": 1.2449, "lr": 4.8e-5, "grad_norm": 1.0, "tokens_per_s": 9e3, "steps_per_s": 3.21, "memory_gib": 6.2}
+VALUES = {"loss": 1.2449, "lr": 4.8e-5, "grad_norm": 1.0, "tokens_per_s": 900.0, "steps_per_s": 3.21, "memory_gib": 6.2}
 
 
 def run_lines(device="cuda"):
@@ -25,7 +27,7 @@ def run_lines(device="cuda"):
 def test_plain_lines_have_the_form_of_the_reference():
     assert run_lines() == [
         "[INFO] Launching job locally on 1 device",
-        "[Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec",
+        "[Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec | Tokens: 900/sec | Done: 5%",
         "[Step 50/1000] Validation | Loss: 1.100 | Accuracy: 0.874 | F1: 0.870",
         "[WARN] the loss [is] NaN",
     ]
@@ -35,11 +37,36 @@ def test_on_the_cpu_it_is_host_memory():
     assert " | Host Mem: 6.2GB | " in run_lines(device="cpu")[1]
 
 
-def test_extra_values_stand_between_the_known_ones():
+def test_extra_values_come_after_those_of_the_reference():
     out = io.StringIO()
     progress = Progress(10, console=Console(file=out, width=300))
     progress.step(1, {"memory_gib": 1.0, "aux_loss": 0.01, "loss": 2.0})
-    assert out.getvalue() == "[Step 1/10] Loss: 2.000 | Aux loss: 0.0100 | Host Mem: 1.0GB\n"
+    assert out.getvalue() == "[Step 1/10] Loss: 2.000 | Host Mem: 1.0GB | Aux loss: 0.0100 | Done: 10%\n"
+
+
+def test_a_plain_line_tells_tokens_samples_epoch_percent_and_epoch_time_after_the_reference():
+    out = io.StringIO()
+    progress = Progress(1000, console=Console(file=out, width=40), device="cuda", steps_per_epoch=400, epochs=2.5)
+    progress.step(50, {**VALUES, "samples_per_s": 25.7, "epoch": 0.125})
+    assert out.getvalue() == (
+        "[Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec | Tokens: 900/sec | "
+        "Samples: 26/sec | Epoch: 0.12/2.5 | Done: 5% | Epoch time: 2 min 05 s\n"
+    )
+
+
+def test_until_the_first_log_line_a_file_is_told_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(waiting, "EVERY_S", 0.05)
+    out = io.StringIO()
+    with Progress(100, console=Console(file=out, width=40)) as progress:
+        progress.step(3)
+        until = time.monotonic() + 10
+        while "3 of 100 steps are done" not in out.getvalue():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        progress.step(10, VALUES)
+        said = out.getvalue()
+        time.sleep(0.3)
+        assert out.getvalue() == said
 
 
 @pytest.mark.parametrize(
@@ -83,8 +110,8 @@ def test_a_terminal_gets_a_bar_and_the_same_lines_above_it():
         progress.step(50, VALUES)
     text = out.getvalue()
     assert "[Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec" in text
-    assert " 50/1000 " in text.splitlines()[-2]
-    assert "loss 1.245  lr 4.8e-5  3.2 steps/s  GPU 6.2GB" in text
+    assert " 5%   50/1000 " in text.splitlines()[-3]
+    assert text.splitlines()[-2].strip() == "loss 1.245  lr 4.8e-5  3.2 steps/s  900 tokens/s  GPU 6.2GB"
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1  # the cursor comes back
 
 
@@ -126,31 +153,44 @@ def test_a_dumb_terminal_gets_plain_lines():
     console = Console(file=out, force_terminal=True, width=80, _environ={"TERM": "dumb"}, color_system=None)
     with Progress(10, console=console) as progress:
         progress.step(5, {"loss": 1.0})
-    assert out.getvalue() == "[Step 5/10] Loss: 1.000\n"
+    assert out.getvalue() == "[Step 5/10] Loss: 1.000 | Done: 50%\n"
 
 
 @pytest.mark.parametrize(
     ("width", "there", "left_out"),
     [
-        (120, ["loss 0.692", "lr 3.7e-6", "10.2 steps/s", "Host 0.6GB"], []),
-        (80, ["loss 0.692", "10.2 steps/s"], ["Host 0.6GB"]),
-        (60, ["loss 0.692"], ["lr 3.7e-6", "steps/s"]),
-        (48, [], ["loss"]),
+        (120, ["loss 0.692", "10.2 steps/s", "1,310 tokens/s", "164 samples/s", "epoch 0.80/1", "Host 0.6GB"], []),
+        (80, ["loss 0.692", "1,310 tokens/s", "epoch 0.80/1", "20 min 25 s an epoch"], ["Host", "lr 3.7e-6"]),
+        (40, ["loss 0.692", "1,310 tokens/s", "epoch 0.80/1"], ["steps/s", "an epoch"]),
+        (20, ["loss 0.692"], ["tokens/s"]),
     ],
 )
-def test_a_narrow_bar_leaves_numbers_out_and_keeps_its_times_whole(width, there, left_out):
+def test_below_the_bar_stands_what_fits(width, there, left_out):
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=True, width=width, _environ={"TERM": "xterm-256color"}, color_system=None
+    )
+    values = {"loss": 0.692, "lr": 3.7e-6, "steps_per_s": 10.2, "tokens_per_s": 1310.0, "samples_per_s": 164.0}
+    with Progress(12_500, console=console, steps_per_epoch=12_500, epochs=1.0) as progress:
+        progress.step(10_000, {**values, "memory_gib": 0.6, "epoch": 0.8})
+    status = out.getvalue().splitlines()[-2]
+    assert "…" not in status
+    assert all(part in status for part in there)
+    assert not any(part in status for part in left_out)
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_a_narrow_bar_keeps_its_times_whole(width):
     out = io.StringIO()
     console = Console(
         file=out, force_terminal=True, width=width, _environ={"TERM": "xterm-256color"}, color_system=None
     )
     with Progress(12_500, console=console) as progress:
-        progress.step(10_000, {"loss": 0.692, "lr": 3.7e-6, "steps_per_s": 10.2, "memory_gib": 0.6})
-    bar = out.getvalue().splitlines()[-2]
-    assert "10000/12500" in bar
+        progress.step(10_000, {"loss": 0.692})
+    bar = out.getvalue().splitlines()[-3]
+    assert " 80% 10000/12500 " in bar
     assert "ETA" in bar
     assert "…" not in bar
-    assert all(part in bar for part in there)
-    assert not any(part in bar for part in left_out)
 
 
 def test_a_sentence_breaks_between_words_and_a_path_never():

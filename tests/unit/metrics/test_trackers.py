@@ -14,7 +14,7 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.metrics.config import MlflowConfig, TensorboardConfig, WandbConfig
-from automodel.metrics.jsonl import earlier_seconds
+from automodel.metrics.jsonl import EarlierParts, earlier_parts
 from automodel.metrics.trackers import JsonlTracker, Trackers, build_trackers, read_metrics
 
 CONFIG = {"model": {"name": "tiny"}, "optimizer": {"lr": 1e-5}}
@@ -77,7 +77,7 @@ def test_resume_removes_later_lines_and_continues_the_clock(tmp_path):
 def test_a_time_given_by_the_caller_is_the_runs(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "split": "train", "time": 50.0}\n')
-    assert (earlier_seconds(path, 1), earlier_seconds(path, 0)) == (50.0, 0.0)
+    assert earlier_parts(path, None) == EarlierParts(50.0, 0.0)
     tracker = JsonlTracker(path, resume_step=1)
     tracker.start(tmp_path, {}, {})
     tracker.log(2, {"loss": 1.0, "time": 57.0, "epoch": 0.5}, "train")
