@@ -19,7 +19,7 @@ if torch.cuda.is_available():
     import transformers
 
     import automodel
-    from automodel.models.drop_in import path_taken
+    from automodel.models.drop_in import loss_alone, path_taken
 
 VOCAB = 512
 DECODER = {
@@ -64,7 +64,8 @@ def batch(seed=0, rows=(190, 12, 75, 140, 33), side="right"):
 
 def gradients(model, inputs):
     model.zero_grad(set_to_none=True)
-    output = model(**inputs)
+    with loss_alone(model):  # logits are compared at tokens only, so padding may be taken out in eval mode, too
+        output = model(**inputs)
     output.loss.backward()
     return output, {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -15,8 +15,9 @@ EXIT_NOT_YET = 3  # understood, but not built yet
 EXIT_INTERRUPTED = 130  # SIGINT or SIGTERM: state was saved, `--resume` continues
 
 
-class UserError(Exception):
-    """Something the user can put right. The message says what is wrong and how to fix it."""
+class UserError(ValueError):
+    """Something the user can put right. The message says what is wrong and how to fix it. A `ValueError`, since scripts
+    for transformers and TRL catch that where they are told of a bad argument."""
 
     exit_code = EXIT_BAD_INPUT
 

@@ -11,6 +11,10 @@ everything else. Only `forward` is new. It looks at a call, and where it can com
 - the loss of a language model in training makes its logits a few rows at a time, and the output makes all of them only
   if somebody looks (`lazy_logits.py`).
 
+Outside of training the logits of tokens are what a caller looks at, padding included: there a batch with padding takes
+the stock forward, unless the caller says that it wants the loss alone (`loss_alone`). In training the rows of padding
+are zeros.
+
 Every other call is the stock forward, exactly: with a key/value cache, embeddings for ids, attentions or hidden states
 wanted, families that cannot be packed, several replicas, torch.compile, torch.func, eager attention, hooks inside the
 model, another loss function, labels on padding. `path_taken(model)` tells what the last call did, and why it was stock.
@@ -23,8 +27,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +94,8 @@ class Calls:
         self.as_made: tuple[tuple[type, ...], bool] | None = None
         """Classes of the modules, and whether transformers would make them."""
         self.forwards: dict[Any, Callable[..., Any]] = {}
+        self.loss_alone = False
+        """Whether the caller looks at the loss and at nothing else (`loss_alone`)."""
 
     def __deepcopy__(self, memo: Any) -> Calls:
         return Calls(self.task, self.kernels)
@@ -110,6 +116,21 @@ def speed_up(model: Any, task: str, *, kernels: bool = True) -> Any:
         model.__class__ = _fast_class(type(model))
         setattr(model, _STATE, Calls(task, kernels))
     return model
+
+
+@contextmanager
+def loss_alone(model: Any) -> Generator[None]:
+    """Inside this block the caller reads the loss of the model's calls and no logits, so padding may be taken out of
+    batches that are evaluated."""
+    calls = getattr(model.get_base_model() if hasattr(model, "get_base_model") else model, _STATE, None)
+    if calls is None:
+        yield
+        return
+    before, calls.loss_alone = calls.loss_alone, True
+    try:
+        yield
+    finally:
+        calls.loss_alone = before
 
 
 def path_taken(model: Any) -> tuple[str, str]:
@@ -230,6 +251,7 @@ def _fast_forward(model: Any, calls: Calls, given: dict[str, Any], modules: Sequ
     labels = given.get("labels")
     inputs = Inputs(*(given.get(name) for name in _CARRIED), caches=_caches(model, given))  # ty: ignore[invalid-argument-type]
     batch = unpad(inputs, calls.task, model.config)
+    _check_padding_is_unread(model, calls, batch, labels)
     rows_R = None
     if labels is not None and calls.task == "causal-lm":
         aligned_T = batch.take(aligned_labels(labels, calls.task))
@@ -250,6 +272,15 @@ def _fast_forward(model: Any, calls: Calls, given: dict[str, Any], modules: Sequ
     else:
         calls.took("packed", "padding taken out, stock blocks")
     return output
+
+
+def _check_padding_is_unread(model: Any, calls: Calls, batch: Unpadded, labels: Tensor | None) -> None:
+    """A prediction has logits for padding, too, and a metric may count them: they must be the stock model's."""
+    learns = model.training and torch.is_grad_enabled()
+    if calls.task == "text-classification" or learns or batch.places_T is None:
+        return
+    if labels is None or not calls.loss_alone:
+        raise Rectangular("outside of training, logits on padding may be read")
 
 
 def _weights(model: Any, calls: Calls, layers: list[Any], modules: Sequence[Any]) -> AbstractContextManager:
@@ -330,7 +361,7 @@ def _language(
         )
     made = _output(loss=loss)
     made["logits"] = _logits_later(batch, outputs)
-    if not model.training:
+    if not model.training and not calls.loss_alone:
         made["logits"] = made.logits  # whoever evaluates looks at them, item by item
     return made
 

@@ -74,6 +74,8 @@ def build_optimizer(
         if target is not None:
             return _from_class(target, groups, cfg)
         return _by_name(kind, model, groups, cfg)
+    except UserError:
+        raise
     except (TypeError, ValueError) as error:
         name = f"{target.__module__}.{target.__qualname__}" if target else cfg.name
         raise UserError(f"optimizer: {name} refused its arguments: {error}.") from error

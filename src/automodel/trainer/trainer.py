@@ -30,12 +30,12 @@ import transformers
 
 from automodel.config.errors import UserError
 from automodel.kernels import ahead
-from automodel.models.drop_in import speed_up
+from automodel.models.drop_in import loss_alone, speed_up
 from automodel.trainer.acceleration import Acceleration
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
 from automodel.trainer.fast_path import FastPath, check_schedule, compile_ahead, make_fast_path
 from automodel.trainer.held_rows import held_rows
-from automodel.trainer.obstacles import task_of, why_stock
+from automodel.trainer.obstacles import own_method, task_of, why_stock
 from automodel.trainer.optimizers import (
     RateOnly,
     StateOnly,
@@ -348,6 +348,13 @@ class Trainer(transformers.Trainer):
                 return super().evaluation_loop(dataloader, *rest)
             finally:
                 self.accelerator._models.clear()  # its wrapper is gone with the block
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> Any:
+        own_loss = self.compute_loss_func is not None or own_method(self, "compute_loss", self.ours())
+        with loss_alone(self.model) if prediction_loss_only and not own_loss else contextlib.nullcontext():
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def _wrap_for_evaluation(self) -> None:
         """accelerate's autocast around the model, which a trained model has in Trainer."""
