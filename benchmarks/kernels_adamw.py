@@ -15,6 +15,8 @@ from kernel_timing import floor_us, time_call
 
 from automodel.kernels.adamw8 import SMALLEST
 from automodel.kernels.flat_adamw import FlatAdamW
+from automodel.optim.build import parameter_groups
+from automodel.optim.config import OptimizerConfig
 
 BETAS, EPS, LR, DECAY = (0.9, 0.999), 1e-8, 2e-5, 0.01
 Steps = tuple[Callable[[], None], Callable[[], None] | None]
@@ -114,7 +116,7 @@ def flat_step(dtype: torch.dtype = torch.float32, eight_bit: bool = False, **opt
     model = Holder(distilbert_shapes(), dtype)
     if eight_bit:
         options["eight_bit"] = [p for p in model.parameters() if p.numel() >= SMALLEST]
-    optimizer = FlatAdamW.flatten(model, lr=LR, weight_decay=DECAY, **options)
+    optimizer = FlatAdamW(parameter_groups(model, OptimizerConfig(weight_decay=DECAY)), lr=LR, **options)
     with_gradients(model)
     return optimizer.step, optimizer.finish_capture
 

@@ -10,7 +10,9 @@ AUTO = {
 }
 
 
-def trainer_losses(folder, model, rows, *, accumulation: int, batch: int, task: str, steps: int):
+def trainer_losses(
+    folder, model, rows, *, accumulation: int, batch: int, task: str, steps: int, weight_decay: float = 0.01
+):
     """Losses of stock Trainer from the weights in `folder/start`, with the tokenizer in `model`."""
     import transformers
     from torch.utils.data import SequentialSampler
@@ -46,7 +48,7 @@ def trainer_losses(folder, model, rows, *, accumulation: int, batch: int, task: 
 
     arguments = TrainingArguments(
         output_dir=str(folder / "hf"), max_steps=steps, per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulation, learning_rate=1e-3, weight_decay=0.01, logging_steps=1,
+        gradient_accumulation_steps=accumulation, learning_rate=1e-3, weight_decay=weight_decay, logging_steps=1,
         save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True, max_grad_norm=1.0,
         logging_nan_inf_filter=False,
     )  # fmt: skip

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from flattened import flattened
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -224,10 +226,9 @@ def set_gradients(nets, step):
 
 @pytest.mark.parametrize("copy_dtype", [None, torch.bfloat16, torch.float16])
 def test_flat_adamw_equals_torch(copy_dtype):
-    from automodel.kernels.flat_adamw import FlatAdamW
 
     ours, theirs = network(), network()
-    flat = FlatAdamW.flatten(ours, lr=1e-2, weight_decay=0.1, max_norm=1.0, copy_dtype=copy_dtype)
+    flat = flattened(ours, lr=1e-2, weight_decay=0.1, max_norm=1.0, copy_dtype=copy_dtype)
     groups = [
         {"params": [p for p in theirs.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in theirs.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -248,10 +249,9 @@ def test_flat_adamw_equals_torch(copy_dtype):
 
 
 def test_flat_adamw_in_pure_bf16_stays_near_fp32():
-    from automodel.kernels.flat_adamw import FlatAdamW
 
     narrow, exact = network(torch.bfloat16), network()
-    optimizers = [FlatAdamW.flatten(net, lr=1e-2, weight_decay=0.1, max_norm=1.0) for net in (narrow, exact)]
+    optimizers = [flattened(net, lr=1e-2, weight_decay=0.1, max_norm=1.0) for net in (narrow, exact)]
     for step in range(5):
         set_gradients((narrow, exact), step)
         for optimizer in optimizers:
@@ -289,12 +289,11 @@ def loss_of(net, ids):
 
 @pytest.mark.parametrize("flat_gradients", [False, True])
 def test_captured_steps_equal_eager_ones(flat_gradients):
-    from automodel.kernels.flat_adamw import FlatAdamW
 
     factors = torch.linspace(1, 0.1, 8)
     options = {"lr": 1e-2, "weight_decay": 0.1, "max_norm": 0.5, "lr_factors": factors, "copy_dtype": torch.bfloat16}
     captured, eager = network(), network()
-    optimizers = [FlatAdamW.flatten(n, **options, flat_gradients=flat_gradients) for n in (captured, eager)]
+    optimizers = [flattened(n, **options, flat_gradients=flat_gradients) for n in (captured, eager)]
     sizes = (64, 256)  # two buckets, two graphs, gradients at different addresses
     batches = {size: torch.zeros(size, dtype=torch.int64, device="cuda") for size in sizes}
 
@@ -320,10 +319,9 @@ def test_captured_steps_equal_eager_ones(flat_gradients):
 
 
 def test_an_unfinished_capture_trains_nothing():
-    from automodel.kernels.flat_adamw import FlatAdamW
 
     net = network()
-    optimizer = FlatAdamW.flatten(net, lr=1e-2, max_norm=1.0)
+    optimizer = flattened(net, lr=1e-2, max_norm=1.0)
     ids = torch.arange(64, device="cuda")
 
     def step():
@@ -342,10 +340,9 @@ def test_an_unfinished_capture_trains_nothing():
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_a_bad_step_is_skipped(bad):
-    from automodel.kernels.flat_adamw import FlatAdamW
 
     net = network()
-    optimizer = FlatAdamW.flatten(net, lr=1e-2, initial_loss_scale=1024.0, copy_dtype=torch.float16)
+    optimizer = flattened(net, lr=1e-2, initial_loss_scale=1024.0, copy_dtype=torch.float16)
     before = [p.detach().clone() for p in net.parameters()]
     set_gradients((net,), 0)
     net[1].bias.grad[5] = bad

@@ -1,6 +1,6 @@
 """The optimizer around `adamw_step`: a `torch.optim.Optimizer` whose whole step is a few launches and no host sync.
 
-    optimizer = FlatAdamW.flatten(model, lr=2e-5, weight_decay=0.01, max_norm=1.0, copy_dtype=torch.bfloat16)
+    optimizer = FlatAdamW(parameter_groups(model, cfg), lr=2e-5, max_norm=1.0, copy_dtype=torch.bfloat16)
     loss.backward(); optimizer.step(); optimizer.zero_grad()
 
 The model must be on its device before, and is not to be moved afterwards: its parameters become views of the flat
@@ -24,7 +24,7 @@ for parameters without a gradient in some steps), and clipping happens inside, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,11 +42,6 @@ _TORCH_GROUP_DEFAULTS = {
     "amsgrad": False, "maximize": False, "foreach": None, "capturable": False, "differentiable": False, "fused": None,
     "decoupled_weight_decay": True,
 }  # fmt: skip
-
-
-def decays(name: str, parameter: torch.nn.Parameter) -> bool:
-    """The usual rule: matrices and embeddings decay, biases and norms do not."""
-    return parameter.ndim >= 2
 
 
 def _refuse_together(lazy: bool, late: bool, flat_gradients: bool, eight_bit: bool, placed: bool) -> None:
@@ -178,23 +173,6 @@ class FlatAdamW(torch.optim.Optimizer):
         for place in self.flat.places:
             known = place.late or not self._have_gradients or id(place.parameter) in self._have_gradients
             place.parameter.grad = self.flat.fixed[id(place.parameter)] if known else None
-
-    @classmethod
-    def flatten(
-        cls,
-        model: torch.nn.Module,
-        *,
-        weight_decay: float = 1e-2,
-        decays: Callable[[str, torch.nn.Parameter], bool] = decays,
-        **options: Any,
-    ) -> FlatAdamW:
-        """Two groups from a model's trainable parameters: those that decay, and those that do not."""
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for name, p in named if decays(name, p)], "weight_decay": weight_decay},
-            {"params": [p for name, p in named if not decays(name, p)], "weight_decay": 0.0},
-        ]
-        return cls([group for group in groups if group["params"]], **options)
 
     # The device tensors a training loop reads, late and without waiting.
 

@@ -1,7 +1,8 @@
 """Optimizers, and their state as plain tensors and numbers.
 
-Weight decay leaves biases and norms alone, as HF Trainer does; `decay_norms_and_biases` gives a bare torch
-optimizer's behaviour. State travels by parameter *name*, so a checkpoint does not depend on the order of groups.
+Weight decay leaves biases and norms alone, by the rule of HF Trainer (`decaying`); `decay_norms_and_biases` gives a
+bare torch optimizer's behaviour. State travels by parameter *name*, so a checkpoint does not depend on the order of
+groups.
 
 What torch has is torch's. Adafactor is transformers', as in HF Trainer: torch's scales every step by the size of the
 weights, so the same learning rate means something else there. Lion is our own (`lion.py`), Muon is torch's beside AdamW
@@ -12,6 +13,7 @@ also with 8-bit moments (`kernels/flat_adamw.py`).
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -33,10 +35,17 @@ TORCH = {
 }
 
 
-def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay applies by default: matrices yes; biases, norms (Cohere's have a row for each head) and T5's
-    position bias no."""
-    return parameter.ndim >= 2 and "bias" not in name and not name.endswith("norm.weight")
+_NEVER_DECAYS = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Names, in small letters, that HF Trainer takes for those of biases and norms."""
+
+
+def decaying(model: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay applies to, as HF Trainer's `get_decay_parameter_names` has them: all
+    but biases and norms. It goes by names and by the class `LayerNorm`, never by shapes: a state's decay rates, an
+    attention's sinks and a gate decay although they are vectors."""
+    norms = tuple(f"{name}." for name, module in model.named_modules() if name and isinstance(module, nn.LayerNorm))
+    names = (name for name, _ in model.named_parameters())
+    return {name for name in names if not name.startswith(norms) and not _NEVER_DECAYS.search(name.lower())}
 
 
 def parameter_groups(model: nn.Module, cfg: OptimizerConfig, adapter_b_ratio: float = 1.0) -> list[dict[str, Any]]:
@@ -45,14 +54,15 @@ def parameter_groups(model: nn.Module, cfg: OptimizerConfig, adapter_b_ratio: fl
     `adapter_b_ratio` (LoRA+): the B of adapters are a third group, with so many times the learning rate."""
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     # Of adapters, all A and then all B: those A that read the same input are neighbours, too.
-    trainable.sort(key=lambda named: (not decays(*named), named[0].endswith("lora_B")))
+    decayed = decaying(model)
+    trainable.sort(key=lambda named: (named[0] not in decayed, named[0].endswith("lora_B")))
     if not trainable:
         raise UserError("The model has no trainable parameter: everything is frozen.")
     faster = [p for n, p in trainable if adapter_b_ratio != 1.0 and n.endswith("lora_B")]
     elsewhere = {id(p) for p in faster}
     trainable = [(n, p) for n, p in trainable if id(p) not in elsewhere]
-    with_decay = [p for n, p in trainable if cfg.decay_norms_and_biases or decays(n, p)]
-    without = [p for n, p in trainable if not (cfg.decay_norms_and_biases or decays(n, p))]
+    with_decay = [p for n, p in trainable if cfg.decay_norms_and_biases or n in decayed]
+    without = [p for n, p in trainable if not (cfg.decay_norms_and_biases or n in decayed)]
     decay = {} if cfg.decay is None else {"weight_decay": cfg.decay}  # what a group does not have is the class's own
     groups = [{"params": with_decay, **decay}, {"params": without, "weight_decay": 0.0}]
     groups.append({"params": faster, **decay, "lr": cfg.lr * adapter_b_ratio, LR_FACTOR: adapter_b_ratio})

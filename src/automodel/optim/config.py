@@ -51,7 +51,7 @@ class OptimizerConfig(Section):
     lr: Positive = 5e-5
     """Peak learning rate."""
     weight_decay: NonNegative | None = None
-    """Decoupled weight decay; not applied to biases, norms and other vectors (`decay_norms_and_biases`). Default 0;
+    """Decoupled weight decay; not applied to biases and norms, as in HF Trainer (`decay_norms_and_biases`). Default 0;
     with a `_target_`, what that class has (`torch.optim.AdamW`: 0.01)."""
     betas: tuple[ShareBelowOne, ShareBelowOne] | None = None
     """Moment decay rates. Default `[0.9, 0.999]` for AdamW and Lion; with a `_target_`, what that class has."""

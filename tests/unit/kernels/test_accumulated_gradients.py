@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from automodel.kernels.flat_adamw import FlatAdamW
+from flattened import flattened
 
 LR = 1e-2
 
@@ -21,7 +21,7 @@ def loss_of(model, step, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_six_hundredth_micro_batch_counts_like_the_first(dtype):
     model = net()
-    FlatAdamW.flatten(model, lr=LR, copy_dtype=dtype, flat_gradients=True)
+    flattened(model, lr=LR, copy_dtype=dtype, flat_gradients=True)
     loss_of(model, 0, dtype).backward()
     once = [p.grad.clone() for p in model.parameters()]
     for _ in range(599):
@@ -37,8 +37,8 @@ def test_the_update_is_that_of_the_sum(path):
     so the sum and the update are all that can differ."""
     ours, theirs = net(), net()
     options = {"lr": LR, "weight_decay": 0.1, "max_norm": 1.0}
-    flat = FlatAdamW.flatten(ours, copy_dtype=torch.bfloat16, flat_gradients=True, **options)
-    plain = FlatAdamW.flatten(theirs, copy_dtype=None, **options)
+    flat = flattened(ours, copy_dtype=torch.bfloat16, flat_gradients=True, **options)
+    plain = flattened(theirs, copy_dtype=None, **options)
     for step in range(3):
         sums = [torch.zeros(p.shape) for p in ours.parameters()]
         for micro in range(3):
@@ -59,6 +59,6 @@ def test_the_update_is_that_of_the_sum(path):
 
 def test_pure_bf16_keeps_everything_in_bf16():
     model = net().bfloat16()
-    FlatAdamW.flatten(model, lr=LR, flat_gradients=True)
+    flattened(model, lr=LR, flat_gradients=True)
     loss_of(model, 0, torch.bfloat16).backward()
     assert {p.grad.dtype for p in model.parameters()} == {torch.bfloat16}

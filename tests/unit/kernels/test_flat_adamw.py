@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.flat_parameters import BLOCK
+from flattened import flattened
 
 DECAY, LR = 0.1, 1e-2
 EPS = 1e-6  # torch's default of 1e-8 makes whole steps of gradients that are pure rounding noise
@@ -72,7 +73,7 @@ def assert_same_parameters(a, b, atol=1e-6):
 def test_equals_clipping_and_adamw(path, max_norm):
     ours, theirs = model(), model()
     norms = train_torch(theirs, torch_adamw(theirs), range(8), max_norm)
-    found = train_flat(ours, FlatAdamW.flatten(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=max_norm), range(8))
+    found = train_flat(ours, flattened(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=max_norm), range(8))
     assert_same_parameters(ours, theirs)
     if max_norm is not None:
         assert found == pytest.approx(norms, rel=1e-6)
@@ -84,15 +85,13 @@ def test_learning_rate_table_equals_a_scheduler(path):
     optimizer = torch_adamw(theirs)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factors[min(step, 5)].item())
     train_torch(theirs, optimizer, range(8), 1.0, scheduler)
-    train_flat(
-        ours, FlatAdamW.flatten(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=1.0, lr_factors=factors), range(8)
-    )
+    train_flat(ours, flattened(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=1.0, lr_factors=factors), range(8))
     assert_same_parameters(ours, theirs)
 
 
 def test_a_torch_scheduler_reaches_the_device(path):
     ours, theirs = model(), model()
-    optimizers = FlatAdamW.flatten(ours, lr=LR, eps=EPS, weight_decay=DECAY), torch_adamw(theirs)
+    optimizers = flattened(ours, lr=LR, eps=EPS, weight_decay=DECAY), torch_adamw(theirs)
     for net, optimizer in zip((ours, theirs), optimizers):
         train_torch(net, optimizer, range(4), None, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
     assert_same_parameters(ours, theirs)
@@ -101,7 +100,7 @@ def test_a_torch_scheduler_reaches_the_device(path):
 @pytest.mark.parametrize("direction", ["to torch", "from torch"])
 def test_states_move_between_this_and_torch(direction):
     ours, theirs = model(), model()
-    flat, plain = FlatAdamW.flatten(ours, lr=LR, eps=EPS, weight_decay=DECAY), torch_adamw(theirs)
+    flat, plain = flattened(ours, lr=LR, eps=EPS, weight_decay=DECAY), torch_adamw(theirs)
     if direction == "to torch":
         train_flat(ours, flat, range(3))
         theirs.load_state_dict(ours.state_dict())
@@ -119,12 +118,12 @@ def test_states_move_between_this_and_torch(direction):
 def test_resuming_with_a_bf16_model_is_exact():
     whole, first, second = model(), model(), model()
     options = {"lr": LR, "eps": EPS, "weight_decay": DECAY, "max_norm": 1.0, "copy_dtype": torch.bfloat16}
-    complete = FlatAdamW.flatten(whole, **options)
+    complete = flattened(whole, **options)
     train_flat(whole, complete, range(9))
-    optimizer = FlatAdamW.flatten(first, **options)
+    optimizer = flattened(first, **options)
     train_flat(first, optimizer, range(5))
     saved = optimizer.state_dict()
-    optimizer = FlatAdamW.flatten(second, **options)
+    optimizer = flattened(second, **options)
     optimizer.load_state_dict(saved)
     train_flat(second, optimizer, range(5, 9))
     for p, q in zip(whole.parameters(), second.parameters()):
@@ -134,7 +133,7 @@ def test_resuming_with_a_bf16_model_is_exact():
 
 def test_the_model_computes_with_rounded_weights(path):
     net, exact = model(), model()
-    optimizer = FlatAdamW.flatten(net, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=1.0, copy_dtype=torch.bfloat16)
+    optimizer = flattened(net, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=1.0, copy_dtype=torch.bfloat16)
     weights = optimizer.full_precision_weights(net)
     for step in range(3):
         # the same gradients for the fp32 model: those of the rounded weights
@@ -175,7 +174,7 @@ def test_some_parameters_may_stay_in_full_precision(path):
 
 def test_parameters_without_a_gradient_are_left_alone(path):
     net = model()
-    optimizer = FlatAdamW.flatten(net, lr=LR, weight_decay=DECAY, max_norm=1.0)
+    optimizer = flattened(net, lr=LR, weight_decay=DECAY, max_norm=1.0)
     before = [p.detach().clone() for p in net.parameters()]
     loss_of(net, 0).backward()
     net[0].weight.grad = None
@@ -186,7 +185,7 @@ def test_parameters_without_a_gradient_are_left_alone(path):
 
 def test_flat_gradients_accumulate_in_place_and_are_zeroed(path):
     ours, theirs = model(), model()
-    optimizer = FlatAdamW.flatten(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=0.5, flat_gradients=True)
+    optimizer = flattened(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=0.5, flat_gradients=True)
     plain = torch_adamw(theirs)
     places = [p.grad.data_ptr() for p in ours.parameters()]
     for step in range(0, 6, 2):
@@ -208,7 +207,7 @@ def test_flat_gradients_accumulate_in_place_and_are_zeroed(path):
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_a_bad_step_is_skipped_on_request_and_counted(path, bad):
     net = model()
-    optimizer = FlatAdamW.flatten(net, lr=LR, weight_decay=DECAY, skip_nonfinite=True)
+    optimizer = flattened(net, lr=LR, weight_decay=DECAY, skip_nonfinite=True)
     before = [p.detach().clone() for p in net.parameters()]
     for p in net.parameters():
         p.grad = torch.ones_like(p)
@@ -224,7 +223,7 @@ def test_a_bad_step_is_skipped_on_request_and_counted(path, bad):
 
 def test_without_the_request_nan_spreads_as_in_torch(path):
     net = model()
-    optimizer = FlatAdamW.flatten(net, lr=LR, max_norm=1.0)
+    optimizer = flattened(net, lr=LR, max_norm=1.0)
     for p in net.parameters():
         p.grad = torch.ones_like(p)
     net[1].bias.grad[3] = float("nan")
@@ -235,8 +234,8 @@ def test_without_the_request_nan_spreads_as_in_torch(path):
 def test_loss_scale_is_undone_halved_and_saved(path):
     ours, theirs = model(), model()
     options = {"lr": LR, "eps": EPS, "weight_decay": DECAY, "max_norm": 0.5}
-    scaled = FlatAdamW.flatten(ours, initial_loss_scale=1024.0, **options)
-    plain = FlatAdamW.flatten(theirs, **options)
+    scaled = flattened(ours, initial_loss_scale=1024.0, **options)
+    plain = flattened(theirs, **options)
     for step in range(3):
         (loss_of(ours, step) * scaled.loss_scale).backward()
         loss_of(theirs, step).backward()
@@ -254,7 +253,7 @@ def test_loss_scale_is_undone_halved_and_saved(path):
 
 def test_loss_scale_grows_after_many_good_steps(path):
     net = model()
-    optimizer = FlatAdamW.flatten(net, lr=LR, initial_loss_scale=1024.0)
+    optimizer = flattened(net, lr=LR, initial_loss_scale=1024.0)
     optimizer.device_state.loss_scale[1] = 1999.0
     loss_of(net, 0).backward()
     optimizer.step()
@@ -263,7 +262,7 @@ def test_loss_scale_grows_after_many_good_steps(path):
 
 def test_pure_bf16_keeps_everything_in_bf16(path):
     net = model().bfloat16()
-    optimizer = FlatAdamW.flatten(net, lr=LR, weight_decay=DECAY, max_norm=1.0)
+    optimizer = flattened(net, lr=LR, weight_decay=DECAY, max_norm=1.0)
     assert optimizer.flat.copy is None
     assert optimizer.flat.exp_avg.dtype == torch.bfloat16
     losses = []
@@ -278,7 +277,7 @@ def test_pure_bf16_keeps_everything_in_bf16(path):
 
 def test_unaligned_and_transposed_gradients_are_taken(path):
     ours, theirs = model(), model()
-    flat, plain = FlatAdamW.flatten(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=1.0), torch_adamw(theirs)
+    flat, plain = flattened(ours, lr=LR, eps=EPS, weight_decay=DECAY, max_norm=1.0), torch_adamw(theirs)
     for p, q in zip(ours.parameters(), theirs.parameters()):
         odd = torch.randn(p.numel() + 1)[1:].view(p.shape)  # 4 bytes past an aligned address
         p.grad = odd if p.ndim == 1 else odd.t().contiguous().t()
@@ -291,7 +290,7 @@ def test_unaligned_and_transposed_gradients_are_taken(path):
 
 def test_a_model_moved_away_is_noticed():
     net = model()
-    optimizer = FlatAdamW.flatten(net, lr=LR)
+    optimizer = flattened(net, lr=LR)
     loss_of(net, 0).backward()
     net[1].weight.data = net[1].weight.data.clone()
     with pytest.raises(RuntimeError, match="was moved"):
@@ -301,7 +300,7 @@ def test_a_model_moved_away_is_noticed():
 def test_tied_parameters_stand_once_and_blocks_never_straddle():
     net = model()
     net[1].register_parameter("same", net[0].weight)
-    optimizer = FlatAdamW.flatten(net, lr=LR)
+    optimizer = flattened(net, lr=LR)
     assert len(optimizer.flat.places) == 7
     assert all(place.start % BLOCK == 0 for place in optimizer.flat.places)
     blocks = optimizer.flat.blocks
@@ -312,12 +311,12 @@ def test_mixed_dtypes_without_a_copy_are_refused():
     net = model()
     net[1].bfloat16()
     with pytest.raises(ValueError, match="one dtype"):
-        FlatAdamW.flatten(net, lr=LR)
+        flattened(net, lr=LR)
 
 
 def test_a_state_of_another_model_is_refused():
-    optimizer = FlatAdamW.flatten(model(), lr=LR)
-    other = FlatAdamW.flatten(torch.nn.Linear(3, 3), lr=LR)
+    optimizer = flattened(model(), lr=LR)
+    other = flattened(torch.nn.Linear(3, 3), lr=LR)
     with pytest.raises(ValueError, match="groups of"):
         optimizer.load_state_dict(other.state_dict())
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from automodel.kernels.flat_adamw import FlatAdamW
+from flattened import flattened
 
 LR, DECAY = 1e-2, 0.1
 FACTORS = torch.tensor([1.0, 0.5, 0.25, 0.125], dtype=torch.float64)
@@ -21,7 +21,7 @@ def gradients(step):
 
 def test_the_schedule_counts_skipped_steps(path):
     ours, theirs = net(), net()
-    flat = FlatAdamW.flatten(ours, lr=LR, weight_decay=DECAY, initial_loss_scale=8.0, lr_factors=FACTORS)
+    flat = flattened(ours, lr=LR, weight_decay=DECAY, initial_loss_scale=8.0, lr_factors=FACTORS)
     groups = [{"params": [theirs.weight], "weight_decay": DECAY}, {"params": [theirs.bias], "weight_decay": 0.0}]
     plain = torch.optim.AdamW(groups, lr=LR)
     for step in range(4):

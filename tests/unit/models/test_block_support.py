@@ -5,11 +5,11 @@ import torch
 from transformers import AutoConfig
 
 import tiny_models
-from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.models.block_support import can_fuse, can_pool, pooled_saving, whole_layers
 from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.fused_encoder import fuse_encoder
 from automodel.models.pooled_block import pool_last_block
+from flattened import flattened
 
 WIDE = {"hidden_size": 64, "num_attention_heads": 4}  # 64² weights fill whole blocks; heads of 16
 DISTIL = {"dim": 64, "n_heads": 4}
@@ -46,7 +46,7 @@ def pools_inside(model) -> bool:
 @pytest.mark.parametrize(("kind", "changes", "fuses", "pools"), CASES)
 def test_fused_blocks(kind, changes, fuses, pools):
     config, model = tiny_models.tiny(kind, "text-classification", num_labels=2, **changes)
-    FlatAdamW.flatten(model, lr=1e-3)
+    flattened(model, lr=1e-3)
     blocks = fuse_encoder(model, torch.zeros(1, dtype=torch.int64), None, 64)
     assert can_fuse(config) == bool(blocks) == fuses
     if blocks:
@@ -60,7 +60,7 @@ def test_modernbert_pools_only_with_full_attention_last():
         config, model = tiny_models.tiny(
             "modernbert", "text-classification", num_labels=2, num_hidden_layers=layers, **WIDE
         )
-        FlatAdamW.flatten(model, lr=1e-3)
+        flattened(model, lr=1e-3)
         assert fuse_encoder(model, torch.zeros(1, dtype=torch.int64), None, 64) == layers
         assert can_pool(config, fused=True) == pools_inside(model)
         found[layers] = pools_inside(model)
