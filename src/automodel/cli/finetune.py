@@ -89,22 +89,24 @@ def llm(
         else:
             if (resume_or_start or was_restarted()) and ranks.told(lambda: _has_checkpoint(cfg)):
                 resume, overwrite = True, False  # what --overwrite replaced is gone since the first start
-            if cfg.provider == "huggingface" and ranks.size == 1 and not resume:
+            if cfg.compares_first and ranks.size == 1 and not resume:
                 _stock_trainer_first(cfg, trust or [])
             code = _finetune(cfg, resume, overwrite, trust or [], ranks, chosen.why)
     raise typer.Exit(code)
 
 
 def _stock_trainer_first(cfg: RunConfig, trust: list[str]) -> None:
-    """`provider: huggingface` of other tools' settings: the same training by stock Trainer, side by side."""
+    """`provider: huggingface` together with `benchmark:`: the same training by stock Trainer, side by side."""
     from dataclasses import replace
 
     from automodel.benchmark.verb import Wishes, benchmark
+    from automodel.plan.config import BenchmarkConfig
 
     folder = Path(f"{cfg.checkpoint.checkpoint_dir.rstrip('/')}-comparison")
     try:
         print(f"provider: huggingface: stock Trainer first, for comparison; results in {folder}")
-        benchmark(replace(cfg, provider=None), Wishes(("hf-trainer-tuned",), folder, trust=tuple(trust)))
+        asked = cfg.benchmark or BenchmarkConfig()
+        benchmark(replace(cfg, provider=None), Wishes(asked.against, folder, asked.repeat, trust=tuple(trust)))
     except UserError as error:
         print(f"provider: huggingface: no comparison with stock Trainer: {error}", file=sys.stderr)
     except KeyboardInterrupt as interrupt:

@@ -3,14 +3,20 @@
     {"provider": "unsloth", "use_4bit": true, "bf16": true, "lora_r": 16, "per_device_train_batch_size": 4}
 
 Such a file is told by its keys: JSON, with at least one that is in the table below and in no config. Each key moves to
-its section; all checks and messages are then the ordinary ones, with the line of the JSON. What the tool assumes where
-nothing is written (batches of 1, four of them a step, a learning rate of 2e-4, an adapter where weights are quantised)
-is filled in last, where no file says otherwise.
+its section; all checks and messages are then the ordinary ones, with the line of the JSON.
+
+A file that names a model and a dataset is the tool's complete config: what the tool assumes where nothing is written
+(batches of 1, four of them a step, a learning rate of 2e-4) is filled in last, where no file says otherwise. Any other
+file is a fragment over a config of ours, and what it does not say stays with that config and with our defaults. Only an
+adapter is added to both where weights are quantised: without one nothing could be trained.
 """
 
 from __future__ import annotations
 
-from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Place, Scalar, is_null
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Node, Place, Scalar, is_null
 
 PLACES = {
     "provider": "provider",
@@ -57,6 +63,7 @@ ALSO_OURS = {
     "gradient_checkpointing",
 }  # fmt: skip
 """Keys that a config may have at its top level too; they alone do not make flat settings of a file."""
+SWITCHES = ("use_4bit", "use_8bit")
 OFF = ("false", "False", "0")
 ZERO = ("0", "0.0")
 DEFAULTS = {
@@ -71,9 +78,27 @@ TAKEN = {
 """Keys that say the same thing, so that the default has nothing to add."""
 
 
-def is_flat(raw: Mapping, file: str) -> bool:
-    """Whether a file holds flat settings."""
-    return file.endswith(".json") and any(key in PLACES and key not in ALSO_OURS for key in raw.entries)
+@dataclass(frozen=True)
+class FlatFile:
+    """A file with flat settings."""
+
+    name: str
+    because: str
+    """The key that no config of ours has at its top level."""
+    complete: bool
+    """Whether the file names a model and a dataset: it is its tool's whole config then."""
+
+
+def deciding_key(raw: Mapping, file: str) -> str | None:
+    """The key by which a file holds flat settings; none where it holds something else."""
+    if not file.endswith(".json"):
+        return None
+    return next((key for key in raw.entries if key in PLACES and key not in ALSO_OURS), None)
+
+
+def is_complete(layer: Mapping) -> bool:
+    """Whether settings, with their keys in their sections, name a model and a dataset."""
+    return _has(layer, "model.pretrained_model_name_or_path") and _has(layer, "dataset.path")
 
 
 def sorted_into_sections(raw: Mapping) -> Mapping:
@@ -82,8 +107,13 @@ def sorted_into_sections(raw: Mapping) -> Mapping:
     out = Mapping({key: entry for key, entry in raw.entries.items() if key not in PLACES}, raw.place, text=raw.text)
     for key, entry in raw.entries.items():
         place = PLACES.get(key)
+        if key in SWITCHES and _does_not_quantise(raw) and _is_off(entry.node):
+            # Off is off, whatever a file below says.
+            out.entries.setdefault("quantization", _null("quantization", entry))
         if place is None or _says_nothing(key, place, raw):
             continue
+        if _says_none(key, raw):
+            entry = _null(key, entry)
         section, dot, inner = place.partition(".")
         if not dot:
             out.entries[section] = entry
@@ -99,32 +129,46 @@ def sorted_into_sections(raw: Mapping) -> Mapping:
                 mapping.entries[short] = Entry(short, outer.node, outer.place)
             outer = out.entries[section] = Entry(section, mapping, entry.place)
         if isinstance(outer.node, Mapping):
-            if key == "max_grad_norm" and isinstance(entry.node, Scalar) and entry.node.text in ZERO:
-                entry = Entry(key, Scalar("null", True, entry.place), entry.place)  # Trainer's way to say: not at all
             # Under its own name there, so that messages name the key as it is written in the file.
             outer.node.entries.setdefault(inner, Entry(inner, entry.node, entry.place))
     return out
 
 
+def _null(key: str, entry: Entry) -> Entry:
+    return Entry(key, Scalar("null", True, entry.place), entry.place)
+
+
 def _says_nothing(key: str, place: str, raw: Mapping) -> bool:
-    """Switches that are off: no quantisation and its numbers, and no packing, which is exact here either way; and what
-    means nothing to Trainer: no steps beside epochs (`max_steps: -1`), epochs beside steps, no warm-up steps beside a
-    ratio."""
+    """Switches that are off: no packing, which is exact here either way, and the numbers of a quantisation that no
+    switch turns on."""
     node = raw.entries[key].node
-    off = isinstance(node, Scalar) and node.plain and node.text in OFF
     if key == "packing":
-        return off
+        return _is_off(node)
+    return place.startswith("quantization.") and _does_not_quantise(raw)
+
+
+def _does_not_quantise(raw: Mapping) -> bool:
+    """Whether there are switches for few bits, and all are off."""
+    switches = [raw.entries[name].node for name in SWITCHES if name in raw.entries]
+    return bool(switches) and all(_is_off(node) or is_null(node) for node in switches)
+
+
+def _is_off(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.plain and node.text in OFF
+
+
+def _says_none(key: str, raw: Mapping) -> bool:
+    """What Trainer reads as "not at all": no steps beside epochs (`max_steps: -1`), no epochs beside steps, no warm-up
+    steps beside a ratio, no clipping. So it also takes back what a file below says."""
+    node = raw.entries[key].node
+    zero = isinstance(node, Scalar) and node.text in ZERO
     if key == "max_steps":
         return not _counts_steps(raw)
     if key == "num_train_epochs":
         return _counts_steps(raw)
     if key == "warmup_steps":
-        return isinstance(node, Scalar) and node.text in ZERO and "warmup_ratio" in raw.entries
-    if place.startswith("quantization."):
-        switches = [raw.entries[name].node for name in ("use_4bit", "use_8bit") if name in raw.entries]
-        on = [s for s in switches if isinstance(s, Scalar) and s.plain and s.text not in OFF]
-        return not on
-    return False
+        return zero and "warmup_ratio" in raw.entries
+    return zero and key == "max_grad_norm"
 
 
 def _counts_steps(raw: Mapping) -> bool:
@@ -133,12 +177,12 @@ def _counts_steps(raw: Mapping) -> bool:
     return steps is not None and not is_null(steps.node) and getattr(steps.node, "text", "") not in ("-1", "0")
 
 
-def fill_defaults(tree: Mapping, flat_files: set[str]) -> list[str]:
-    """What the tool assumes where nobody says anything; returned in words, since it is nowhere to be read. A batch size
-    from a config of ours is a whole step, and not a quarter of one."""
-    ours = _file_of(tree, "dataloader.batch_size") not in {None, COMMAND_LINE, *flat_files}
+def fill_defaults(tree: Mapping, flat_files: Sequence[FlatFile]) -> list[str]:
+    """What the tool assumes where no file says anything; returned in words, since it is nowhere to be read. A batch
+    size from a config of ours is a whole step, and not a quarter of one."""
+    ours = _file_of(tree, "dataloader.batch_size") not in {None, COMMAND_LINE, *(flat.name for flat in flat_files)}
     assumed = []
-    for path, text in DEFAULTS.items():
+    for path, text in DEFAULTS.items() if any(flat.complete for flat in flat_files) else ():
         taken = any(_has(tree, other) for other in TAKEN.get(path, ()))
         if not _has(tree, path) and not taken and not (ours and path == "step_scheduler.grad_acc_steps"):
             _put(tree, path, Scalar(text, True, tree.place), tree.place)
@@ -147,6 +191,19 @@ def fill_defaults(tree: Mapping, flat_files: set[str]) -> list[str]:
         tree.entries["peft"] = Entry("peft", Mapping({}, tree.place), tree.place)
         assumed.append("peft={}")
     return assumed
+
+
+def in_words(flat_files: Sequence[FlatFile], assumed: Sequence[str]) -> list[str]:
+    """How each file with flat settings was read, and by which key."""
+    added = f"Added: {', '.join(assumed)}." if assumed else ""
+    lines = []
+    for flat in flat_files:
+        if flat.complete:
+            means = "They name a model and a dataset, so their tool's defaults hold where no file says otherwise."
+        else:
+            means = "They are no whole config: what they do not say is left to the config below and to our defaults."
+        lines.append(f"Flat settings in {flat.name}, told by the key '{flat.because}'. {means}")
+    return [*lines[:-1], f"{lines[-1]} {added}".rstrip()] if lines else []
 
 
 def _file_of(tree: Mapping, path: str) -> str | None:

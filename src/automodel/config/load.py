@@ -19,7 +19,14 @@ from automodel.config.complaints import Complaints
 from automodel.config.dump import dump_config
 from automodel.config.environment import fill
 from automodel.config.fields import Field, fields_of, takes_extra
-from automodel.config.flat_settings import fill_defaults, is_flat, sorted_into_sections
+from automodel.config.flat_settings import (
+    FlatFile,
+    deciding_key,
+    fill_defaults,
+    in_words,
+    is_complete,
+    sorted_into_sections,
+)
 from automodel.config.gate import check_section, check_trust
 from automodel.config.layers import Normaliser, join, merge
 from automodel.config.names import listing
@@ -48,8 +55,8 @@ class Loaded(Generic[T]):
     first_file: str
     bad: set[str]
     """Paths, in field names, whose values are missing or do not fit."""
-    assumed: tuple[str, ...] = ()
-    """`key=value` of what flat settings leave to their tool."""
+    flat: tuple[str, ...] = ()
+    """How files with flat settings were read, and what was added to them."""
 
     def is_bad(self, path: str) -> bool:
         """Whether the key, or a section around it, has been complained about already."""
@@ -84,15 +91,18 @@ def read_config(
     first_file = str(files[0]) if files else COMMAND_LINE
     keys = Normaliser(schema, complaints)
     tree = Mapping({}, Place(0, 0, first_file))
-    readable, flat = True, set()
+    readable = True
+    flat: list[FlatFile] = []
     for layer, file in enumerate(files):
         raw = read_file(file, layer, complaints)
         readable = readable and raw is not None
-        if raw is not None and is_flat(raw, str(file)):
-            raw = sorted_into_sections(raw)
-            flat.add(str(file))
-        if raw is not None:
-            merge(tree, keys.normalise(raw, schema), schema, complaints)
+        if raw is None:
+            continue
+        because = deciding_key(raw, str(file))
+        normal = keys.normalise(raw if because is None else sorted_into_sections(raw), schema)
+        if because is not None:
+            flat.append(FlatFile(str(file), because, is_complete(normal)))
+        merge(tree, normal, schema, complaints)
     if not readable:  # half a config would only be blamed for what the other half sets
         return Loaded(None, complaints, {}, first_file, set())
     for text in overrides:
@@ -103,7 +113,7 @@ def read_config(
     fill(tree, complaints)
     builder = _Builder(schema, tuple(trust), complaints)
     config = builder.build(schema, tree, "", "")
-    return Loaded(config, complaints, builder.places, first_file, builder.bad, tuple(assumed))
+    return Loaded(config, complaints, builder.places, first_file, builder.bad, tuple(in_words(flat, assumed)))
 
 
 class _Builder:

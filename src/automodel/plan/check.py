@@ -70,8 +70,7 @@ def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), 
     loaded.complaints.raise_if_any()
     assert loaded.config is not None
     config, notes = as_meant(loaded.config, loaded.places)
-    if loaded.assumed:
-        notes.append(f"Flat settings, with their tool's defaults: {', '.join(loaded.assumed)}")
+    notes.extend(loaded.flat)
     # Once, where several ranks read the config, and whoever started them before.
     if os.environ.get("RANK", "0") == "0" and BECAUSE not in os.environ:
         for note in notes:

@@ -155,5 +155,10 @@ task: text-classification
     tensorboard: TensorboardConfig | None = None
     benchmark: BenchmarkConfig | None = None
     provider: Literal["automodel", "unsloth", "huggingface"] | None = None
-    """Of other tools' settings. This engine trains in any case; `huggingface` has stock Trainer run the same training
-    first, for comparison."""
+    """Of other tools' settings. This engine trains in any case; `huggingface` together with a `benchmark:` section has
+    stock Trainer run the same training first, for comparison."""
+
+    @property
+    def compares_first(self) -> bool:
+        """Whether stock Trainer runs before this engine. The data are never trained twice unless the config asks."""
+        return self.provider == "huggingface" and self.benchmark is not None

@@ -57,8 +57,8 @@ def choose_ranks(
         return Ranks(wanted)
     if begun is not None and begun <= gpus and begun % wanted == 0:
         return Ranks(begun, f"the run began with {begun}")
-    if cfg.provider == "huggingface" and wanted == 1:
-        return Ranks(1, "provider: huggingface compares with stock Trainer, on one GPU")
+    if cfg.compares_first and wanted == 1:
+        return Ranks(1, "provider: huggingface and benchmark: compare with stock Trainer, on one GPU")
     return _as_many_as_can_share(cfg, gpus, wanted)
 
 

@@ -145,8 +145,14 @@ def sinks(cfg: RunConfig) -> Iterator[Decision]:
 
 def provider(cfg: RunConfig) -> Iterator[Decision]:
     """Another tool's choice of engine."""
-    if cfg.provider == "huggingface":
-        yield Decision("provider", "this engine", "stock Trainer runs the same training first, for comparison")
+    if cfg.compares_first:
+        reason = (
+            "stock Trainer runs the same training first: provider: huggingface, and a benchmark: section asks for it"
+        )
+        yield Decision("provider", "this engine", reason)
+    elif cfg.provider == "huggingface":
+        reason = "it trains once; `automodel benchmark` (or a benchmark: section) compares with stock Trainer"
+        yield Decision("provider", "this engine", reason)
     elif cfg.provider == "unsloth":
         yield Decision("provider", "this engine", "it takes Unsloth's place, with kernels of its own")
 
@@ -169,7 +175,7 @@ def without_effect(
         yield Decision("group_by_length", "not needed", "the packed path has no padding to save")
     if cfg.dataloader.shuffle is False:
         yield Decision("shuffle", False, "dataloader.shuffle is false: the same order in every epoch")
-    if cfg.benchmark is not None:
+    if cfg.benchmark is not None and not cfg.compares_first:
         yield Decision(
             "benchmark", "not used", "these are settings of `automodel benchmark`; finetune has none of them"
         )

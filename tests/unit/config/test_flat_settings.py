@@ -12,6 +12,7 @@ from automodel.config.errors import ConfigError
 from automodel.plan.check import load_run_config
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference"
+BELOW = "model: some/model\ndataset: data.jsonl\ntask: causal-lm\n"
 ALONE = {"model": "some/model", "dataset": "data.jsonl", "task": "causal-lm"}
 
 
@@ -57,10 +58,62 @@ def test_what_the_tool_assumes_is_filled_in_where_no_file_says_otherwise(tmp_pat
     assert cfg.peft is None
     cfg = load(
         tmp_path, '{"use_4bit": true, "bf16": true}', "optimizer.lr=1e-3",
-        yaml="model: some/model\ndataset: data.jsonl\ntask: causal-lm\ndataloader: {batch_size: 16}\n",
+        yaml=f"{BELOW}dataloader: {{batch_size: 16}}\n",
     )  # fmt: skip
     assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps, cfg.optimizer.lr) == (16, None, 1e-3)
     assert cfg.peft is not None
+
+
+SINGLE = [
+    {"group_by_length": True}, {"bf16": True}, {"fp16": False}, {"tf32": True}, {"logging_steps": 5},
+    {"provider": "unsloth"}, {"max_grad_norm": 0.5}, {"max_steps": 7}, {"lora_r": 8}, {"dataloader_num_workers": 1},
+    {"max_seq_length": 128}, {"output_dir": "out"}, {"use_4bit": True}, {"per_device_eval_batch_size": 4},
+    {"model_name": "another/model"}, {"dataset_path": "other.jsonl"},
+]  # fmt: skip
+UNTOUCHED = ("dataloader.batch_size", "step_scheduler.grad_acc_steps", "optimizer.lr")
+
+
+@pytest.mark.parametrize("settings", SINGLE, ids=lambda settings: next(iter(settings)))
+@pytest.mark.parametrize("below", ["", "dataloader: {batch_size: 16}\noptimizer: {lr: 1e-5}\n"])
+def test_a_fragment_changes_what_it_says_and_nothing_else(tmp_path, capsys, settings, below):
+    """Batch, accumulation and learning rate stay those of the config below, or our own defaults."""
+    (tmp_path / "plain.yaml").write_text(BELOW + below)
+    expected = load_run_config([tmp_path / "plain.yaml"])
+    cfg = load(tmp_path, json.dumps(settings), yaml=BELOW + below)
+    for path in UNTOUCHED:
+        section, key = path.split(".")
+        assert getattr(getattr(cfg, section), key) == getattr(getattr(expected, section), key), path
+    said = capsys.readouterr().err
+    assert f"told by the key '{next(iter(settings))}'" in said
+    assert "left to the config below and to our defaults" in said
+
+
+def test_a_fragment_alone_leaves_the_rest_to_us(tmp_path):
+    cfg = load(tmp_path, '{"group_by_length": true}', "model=some/model", "dataset=data.jsonl", "task=causal-lm")
+    ours = load(tmp_path, "{}", "model=some/model", "dataset=data.jsonl", "task=causal-lm")
+    assert cfg.optimizer.lr == ours.optimizer.lr
+    assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "yaml", "read"),
+    [
+        ({"max_steps": -1, "num_train_epochs": 2}, "step_scheduler: {max_steps: 500}", (None, 2)),
+        ({"max_steps": 20, "num_train_epochs": 2}, "step_scheduler: {num_epochs: 9}", (20, None)),
+        ({"num_train_epochs": 2}, "step_scheduler: {num_epochs: 9}", (None, 2)),
+    ],
+)
+def test_what_trainer_reads_as_none_takes_back_what_is_below(tmp_path, settings, yaml, read):
+    cfg = load(tmp_path, json.dumps(settings), yaml=f"{BELOW}{yaml}\n")
+    assert (cfg.step_scheduler.max_steps, cfg.step_scheduler.num_epochs) == read
+
+
+def test_a_switch_that_is_off_takes_the_bits_of_the_file_below_back(tmp_path):
+    yaml = f"{BELOW}quantization: {{load_in_4bit: true}}\npeft: {{}}\n"
+    assert load(tmp_path, '{"use_4bit": false, "bnb_4bit_quant_type": "nf4"}', yaml=yaml).quantization is None
+    kept = load(tmp_path, '{"bnb_4bit_quant_type": "fp4"}', yaml=yaml).quantization
+    assert kept is not None
+    assert (kept.load_in_4bit, kept.bnb_4bit_quant_type) == (True, "fp4")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +135,11 @@ def test_what_is_assumed_is_said_and_the_command_line_comes_first(tmp_path, caps
     quantised = json.dumps(ALONE | {"use_4bit": True})
     cfg = load(tmp_path, quantised, "step_scheduler.global_batch_size=16")
     assert (cfg.dataloader.batch_size, cfg.step_scheduler.grad_acc_steps) == (1, None)
-    said = "Flat settings, with their tool's defaults: dataloader.batch_size=1, optimizer.lr=2e-4, peft={}\n"
-    assert capsys.readouterr().err == said
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"Flat settings in {tmp_path / 'settings.json'}, told by the key 'use_4bit'. They name a model"
+    )
+    assert said.endswith("Added: dataloader.batch_size=1, optimizer.lr=2e-4, peft={}.\n")
     cfg = load(tmp_path, quantised, "quantization=null")
     assert (cfg.quantization, cfg.peft) == (None, None)
 
