@@ -50,7 +50,7 @@ from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.fp8 import asked_fp8
 from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.layout import check_layout
-from automodel.plan.memory import shape_of
+from automodel.plan.memory import shape_or_why
 from automodel.plan.plan import Plan
 
 SHARED_BY_CHANCE = 0.01  # of the held-out samples: public datasets have that many twins
@@ -159,6 +159,7 @@ def model_facts(
     cfg: RunConfig, task: str, hf_config: Any, packing: PackingSupport, skeleton: Any, adapter: Any, words: Any
 ) -> ModelFacts:
     """What the plan must know of the model. `words`: its word table, where rows of it may be left out."""
+    shape, no_shape = shape_or_why(hf_config)
     return ModelFacts(
         name=cfg.model.pretrained_model_name_or_path,
         model_type=hf_config.model_type,
@@ -174,7 +175,8 @@ def model_facts(
         pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
         read_saving=read_saving(hf_config),
         head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
-        shape=shape_of(hf_config),
+        shape=shape,
+        no_shape=no_shape,
         word_rows=words.num_embeddings if words is not None else 0,
         products=tuple(products(skeleton, fused=False)) if asked_fp8(cfg) else (),
         products_fused=tuple(products(skeleton, fused=True)) if asked_fp8(cfg) and can_fuse(hf_config) else (),

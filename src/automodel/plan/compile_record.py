@@ -59,13 +59,19 @@ def read_compile_facts(cfg: RunConfig, hf_config: Any, device: str, gpu: str, be
         return CompileFacts(begun=begun)
     record = _read(record_key(cfg, hf_config, gpu))
     return CompileFacts(
-        blocks=getattr(hf_config, "num_hidden_layers", 0) or 0,
-        width=getattr(hf_config, "hidden_size", 0) or 0,
+        blocks=_size(hf_config, "num_hidden_layers"),
+        width=_size(hf_config, "hidden_size"),
         obstacle=_obstacle(),
         cold_s=record.get("cold_s"),
         warm_s=record.get("warm_s"),
         begun=begun,
     )
+
+
+def _size(hf_config: Any, name: str) -> int:
+    """0: not known, as for families whose layers differ in it."""
+    size = getattr(hf_config, name, None)
+    return size if isinstance(size, int) else 0
 
 
 def remember_compile(key: str, seconds: float) -> None:

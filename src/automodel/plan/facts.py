@@ -44,6 +44,8 @@ class ModelFacts:
     """Words of a language model's head, where that is a plain product that the loss can make itself."""
     shape: ModelShape | None = None
     """Its sizes, where the config has the usual ones."""
+    no_shape: str = ""
+    """Why there are none, as the rest of a sentence after `because`."""
     word_rows: int = 0
     """Rows of its word table, where that is a plain one that nothing else reads; 0: it is not, or nobody asked."""
     products: tuple[Product, ...] = ()

@@ -72,6 +72,8 @@ class Fitting:
     """Bytes that are not kept because norms are made again; 0: they are not."""
     gates_kept: float = 0.0
     """Bytes that are kept although they could be made again, in the MLPs; 0: they are not."""
+    unknown: str = ""
+    """Why activations and logits are not in the estimate, where they are not."""
 
 
 def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
@@ -147,7 +149,12 @@ def may_be_captured(cfg: RunConfig, path: str, hardware: Hardware, layout: Layou
 
 def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, fp8: bool) -> Fitting:
     """One candidate, as it would run. `fp8`: products keep what they read in FP8, not what norms gave."""
-    found, saved, kept = estimate(model.shape, model.parameters, setting), 0.0, 0.0
+    unknown = model.no_shape
+    try:
+        found, saved, kept = estimate(model.shape, model.parameters, setting), 0.0, 0.0
+    except Exception as error:  # sizes of a family that nobody has tried here; the run itself may be right
+        unknown = f"the sizes in the config of {model.model_type} do not fit together ({type(error).__name__})"
+        model, found, saved, kept = replace(model, shape=None), estimate(None, model.parameters, setting), 0.0, 0.0
     much = found.total > NORMS_AGAIN_SHARE * hardware.memory_gib * GIB
     if not fp8 and much and can_norm_again(model.shape, setting):
         less = estimate(model.shape, model.parameters, replace(setting, norms_again=True))
@@ -155,7 +162,7 @@ def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, fp8: bool)
     elif not fp8 and not much and can_keep_gates(model.shape, setting):
         more = estimate(model.shape, model.parameters, replace(setting, gates_kept=True))
         found, kept = more, more.total - found.total
-    return Fitting(setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved, kept)
+    return Fitting(setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved, kept, unknown)
 
 
 def _modes(cfg: RunConfig, hardware: Hardware, smallest: bool) -> list[tuple[Mode, bool]]:
@@ -258,7 +265,7 @@ def _memory_line(hardware: Hardware, load: Load, chosen: Fitting, whole: bool) -
     if parts.activations:
         words.append(f"activations of {load.tokens:,} tokens {in_words(parts.activations)}")
     else:
-        words.append("activations not known")
+        words.append("activations not known" + (f", because {chosen.unknown}" if chosen.unknown else ""))
     if parts.logits > 0.01 * parts.total:
         words.append(f"logits {in_words(parts.logits)}")
     reason = "estimate: " + ", ".join(words)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from automodel.config.errors import UserError
 from automodel.kernels import ahead
 from automodel.kernels.ahead_facts import Facts, Head, shape_of
 from automodel.models.checkpointing import layer_dropout
@@ -39,7 +40,13 @@ def compile_kernels_ahead(cfg: RunConfig) -> str | None:
     config = model_config(cfg.model)
     if config is None:
         return "the model's config.json is not on this machine"
-    facts = facts_of(cfg, config)
+    try:
+        facts = facts_of(cfg, config)
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # The file is read as it lies there; whoever loads the model looks whether it is right.
+        return f"unknown, because the model's config.json has its sizes in another form ({type(error).__name__})"
     return "the step will not be captured" if facts is None else ahead.start(facts)
 
 

@@ -96,25 +96,47 @@ class ModelShape:
 
 
 def _value(config: Any, name: str) -> Any:
-    """A size of the config; where layers differ in it (Gemma 4's heads), the largest: transformers has no other."""
-    if name not in (getattr(config, "per_layer_attributes", None) or ()):
-        return getattr(config, name, None)
-    return max((size for layer in config.per_layer_config if (size := getattr(layer, name)) is not None), default=None)
+    """A size of the config; where layers differ in it (Gemma 4's heads, Gemma 3n's MLPs), the largest."""
+    if name in (getattr(config, "per_layer_attributes", None) or ()):
+        value = [getattr(layer, name) for layer in config.per_layer_config]
+    else:
+        value = getattr(config, name, None)
+    if isinstance(value, list | tuple):
+        return max((size for size in value if size is not None), default=None)
+    return value
 
 
 def _first(config: Any, *names: str) -> Any:
     return next((value for name in names if (value := _value(config, name)) is not None), None)
 
 
-def shape_of(config: Any) -> ModelShape | None:
-    """The sizes in a transformers config; none where it does not have the usual ones."""
-    config = getattr(config, "text_config", None) or config
+SIZES = {
+    "width": ("hidden_size", "d_model", "n_embd", "dim"),
+    "layers": ("num_hidden_layers", "encoder_layers", "n_layer", "n_layers", "num_layers"),
+    "heads": ("num_attention_heads", "encoder_attention_heads", "n_head", "n_heads", "num_heads"),
+}
+"""What a config calls the sizes without which there is no estimate."""
+
+
+def shape_or_why(config: Any) -> tuple[ModelShape | None, str]:
+    """The sizes in a transformers config, or nothing and why not: an estimate must not stop a run."""
+    text = getattr(config, "text_config", None) or config
+    try:
+        missing = [size for size, names in SIZES.items() if not isinstance(_first(text, *names), int)]
+        if missing:
+            return None, f"the config of {config.model_type} does not say its {' and '.join(missing)} by a usual name"
+        shape = shape_of(text)
+    except Exception as error:  # configs are as many as families, and some have their sizes in forms of their own
+        return None, f"the config of {config.model_type} has its sizes in another form ({type(error).__name__})"
+    least = {"layers": 1, "width": 1, "queries": 1, "keys": 1, "heads": 1, "inner": 1, "vocabulary": 0}
+    odd = [name for name, low in least.items() if not isinstance(size := getattr(shape, name), int) or size < low]
+    return (None, f"{odd[0]} is no size in the config of {config.model_type}") if odd else (shape, "")
+
+
+def shape_of(config: Any) -> ModelShape:
+    """The sizes in a transformers config that has them all."""
     kind = config.model_type
-    width = _first(config, "hidden_size", "d_model", "n_embd", "dim")
-    layers = _first(config, "num_hidden_layers", "encoder_layers", "n_layer", "n_layers", "num_layers")
-    heads = _first(config, "num_attention_heads", "encoder_attention_heads", "n_head", "n_heads", "num_heads")
-    if not (isinstance(width, int) and isinstance(layers, int) and isinstance(heads, int)):
-        return None
+    width, layers, heads = (_first(config, *names) for names in SIZES.values())
     if getattr(config, "is_encoder_decoder", False):
         layers += _first(config, "decoder_layers", "num_decoder_layers") or layers
     inner = _first(config, "intermediate_size", "encoder_ffn_dim", "n_inner", "ffn_dim", "hidden_dim", "d_ff")
