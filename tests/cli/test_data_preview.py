@@ -171,6 +171,25 @@ def test_classes_tags_and_targets(place):
     assert "this model is padded" in page(summaries, width=120)
 
 
+def test_what_is_cut_is_told_with_the_length_before(place):
+    path = config(place, "llama", "causal-lm", f"path: {place / 'qa.jsonl'}, max_length: 40")
+    seen, text = look(path), page(path, width=120)
+    rows = [json.loads(line) for line in (place / "qa.jsonl").read_text().splitlines()]
+    longest = max(11 + len(row["completion"].split()) + 1 for row in rows)
+    cut = seen["stats"]["truncated"]
+    assert seen["stats"]["longest"] == longest > 40
+    assert f"longest 40 ({longest} before it was cut)" in text
+    assert (
+        f"cut                {cut}.0%  {cut} of 100 samples: longer than max_length 40; the longest has {longest}"
+        in text
+    )
+    data = f"path: {place / 'qa.jsonl'}, source_column: prompt, target_column: completion, max_target_length: 20"
+    summaries = config(place, "t5", "seq2seq", data)
+    assert look(summaries)["truncated_targets_share"] == look(summaries)["stats"]["truncated_targets"] / 100 > 0
+    assert re.search(r"cut +0.0%  no sample is longer than max_length 512", page(summaries, width=120))
+    assert re.search(r"targets cut +\d+.0%  \d+ of 100 targets: longer than max_target_length 20", page(summaries, 120))
+
+
 def test_validation_and_what_is_wrong(place):
     held_out = f"validation_dataset: {{path: {place / 'reviews.jsonl'}, text_column: text}}\n"
     path = config(place, "llama", "causal-lm", f"path: {place / 'qa.jsonl'}", held_out)

@@ -95,7 +95,8 @@ def _print(found: Assessment) -> None:
     details += [f"{stats.skipped:,} rows skipped"] if stats.skipped else []
     if found.asked is not None:
         details.append(f"{found.asked - found.unanswered:,} of {found.asked:,} prompts answered")
-    details += [f"{stats.truncated:,} cut at {stats.max_length}"] if stats.truncated else []
+    beyond = "; the tags beyond are not measured" if found.task == "token-classification" else ""
+    details += [f"{cut.how_many} cut ({cut.why}{beyond})" for cut in stats.cuts]
     _say(console, f"{found.folder} on {where}: {', '.join(details)}, {found.precision} on {found.device}")
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="cyan")

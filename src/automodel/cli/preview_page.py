@@ -18,6 +18,7 @@ from automodel.engine.preview import Batches, Preview
 LONGEST_PIECE = 600  # characters; the middle of a longer one is left out
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 NARROWEST = 20  # characters of a column
+MANY_CUT = 0.1  # share of the samples; more is a warning
 STYLES = {  # learned, special
     (False, False): "dim",
     (False, True): "cyan",
@@ -131,6 +132,8 @@ def _print_lengths(seen: Preview, console: Console) -> None:
     lengths = seen.lengths
     names = {"shortest": "shortest", "median": "median", "mean": "mean", "p95": "95 % up to", "longest": "longest"}
     shown = [f"{said} {lengths[name]:,.0f}" for name, said in names.items()]
+    if seen.stats.longest > lengths["longest"]:
+        shown[-1] += f" ({seen.stats.longest:,} before it was {'cut' if seen.stats.truncated else 'split'})"
     console.print(Text("  " + ", ".join(shown), style="dim"))
     console.print()
 
@@ -189,12 +192,21 @@ def _learned(seen: Preview) -> Iterator[tuple[str, str, str]]:
         warning = "! the model may not learn to stop: " if stats.unended > 0.1 * rows else ""
         told = f"{warning}{ended:,} of {rows:,} rows end in a stop token{stop}"
         yield "end learned", f"{ended / max(1, rows):.1%}", told
-    warning = "! " if stats.truncated > stats.used / 2 else ""
-    cut = f"{stats.truncated:,} of {stats.used:,} samples, at {stats.max_length:,} tokens"
-    yield "cut", f"{stats.truncated / max(1, stats.used):.1%}", warning + cut
+    yield from _cuts(seen)
     if stats.skipped:
         first = stats.skipped_rows[0]
         yield "skipped", f"{stats.skipped:,}", f"! rows that cannot be used; row {first['row']}: {first['reason']}"
+
+
+def _cuts(seen: Preview) -> Iterator[tuple[str, str, str]]:
+    """What is longer than a limit; a tenth and more of the samples is a warning."""
+    stats = seen.stats
+    if not stats.truncated:
+        yield "cut", "0.0%", f"no sample is longer than max_length {stats.max_length:,}"
+    for cut in stats.cuts:
+        warning = "! " if cut.count > MANY_CUT * cut.of else ""
+        name = "cut" if cut.what == "samples" else f"{cut.what} cut"
+        yield name, f"{cut.count / max(1, cut.of):.1%}", f"{warning}{cut.how_many.rpartition(' (')[0]}: {cut.why}"
 
 
 def _classes(seen: Preview) -> str:

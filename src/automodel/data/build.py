@@ -124,7 +124,9 @@ def build(
         labels = laid[0].layout.labels
         counted = labels.num_labels if labels and labels.problem_type != "regression" else None
         limits = [c.longest() if p.ready else p.request.max_length for p, c in zip(laid, counters)]
-        stats = Counter.joined(counters, names).stats(max(limits), labels.names if labels else None, counted)
+        targets = max(p.request.cfg.target_length for p in laid) if laid[0].request.task == "seq2seq" else 0
+        joined = Counter.joined(counters, names)
+        stats = joined.stats(max(limits), labels.names if labels else None, counted, targets)
         notes = [note for part in laid for note in part.layout.notes]
         return {
             "key": key,
@@ -195,13 +197,6 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
             f"{where}every row has the label {name}, so {so}; data sorted by label and then cut looks "
             "like this: shuffle it, or take a part around the middle (split: train[40%:60%])"
         )
-    tagged = request.task == "token-classification"
-    if stats.truncated > (0 if tagged else stats.used / 2):
-        beyond = f": the tags beyond are not {'learned' if learns else 'measured'}" if tagged else ""
-        cut = f"{stats.truncated:,} of {stats.used:,} samples are cut at max_length {stats.max_length:,}"
-        if request.task == "seq2seq":
-            cut += f", or their targets at max_target_length {request.cfg.target_length:,}"
-        notes.append(where + cut + beyond)
     if stats.lost_tags:
         one = stats.lost_tags == 1
         what = "word with a tag has" if one else "words with tags have"
@@ -212,8 +207,11 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
         what = "the chat template leaves out some of the assistant's words, reasoning or what stands beside a tool call"
         notes.append(f"{where}{what}, in {stats.unsaid:,} of {rows:,} rows: automodel data preview shows the texts")
     if stats.unended > WORTH_A_NOTE * rows:
-        if stats.truncated >= stats.unended:
-            why = f"they are cut at max_length {stats.max_length:,}; a larger one would keep it"
+        cut, key, limit = stats.truncated, "max_length", stats.max_length
+        if request.task == "seq2seq":
+            cut, key, limit = stats.truncated_targets, "max_target_length", stats.max_target_length
+        if cut >= stats.unended:
+            why = f"they are cut at {key} {limit:,}; a larger one would keep it"
         else:
             why = f"no label there is {request.tokenizer.eos_token!r} or another token that ends a text"
         so = "learned" if learns else "measured"

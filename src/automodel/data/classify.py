@@ -13,7 +13,7 @@ from typing import Any
 
 from automodel.data.batch import IGNORE
 from automodel.data.labels import BadLabel, LabelMap
-from automodel.data.python_tokenizers import was_cut, word_numbers
+from automodel.data.python_tokenizers import whole_length, word_numbers
 from automodel.data.samples import SampleWriter
 
 
@@ -76,9 +76,9 @@ class TextClassifier:
         )
         for position, (i, label) in enumerate(kept):
             types = encoded["token_type_ids"][position] if self.token_types else None
-            out.add(first + i, encoded["input_ids"][position], label=label, token_types=types)
-            whole = (rows[self.text][i], rows[self.pair][i]) if self.pair else (rows[self.text][i],)
-            out.truncated += was_cut(encoded, position, self.max_length, self.tokenizer, *whole)
+            texts = (rows[self.text][i], rows[self.pair][i]) if self.pair else (rows[self.text][i],)
+            whole = whole_length(encoded, position, self.max_length, self.tokenizer, *texts)
+            out.add(first + i, encoded["input_ids"][position], label=label, token_types=types, whole=whole)
 
     def _label(self, rows: dict[str, list], i: int) -> Any:
         if not isinstance(self.label, str):
@@ -155,11 +155,10 @@ class TokenClassifier:
                 out.reject(first + i, f"no labelled word is left within max_length {self.max_length}")
                 continue
             types = encoded["token_type_ids"][position] if self.token_types else None
-            out.add(first + i, encoded["input_ids"][position], token_labels=labels, token_types=types)
-            words = rows[self.tokens][i]
-            cut = was_cut(encoded, position, self.max_length, self.tokenizer, words, is_split_into_words=True)
-            out.truncated += cut
-            out.lost_tags += _without_pieces(pieces, tags, cut)
+            ids, words = encoded["input_ids"][position], rows[self.tokens][i]
+            whole = whole_length(encoded, position, self.max_length, self.tokenizer, words, is_split_into_words=True)
+            out.add(first + i, ids, token_labels=labels, token_types=types, whole=whole)
+            out.lost_tags += _without_pieces(pieces, tags, cut=whole > len(ids))
 
     def _tags(self, words: Any, tags: Any) -> list[int]:
         if not words:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ENCODERS = 29  # raise it when an encoder, or what reads the files, changes what is written
+ENCODERS = 30  # raise it when an encoder, or what reads the files, changes what is written
 REMEMBER_FROM = 64 * 2**20  # smaller files are hashed every time, in well under 0.1 s
 HASH_ROWS_UP_TO = 512 * 2**20  # above this, an in-memory dataset is known by its own fingerprint
 

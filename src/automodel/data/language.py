@@ -106,9 +106,8 @@ def add_spanned(
                 f"nothing of the answer is left: the prompt has {prompt:,} tokens and max_length is {max_length:,}",
             )
             continue
-        out.truncated += len(ids) > max_length
         out.unsaid += text.unsaid
-        out.add(text.row, ids[:max_length], token_labels=labels[:max_length])
+        out.add(text.row, ids[:max_length], token_labels=labels[:max_length], whole=len(ids))
 
 
 def _stopped(ids: np.ndarray, learned: np.ndarray, eos: int, ends: set[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -317,8 +316,10 @@ class PlainText:
                 out.reject(first + i, "the text has no tokens")
                 continue
             if not self.split:
-                out.truncated += len(ids) > self.max_length
-                ids = ids[: self.max_length]
+                ids, whole = ids[: self.max_length], len(ids)
+                out.add(first + i, ids, token_labels=ids, whole=whole)
+                continue
+            out.see_document(len(ids))
             for start in range(0, len(ids) - 1, self.max_length - 1):
                 piece = ids[start : start + self.max_length]
                 out.add(first + i, piece, token_labels=piece)

@@ -5,8 +5,8 @@ most that come with a model's own code) only give ids, so a place in a text is f
 where that is how the whole text begins, the place lies between two tokens. Otherwise a token reaches over it: the next
 such place before or behind is where that token begins or ends. It is learned, as it would be by its offsets.
 
-Words are tokenised one by one by such tokenizers, so a word's pieces are those it has by itself. Whether a text was cut
-they do not say either: one that fills its room is tokenised once more.
+Words are tokenised one by one by such tokenizers, so a word's pieces are those it has by itself. How long a text
+was before it was cut they do not say either: one that fills its room is tokenised once more.
 """
 
 from __future__ import annotations
@@ -87,13 +87,17 @@ def word_numbers(encoded: Any, position: int, tokenizer: Any, words: list[str]) 
     return [None] * first + numbers[cut : cut + kept] + [None] * behind
 
 
-def was_cut(encoded: Any, position: int, room: int, tokenizer: Any, *text: Any, **how: Any) -> bool:
-    """Whether the tokenizer left something out of this text to make it fit into `room`. It was called with `how`."""
+def whole_length(encoded: Any, position: int, room: int, tokenizer: Any, *text: Any, **how: Any) -> int:
+    """The tokens of this text, special ones included, before the tokenizer cut it to fit into `room`. It was called
+    with `how`."""
+    kept = len(encoded["input_ids"][position])
     if encoded.encodings is not None:
-        return bool(encoded.encodings[position].overflowing)
-    if len(encoded["input_ids"][position]) < room:
-        return False
-    return len(tokenizer(*text, **how, return_attention_mask=False, verbose=False)["input_ids"]) > room
+        rest = encoded.encodings[position].overflowing
+        if not rest or len(text) == 1:  # each piece of the rest has special tokens of its own
+            return kept + sum(len(piece.ids) - sum(piece.special_tokens_mask) for piece in rest)
+    elif kept < room:
+        return kept
+    return len(tokenizer(*text, **how, return_attention_mask=False, verbose=False)["input_ids"])
 
 
 def _place_in(whole: list[int], part: list[int], tokenizer: Any) -> int:

@@ -88,13 +88,12 @@ class ReadyRows:
             if not target:
                 raise BadLabel("labels is empty")
             self._check_tokens(target, "label")
-            parts["target_ids"] = target[: self.max_target_length]
+            parts |= {"target_ids": target[: self.max_target_length], "whole_target": len(target)}
         else:
             parts["token_labels"] = self._supervised(ids if labels is None else labels)[:limit]
             if all(label == IGNORE for label in parts["token_labels"]):
                 raise BadLabel("no token of the row carries a label")
-        out.truncated += len(ids) > limit
-        out.add(number, ids[:limit], **parts)
+        out.add(number, ids[:limit], whole=len(ids), **parts)
 
     def _language(
         self, row: dict[str, Any], number: int, ids: list, labels: list | None, types: list | None, out: SampleWriter
@@ -108,16 +107,17 @@ class ReadyRows:
             if row[name] is None:
                 raise BadLabel(f"{name} is missing")
             labels = [label if wanted else IGNORE for label, wanted in zip(labels, row[name], strict=True)]
-        limit, added = self.max_length, False
-        for start, end in self._spans(row, len(ids)):
-            own = labels[start:end][:limit]
-            if any(label != IGNORE for label in own[1:]):
-                out.truncated += end - start > limit
-                segments = None if types is None else types[start:end][:limit]
-                out.add(number, ids[start:end][:limit], token_labels=own, token_types=segments)
-                added = True
-        if not added:
+        limit = self.max_length
+        learned = [(start, end) for start, end in self._spans(row, len(ids)) if _teaches(labels[start:end])]
+        if not learned:
             raise BadLabel("no token of the row carries a label")
+        lost = [end - start for start, end in learned if not _teaches(labels[start:end][:limit])]
+        if lost:
+            raise BadLabel(f"no label of a document of {lost[0]:,} tokens lies within its first {limit:,} (max_length)")
+        for start, end in learned:
+            segments = None if types is None else types[start:end][:limit]
+            own = labels[start:end][:limit]
+            out.add(number, ids[start:end][:limit], token_labels=own, token_types=segments, whole=end - start)
 
     def _spans(self, row: dict[str, Any], length: int) -> list[tuple[int, int]]:
         """Where each document of a row begins and ends."""
@@ -153,6 +153,11 @@ class ReadyRows:
             return labels
         assert self.labels is not None
         return [IGNORE if tag == IGNORE else self.labels.class_id(named(tag, self.class_names)) for tag in labels]
+
+
+def _teaches(labels: list[int]) -> bool:
+    """Whether a document with these labels has something to learn: nothing predicts its first token."""
+    return any(label != IGNORE for label in labels[1:])
 
 
 def of_language(columns: Columns) -> dict[str, Any]:

@@ -46,7 +46,13 @@ class Samples:
     target_ids: np.ndarray | None = None
     """int32, all target tokens one after another (seq2seq)."""
     truncated: int = 0
-    """Rows that were longer than the limit and were cut."""
+    """Samples that were longer than `max_length` and were cut."""
+    truncated_targets: int = 0
+    """Samples whose target was longer than `max_target_length` and was cut (seq2seq)."""
+    longest: int = 0
+    """Tokens of the longest document before it was cut or split."""
+    longest_target: int = 0
+    """Tokens of the longest target before it was cut (seq2seq)."""
     lost_tags: int = 0
     """Words with a tag that have no token (token classification)."""
     unsaid: int = 0
@@ -70,6 +76,9 @@ class SampleWriter:
     target_ids: list[Numbers] = field(default_factory=list)
     bad: list[BadRow] = field(default_factory=list)
     truncated: int = 0
+    truncated_targets: int = 0
+    longest: int = 0
+    longest_target: int = 0
     lost_tags: int = 0
     unsaid: int = 0
 
@@ -78,12 +87,21 @@ class SampleWriter:
         row: int,
         input_ids: Numbers,
         *,
+        whole: int | None = None,
+        whole_target: int | None = None,
         token_labels: Numbers | None = None,
         token_types: Numbers | None = None,
         label: int | Sequence[float] | None = None,
         target_ids: Numbers | None = None,
     ) -> None:
-        """One finished sample. A chunk's samples all carry the same optional parts."""
+        """One finished sample. A chunk's samples all carry the same optional parts. `whole` and `whole_target`: the
+        tokens of text and target before they were cut, where an encoder may cut them."""
+        self.see_document(len(input_ids) if whole is None else whole)
+        self.truncated += whole is not None and whole > len(input_ids)
+        if target_ids is not None:
+            before = len(target_ids) if whole_target is None else whole_target
+            self.longest_target = max(self.longest_target, before)
+            self.truncated_targets += before > len(target_ids)
         self.rows.append(row)
         self.input_ids.append(input_ids)
         if token_labels is not None:
@@ -94,6 +112,10 @@ class SampleWriter:
             self.labels.append(label)
         if target_ids is not None:
             self.target_ids.append(target_ids)
+
+    def see_document(self, tokens: int) -> None:
+        """A document has so many tokens, however it becomes samples."""
+        self.longest = max(self.longest, tokens)
 
     def reject(self, row: int, reason: str) -> None:
         """A row that cannot be used."""
@@ -113,6 +135,9 @@ class SampleWriter:
             target_lengths=_lengths(self.target_ids) if self.target_ids else None,
             target_ids=_flat(self.target_ids, np.int32) if self.target_ids else None,
             truncated=self.truncated,
+            truncated_targets=self.truncated_targets,
+            longest=self.longest,
+            longest_target=self.longest_target,
             lost_tags=self.lost_tags,
             unsaid=self.unsaid,
             bad=tuple(self.bad),

@@ -9,7 +9,7 @@ from automodel.config.errors import UserError
 from automodel.data.classify import text_problem
 from automodel.data.columns import SOURCE_TARGET, Columns
 from automodel.data.config import DatasetConfig
-from automodel.data.python_tokenizers import was_cut
+from automodel.data.python_tokenizers import whole_length
 from automodel.data.samples import SampleWriter
 
 
@@ -101,7 +101,11 @@ class SourceTarget:
             return_attention_mask=False,
         )
         for position, i in enumerate(kept):
-            out.add(first + i, inputs["input_ids"][position], target_ids=labels["input_ids"][position])
-            source_cut = was_cut(inputs, position, self.max_length, self.tokenizer, f"{self.prefix}{sources[i]}")
-            room = self.max_target_length
-            out.truncated += source_cut or was_cut(labels, position, room, self.tokenizer, text_target=targets[i])
+            source, room = f"{self.prefix}{sources[i]}", self.max_target_length
+            out.add(
+                first + i,
+                inputs["input_ids"][position],
+                target_ids=labels["input_ids"][position],
+                whole=whole_length(inputs, position, self.max_length, self.tokenizer, source),
+                whole_target=whole_length(labels, position, room, self.tokenizer, text_target=targets[i]),
+            )

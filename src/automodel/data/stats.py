@@ -23,6 +23,32 @@ SHOWN_IN_STATS = 20
 
 
 @dataclass(frozen=True)
+class Cut:
+    """What a limit has cut off."""
+
+    what: str
+    """`samples` or `targets`."""
+    count: int
+    of: int
+    key: str
+    limit: int
+    longest: int
+    """Tokens of the longest one before it was cut."""
+
+    @property
+    def how_many(self) -> str:
+        """`131 of 1,000 samples (13.1%)`."""
+        share = self.count / max(1, self.of)
+        shown = "under 0.1%" if share < 0.001 else f"{share:.1%}"
+        return f"{self.count:,} of {self.of:,} {self.what} ({shown})"
+
+    @property
+    def why(self) -> str:
+        """`longer than max_length 512; the longest has 3,127 tokens`."""
+        return f"longer than {self.key} {self.limit:,}; the longest has {self.longest:,} tokens"
+
+
+@dataclass(frozen=True)
 class DataStats:
     """Counts of one dataset."""
 
@@ -48,6 +74,29 @@ class DataStats:
     """Words with a tag that have no token (token classification)."""
     unsaid: int = 0
     """Rows of which the chat template leaves out something that the assistant says."""
+    longest: int = 0
+    """Tokens of the longest document before it was cut or split."""
+    truncated_targets: int = 0
+    """Samples whose target was longer than `max_target_length` and was cut (seq2seq)."""
+    max_target_length: int = 0
+    longest_target: int = 0
+    """Tokens of the longest target before it was cut (seq2seq)."""
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """What was cut of the texts, and of the targets; empty where nothing was."""
+        found = (
+            Cut("samples", self.truncated, self.used, "max_length", self.max_length, self.longest),
+            Cut(
+                "targets",
+                self.truncated_targets,
+                self.used,
+                "max_target_length",
+                self.max_target_length,
+                self.longest_target,
+            ),
+        )
+        return tuple(cut for cut in found if cut.count)
 
     @property
     def unended(self) -> int:
@@ -94,6 +143,9 @@ class Counter:
         self.lengths: list[np.ndarray] = []
         self.labels: list[np.ndarray] = []
         self.truncated = 0
+        self.truncated_targets = 0
+        self.longest_whole = 0  # before anything was cut or split
+        self.longest_target = 0
         self.lost_tags = 0
         self.unsaid = 0
         self.supervised = 0
@@ -105,6 +157,9 @@ class Counter:
             self.bad.extend(chunk.bad)
             self.lengths.append(chunk.lengths)
             self.truncated += chunk.truncated
+            self.truncated_targets += chunk.truncated_targets
+            self.longest_whole = max(self.longest_whole, chunk.longest)
+            self.longest_target = max(self.longest_target, chunk.longest_target)
             self.lost_tags += chunk.lost_tags
             self.unsaid += chunk.unsaid
             labels = chunk.token_labels if self.task == "token-classification" else chunk.labels
@@ -152,11 +207,15 @@ class Counter:
             whole.bad += [replace(b, reason=f"{b.reason} ({own})") if len(names) > 1 else b for b in counter.bad]
             for name in ("unlearned", "lengths", "labels"):
                 getattr(whole, name).extend(getattr(counter, name))
-            for name in ("truncated", "lost_tags", "unsaid", "supervised", "ended"):
+            for name in ("truncated", "truncated_targets", "lost_tags", "unsaid", "supervised", "ended"):
                 setattr(whole, name, getattr(whole, name) + getattr(counter, name))
+            for name in ("longest_whole", "longest_target"):
+                setattr(whole, name, max(getattr(whole, name), getattr(counter, name)))
         return whole
 
-    def stats(self, max_length: int, names: Sequence[str] | None, num_labels: int | None) -> DataStats:
+    def stats(
+        self, max_length: int, names: Sequence[str] | None, num_labels: int | None, max_target_length: int = 0
+    ) -> DataStats:
         lengths = np.concatenate(self.lengths) if self.lengths else np.zeros(0, dtype=np.int64)
         counts = None
         if self.labels and num_labels:
@@ -176,6 +235,10 @@ class Counter:
             ended=self.ended if self.is_language_model else None,
             lost_tags=self.lost_tags,
             unsaid=self.unsaid,
+            longest=self.longest_whole,
+            truncated_targets=self.truncated_targets,
+            max_target_length=max_target_length,
+            longest_target=self.longest_target,
         )
 
     def check(self, section: str, skip: bool) -> None:

@@ -83,6 +83,8 @@ class Assessment:
             "used": stats.used,
             "skipped": stats.skipped,
             "truncated": stats.truncated,
+            "truncated_targets": stats.truncated_targets,
+            "longest": stats.longest,
             "notes": list(self.notes),
             "metrics": {name: value if value == value else None for name, value in self.metrics.values.items()},
             "label_names": self.label_names,

@@ -308,7 +308,8 @@ class Predictor:
             chunk = {name: list(column[start : start + ROWS_PER_CHUNK]) for name, column in rows.items()}
             encoder.encode(chunk, start, out)
         if out.truncated:
-            self.notes.append(f"{out.truncated:,} of {count:,} texts were cut at max_length {self.max_length:,}")
+            cut = f"{out.truncated:,} of {count:,} texts were cut at max_length {self.max_length:,}"
+            self.notes.append(f"{cut}; the longest has {out.longest:,} tokens")
         store = self._stored(out, count)
         check_tokens(store, self.tokenizer, self.saved.hf_config, "the texts")
         return store

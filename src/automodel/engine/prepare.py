@@ -198,6 +198,13 @@ def _data_facts(
         rows=mixture.total if mixture else train.stats.used,
         tokens=round(mixture.mean_tokens(train.store.lengths)) if mixture else train.stats.tokens,
         longest=int(train.store.lengths.max()),
+        longest_whole=train.stats.longest,
+        cuts=tuple(
+            (section, cut)
+            for section, data in (("dataset", train), ("validation_dataset", validation))
+            if data is not None
+            for cut in data.stats.cuts
+        ),
         max_length=train.max_length,
         has_validation=validation is not None,
         splits=train.splits,

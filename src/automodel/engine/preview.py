@@ -69,6 +69,7 @@ class Preview:
             "stats": self.stats.to_json(),
             "supervised_share": self.stats.supervised_share if self.stats.supervised is not None else None,
             "truncated_share": self.stats.truncated / max(1, self.stats.used),
+            "truncated_targets_share": self.stats.truncated_targets / max(1, self.stats.used),
             "rows_whose_end_is_not_learned": self.stats.unended if self.stats.ended is not None else None,
             "mixture": self.mixture or None,
             "notes": list(self.notes),

@@ -16,6 +16,7 @@ from automodel.metrics.report_charts import Series, absent, balance, heat_map, h
 from automodel.metrics.report_files import RunFiles
 
 MOST_CLASSES_IN_HEAT_MAP = 30
+_COLUMNS = {"truncated": "Cut", "longest": "Longest before it was cut"}  # of the table of rows
 _NOT_METRICS = ("step", "epoch", "split", "time", "loss")
 
 
@@ -120,12 +121,30 @@ def data_section(run: RunFiles) -> str:
             figures.append(balance(f"Labels, {name}", names, stats["label_counts"], total))
     if len(figures) % 2 and figures:
         figures[-1] = figures[-1].replace('class="chart"', 'class="chart wide"', 1)
-    return f'<div class="grid-2">{"".join(figures)}</div>' + _data_table(splits)
+    return f'<div class="grid-2">{"".join(figures)}</div>{_cuts(splits)}{_data_table(splits)}'
+
+
+def _cuts(splits: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """A sentence for each limit that has cut something: the histograms show lengths after it."""
+    told = []
+    limits = (
+        ("samples", "truncated", "max_length", "longest"),
+        ("targets", "truncated_targets", "max_target_length", "longest_target"),
+    )
+    for name, stats in splits:
+        for what, count, limit, longest in limits:
+            if stats.get(count):
+                share = stats[count] / max(1, stats.get("used") or 0)
+                cut = f"{_count(stats[count])} of {_count(stats.get('used'))} {what} ({share:.1%}) were cut at {limit}"
+                told.append(
+                    f"{name}: {cut} {_count(stats.get(limit))}; the longest has {_count(stats.get(longest))} tokens."
+                )
+    return "".join(f'<p class="note">{escape(line)}</p>' for line in told)
 
 
 def _data_table(splits: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    columns = ("rows", "used", "skipped", "truncated", "tokens", "max_length")
-    head = "".join(f'<th class="num">{escape(title(c))}</th>' for c in columns)
+    columns = ("rows", "used", "skipped", "truncated", "longest", "tokens", "max_length")
+    head = "".join(f'<th class="num">{escape(_COLUMNS.get(c, title(c)))}</th>' for c in columns)
     rows = "".join(
         f"<tr><th>{name}</th>" + "".join(f'<td class="num">{_count(stats.get(c))}</td>' for c in columns) + "</tr>"
         for name, stats in splits

@@ -6,7 +6,7 @@ weights. Each small function below decides one thing and returns it together wit
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
@@ -39,6 +39,9 @@ from automodel.plan.speed import (
     decide_word_rows,
     tell_what_is_read,
 )
+
+if TYPE_CHECKING:
+    from automodel.data.stats import Cut
 
 
 def make_plan(
@@ -206,10 +209,10 @@ def _what(
         Decision(
             "data",
             f"{data.rows:,} examples",
-            f"{data.tokens:,} tokens, mean {data.tokens / max(1, data.rows):.0f}, longest {data.longest}, "
-            f"{'split' if data.splits else 'cut'} at {data.max_length}",
+            f"{data.tokens:,} tokens, mean {data.tokens / max(1, data.rows):.0f}, {_longest(data)}",
         ),
     ]
+    lines += [Decision("cut", cut.how_many, _of_cut(task, section, cut)) for section, cut in data.cuts]
     if layout.size > 1:
         why = f"{why_ranks}; " if why_ranks else ""
         lines.insert(2, Decision("ranks", f"{layout.size}, {layout.in_words()}", why + layout_in_words(layout)))
@@ -219,6 +222,23 @@ def _what(
         lines.append(Decision("mixture", f"{data.mixture.total:,} examples an epoch", data.mixture.in_words()))
     lines += [Decision("note", "data", note) for note in data.notes]
     return lines
+
+
+def _longest(data: DataFacts) -> str:
+    """The longest document as it was written, and what `max_length` makes of it."""
+    longest, limit = data.longest_whole or data.longest, f"{data.max_length:,}"
+    if longest <= data.max_length:
+        done = f"none is {'split' if data.splits else 'cut'} at {limit}"
+    else:
+        done = f"continued in further samples of up to {limit}" if data.splits else f"cut at {limit}"
+    return f"longest {longest:,}, {done}"
+
+
+def _of_cut(task: str, section: str, cut: Cut) -> str:
+    """Of which part of the data, and what is lost with what was cut."""
+    used = "learned" if section == "dataset" else "measured"
+    lost = f"; the tags beyond are not {used}" if task == "token-classification" else ""
+    return f"{section}: {cut.why}{lost}"
 
 
 def _pins(cfg: RunConfig, hardware: Hardware, capture: bool, lines: list[Decision]) -> bool:

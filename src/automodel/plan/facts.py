@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from automodel.data.mixture import Mixture
     from automodel.data.sizes import Sizes
+    from automodel.data.stats import Cut
     from automodel.models.fp8 import Product
     from automodel.plan.memory import ModelShape
 
@@ -72,8 +73,13 @@ class DataFacts:
     """Examples of an epoch."""
     tokens: int
     longest: int
+    """Tokens of the longest sample, after it was cut or split."""
     max_length: int
     has_validation: bool
+    longest_whole: int = 0
+    """Tokens of the longest document, before it was cut or split; 0: as `longest`."""
+    cuts: tuple[tuple[str, Cut], ...] = ()
+    """What was cut, each with the section of the config that it is of."""
     splits: bool = False
     """Whether what is longer than `max_length` goes on in further samples; otherwise it is cut."""
     notes: tuple[str, ...] = ()

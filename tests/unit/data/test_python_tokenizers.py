@@ -164,4 +164,5 @@ def test_what_is_cut_is_counted():
     out = SampleWriter()
     encoder = SourceTarget(ByT5Tokenizer(), "source", "target", None, "", 8, 8)
     encoder.encode({"source": ["short", "much longer", "seven.."], "target": ["short", "short", "longer, too"]}, 0, out)
-    assert out.truncated == 2
+    assert (out.truncated, out.longest) == (1, 12)
+    assert (out.truncated_targets, out.longest_target) == (1, 12)

@@ -152,7 +152,9 @@ def test_classes_and_probabilities_are_those_of_stock_transformers(run_of, name,
         torch.testing.assert_close(torch.tensor(list(answer.scores.values())), expected, atol=1e-5, rtol=0)
         assert answer.prediction == SENTIMENT[int(expected.argmax())]
         assert answer.score == max(answer.scores.values())
-    assert predictor.notes == ([f"{cut} of 5 texts were cut at max_length {limit}"] if cut else [])
+    longest = max(len(predictor.tokenizer(text)["input_ids"]) for text in TEXTS)
+    told = f"{cut} of 5 texts were cut at max_length {limit}; the longest has {longest} tokens"
+    assert predictor.notes == ([told] if cut else [])
 
 
 def test_the_model_has_learned_and_order_is_kept(run_of):

@@ -85,7 +85,7 @@ def test_words_of_a_text(text, words):
 
 def test_tags_beyond_the_limit_are_told(tmp_path, monkeypatch):
     """Even one of a hundred: an evaluation would not measure them."""
-    from automodel.engine.read_data import read_data
+    from automodel.engine.prepare import prepare_run
 
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
     tiny.make_model_folder(tmp_path / "model")
@@ -95,8 +95,9 @@ def test_tags_beyond_the_limit_are_told(tmp_path, monkeypatch):
         f"task: token-classification\nmodel: {tmp_path}/model\n"
         f"dataset: {{path: {tmp_path}/train.jsonl, max_length: 8}}\nvalidation_dataset: {tmp_path}/train.jsonl\n"
     )
-    data = read_data(load_run_config([tmp_path / "run.yaml"]))
-    assert data.validation is not None
-    cut = "1 of 4 samples are cut at max_length 8: the tags beyond are not"
-    assert f"{cut} learned" in data.train.notes
-    assert f"validation_dataset: {cut} measured" in data.validation.notes
+    plan = prepare_run(load_run_config([tmp_path / "run.yaml"])).plan
+    cut = "longer than max_length 8; the longest has 11 tokens; the tags beyond are not"
+    assert [(d.value, d.reason) for d in plan.decisions if d.name == "cut"] == [
+        ("1 of 4 samples (25.0%)", f"dataset: {cut} learned"),
+        ("1 of 4 samples (25.0%)", f"validation_dataset: {cut} measured"),
+    ]
