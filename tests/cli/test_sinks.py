@@ -102,7 +102,7 @@ def test_a_missing_package_is_said_before_training_and_costs_no_earlier_run(pack
     with pytest.raises(UserError) as refused:
         finetune(load_run_config([tmp_path / "run.yaml"], [section[package]]), overwrite=True, console=quiet)
     assert str(refused.value) == (
-        f"{package} is configured but not installed: pip install 'automodel[{package}]' "
+        f"{package} is configured but not installed: pip install 'automodel-finetune[{package}]' "
         f"or remove the {package}: section"
     )
     assert sorted(p.relative_to(tmp_path) for p in (tmp_path / "out").rglob("*")) == before

@@ -36,7 +36,7 @@ if torch.cuda.is_available():
 PLAIN = ["adamw", "lion", "adafactor", "muon", "sgd", "rmsprop", "adagrad"]
 LIBRARY = ["adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"]
 needs_library = pytest.mark.skipif(
-    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed (automodel[quant])"
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed (automodel-finetune[quant])"
 )
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_what_counts_as_within(accuracy):
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(
-    any(reviews.find_spec(name) is None for name in reviews.INSTALL),
+    any(find_spec(name) is None for name in reviews.WHEELS),
     reason="the packages of the quickstart are not installed",
 )
 def test_three_seeds_reach_trainers_accuracy(tmp_path):

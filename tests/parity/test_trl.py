@@ -1,6 +1,6 @@
 """SFTTrainer against TRL's own: the same rows, arguments and seed give the same losses, step by step.
 
-TRL is among the tools for comparisons (`automodel[compare]`); without it these tests are skipped, and say so.
+TRL is among the tools for comparisons (`automodel-finetune[compare]`); without it these tests are skipped, and say so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from automodel.config.errors import UserError
 from tiny_models import tiny
 from tiny_runs import BAD, GOOD, NEUTRAL, make_tokenizer
 
-trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'automodel[compare]'")
+trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'automodel-finetune[compare]'")
 
 BASE = {
     "max_steps": 4, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none",

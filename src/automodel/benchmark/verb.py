@@ -62,7 +62,7 @@ def benchmark(cfg: RunConfig, wishes: Wishes, console: Console | None = None) ->
     console = console or (Console() if sys.stdout.isatty() else Console(width=140))
     opponents = sides_against(list(wishes.against))
     if importlib.util.find_spec("accelerate") is None:
-        raise UserError("transformers.Trainer needs the package accelerate: pip install 'automodel[compare]'")
+        raise UserError("transformers.Trainer needs the package accelerate: pip install 'automodel-finetune[compare]'")
     wishes.output.mkdir(parents=True, exist_ok=True)
     work = wishes.output / WORK
     shutil.rmtree(work, ignore_errors=True)  # of a comparison that was killed

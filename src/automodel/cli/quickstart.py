@@ -101,12 +101,12 @@ def run_reviews(output: Path, minutes: float, samples: int | None, held_out: int
     """The whole of it; returns the exit code."""
     from automodel.cli.demo import reviews
 
-    reviews.require_packages()
     _check_counts(samples, held_out)
     from automodel.engine.folder import open_folder
 
     open_folder(str(output), resume=False, overwrite=overwrite)  # before anything is written into it
     console = plain_console()
+    reviews.fetch(console.print)
     count = samples or _count_for(minutes, held_out, console)
     train, kept_back = reviews.split(count, held_out)
     console.print(

@@ -114,7 +114,7 @@ def _require(package: str, section: str) -> None:
     """The package must be there before hours are spent on training."""
     if importlib.util.find_spec(package) is None:
         raise UserError(
-            f"{section} is configured but not installed: pip install 'automodel[{section}]' "
+            f"{section} is configured but not installed: pip install 'automodel-finetune[{section}]' "
             f"or remove the {section}: section"
         )
 

@@ -45,9 +45,9 @@ class OptimizerConfig(Section):
         "adagrad",
     ] = "adamw"
     """Optimizer by name, when there is no `_target_`. 8-bit and paged ones need a GPU and bitsandbytes
-    (`automodel[quant]`), except that 8-bit AdamW has a form of its own in captured steps; a paged one of 32 bits is the
-    plain one wherever its state fits. `muon` updates the matrices
-    of hidden layers, AdamW the rest. `adafactor` is HF Trainer's, without scaling by the size of weights."""
+    (`automodel-finetune[quant]`), except that 8-bit AdamW has a form of its own in captured steps; a paged one of 32
+    bits is the plain one wherever its state fits. `muon` updates the matrices of hidden layers, AdamW the rest.
+    `adafactor` is HF Trainer's, without scaling by the size of weights."""
     lr: Positive = 5e-5
     """Peak learning rate."""
     weight_decay: NonNegative | None = None

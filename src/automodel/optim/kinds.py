@@ -74,7 +74,7 @@ KINDS: dict[str, Kind] = {
     "adagrad": Kind("adagrad"),
 }
 
-INSTALL = "pip install 'automodel[quant]'"
+INSTALL = "pip install 'automodel-finetune[quant]'"
 
 
 def has_bitsandbytes() -> bool:

@@ -328,7 +328,7 @@ def _adapted(model: Any, config: Any) -> Any:
         from peft import PeftModel, get_peft_model
     except ImportError as error:
         raise UserError(
-            "SFTTrainer(peft_config=…) needs the package peft: pip install 'automodel[compare]'."
+            "SFTTrainer(peft_config=…) needs the package peft: pip install 'automodel-finetune[compare]'."
         ) from error
     if isinstance(model, PeftModel):
         raise UserError(

@@ -183,7 +183,7 @@ def test_a_missing_package_is_found_before_training(tmp_path, monkeypatch, packa
     with pytest.raises(UserError) as error:
         build_trackers(**sections, run_dir=tmp_path)
     assert str(error.value) == (
-        f"{package} is configured but not installed: pip install 'automodel[{package}]' "
+        f"{package} is configured but not installed: pip install 'automodel-finetune[{package}]' "
         f"or remove the {package}: section"
     )
 

@@ -216,7 +216,7 @@ def test_wrong_ways_are_told(tmp_path, text, message):
 @pytest.mark.parametrize("name", [n for n, kind in KINDS.items() if not kind.plain])
 def test_bitsandbytes_continues_exactly(name):
     """On the CPU, where bitsandbytes runs too: 8-bit blocks, 32-bit word tables, plain pages."""
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (automodel[quant])")
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (automodel-finetune[quant])")
     cfg = OptimizerConfig(name=name, lr=1e-2, weight_decay=0.01)
     net = model()
     optimizer = build_optimizer(net, cfg)
@@ -246,7 +246,7 @@ def test_what_our_8_bit_adamw_keeps_in_32_bits():
 
 def test_bitsandbytes_32_bit_forms_are_ours():
     """A paged optimizer of 32 bits is replaced by the plain one where paging is not needed: the same numbers."""
-    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (automodel[quant])")
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed (automodel-finetune[quant])")
     for paged, plain in (("paged_adamw_32bit", "adamw"), ("paged_lion_32bit", "lion")):
         nets = [model(), model()]
         for net, name in zip(nets, (paged, plain)):

@@ -12,7 +12,6 @@ The result is plain bf16 safetensors that say nothing about their origin in four
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,9 @@ def write_hf_folder(gguf_file: Path, folder: Path) -> None:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise UserError("reading GGUF files needs the package gguf. Run\n  pip install 'automodel[demo]'") from error
+        raise UserError(
+            "reading GGUF files needs the package gguf. Run\n  pip install 'automodel-finetune[demo]'"
+        ) from error
     reader = GGUFReader(gguf_file)
     facts = {name: field.contents() for name, field in reader.fields.items()}
     if facts.get("general.architecture") != "llama":
@@ -150,8 +151,3 @@ def _write_tokenizer(facts: dict[str, Any], folder: Path) -> None:
     )
     fast.chat_template = facts.get("tokenizer.chat_template")
     fast.save_pretrained(folder)
-
-
-def describe_origin(folder: Path, origin: dict[str, str]) -> None:
-    """Leaves a note of where the weights come from beside them."""
-    (folder / "origin.json").write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")

