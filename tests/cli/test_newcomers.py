@@ -39,15 +39,156 @@ def typed(tmp_path, monkeypatch, capsys):
     return type_in
 
 
-def test_the_kind_of_model_left_out(typed):
-    assert typed("finetune", "-c", "run.yaml", "optimizer.lr=1e-5") == (
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("finetune", "-c", "run.yaml"),
+        ("finetune", "run.yaml"),
+        ("finetune", "llm", "run.yaml"),
+        ("finetune", "--dry-run", "run.yaml"),
+        ("plan", "run.yaml"),
+        ("plan", "run.yaml", "--json"),
+        ("data", "preview", "run.yaml"),
+        ("config", "validate", "run.yaml"),
+        ("config", "show", "run.yaml"),
+        ("benchmark", "run.yaml"),
+        ("launch", "ray", "run.yaml", "--workers", "1"),
+    ],
+)
+def test_the_kind_of_model_and_the_flag_of_the_config_may_be_left_out(typed, words):
+    """The key that is wrong is read from the file, so the file was found; settings behind it are read, too."""
+    code, said = typed(*words, "optimizer.lr=fast", config=BASE + "sede: 3\n")
+    assert code == 2
+    assert "run.yaml:4: sede: there is no such key; did you mean `seed`?" in said
+    assert "command line: optimizer.lr: expected a number" in said
+
+
+def test_a_run_without_kind_and_flag_trains(typed):
+    more = "step_scheduler: {max_steps: 2}\ncheckpoint: {checkpoint_dir: out}\n"
+    assert typed("finetune", "run.yaml", config=BASE + more)[0] == 0
+    assert (Path("out") / "config.json").is_file()
+
+
+def test_a_file_that_is_a_value_is_no_config(typed):
+    code, said = typed("plan", "run.yaml", "--dataset.path", "gone.json")
+    assert (code, "gone.json" in said, "run.yaml" in said) == (2, True, False), said
+
+
+@pytest.mark.parametrize("verb", ["finetune", "plan", "benchmark", "config validate", "data preview", "launch slurm"])
+def test_no_config_at_all(typed, verb):
+    code, said = typed(*verb.split(), "seed=3")
+    name = "finetune llm" if verb == "finetune" else verb
+    assert (code, said) == (
         2,
-        "error: the kind of model comes first: automodel finetune llm -c run.yaml optimizer.lr=1e-5",
+        f"error: no config file is given. Write `automodel {name} -c run.yaml`; `automodel examples` has some.",
     )
-    assert typed("finetune", "run.yaml") == (
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["train", "-c", "run.yaml"], "`automodel finetune -c run.yaml` trains a model."),
+        (["modelforge", "run"], "`modelforge run` is `automodel finetune -c settings.json` here"),
+        (["chat"], "`automodel generate RUN` lets a fine-tuned language model answer."),
+        (["serve"], "There is no server"),
+        (["ui"], "There are no pages for a browser."),
+        (["studio"], "There are no pages for a browser."),
+        (["compare"], "`automodel benchmark -c run.yaml` compares"),
+    ],
+)
+def test_commands_that_other_tools_have(typed, words, instead):
+    code, said = typed(*words)
+    assert code == 2
+    assert said.startswith(f"error: there is no command `{words[0]}`. {instead}")
+    assert "\n" not in said
+
+
+def test_hints_name_commands_that_are_there():
+    import re
+
+    from automodel.cli.main import ELSEWHERE, VERBS
+
+    named = {verb for text in ELSEWHERE.values() for verb in re.findall(r"`automodel (\w+)", text)}
+    assert named <= {*VERBS}
+    assert not {*ELSEWHERE} & {*VERBS}
+
+
+def test_a_config_given_to_run(typed):
+    assert typed("run", "run.yaml") == (
         2,
-        "error: `automodel finetune run.yaml` is not known. Write `automodel finetune llm -c run.yaml`.",
+        "error: run.yaml is no Python script. A config is trained by `automodel finetune -c run.yaml`.",
     )
+
+
+AXOLOTL = "base_model: some/model\ndatasets: [{path: a.jsonl, type: alpaca}]\nsequence_len: 512\nadapter: lora\n"
+FACTORY = "model_name_or_path: some/model\nstage: sft\nfinetuning_type: lora\ndataset: alpaca_en_demo\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("finetune", "-c", "other.yml"),
+        ("finetune", "llm", "-c", "run.yaml", "-c", "other.yml"),
+        ("plan", "other.yml"),
+        ("config", "validate", "-c", "other.yml"),
+        ("config", "show", "-c", "other.yml"),
+        ("data", "preview", "-c", "other.yml"),
+        ("benchmark", "-c", "other.yml"),
+        ("launch", "slurm", "-c", "other.yml"),
+        ("evaluate", "model", "-c", "other.yml"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("text", "tool", "key"),
+    [
+        (AXOLOTL, "an Axolotl", "base_model"),
+        ("adapter: lora\nlora_r: 16\nmicro_batch_size: 2\n", "an Axolotl", "adapter"),
+        (FACTORY, "a LLaMA-Factory", "finetuning_type"),
+        ("cutoff_len: 512\nlearning_rate: 1e-4\n", "a LLaMA-Factory", "cutoff_len"),
+    ],
+)
+def test_files_of_other_tools(typed, words, text, tool, key):
+    Path("other.yml").write_text(text)
+    assert typed(*words) == (
+        2,
+        (
+            f"error: other.yml is {tool} file (it has `{key}`), not a config of automodel. "
+            "`automodel migrate other.yml -o run.yaml` makes one of it."
+        ),
+    )
+
+
+def test_a_fragment_is_migrated_and_its_holes_are_refused_until_they_are_filled(typed):
+    Path("part.yml").write_text("adapter: lora\nlora_r: 16\nlora_target_linear: true\nsequence_len: 256\n")
+    code, said = typed("migrate", "part.yml", "-o", "made.yaml")
+    assert (code, said) == (
+        0,
+        "Wrote made.yaml.\nFill in, or give in another -c: model, dataset (written as FILL-IN).\n"
+        "Done differently here:\n"
+        + "\n".join(
+            f"  {key} is not given: the default of this library, where the other files say nothing"
+            for key in ("micro_batch_size", "learning_rate", "lr_scheduler", "num_epochs", "bf16")
+        ),
+    )
+    lines = Path("made.yaml").read_text().splitlines()
+    assert "model: FILL-IN" in lines
+    model, data = lines.index("model: FILL-IN") + 1, lines.index("  path: FILL-IN") + 1
+    still = "is still FILL-IN. Write the value there, or give it in another file or as"
+    code, said = typed("config", "validate", "made.yaml")
+    assert (code, said.splitlines()) == (
+        2,
+        [
+            "error: 2 problems in the config",
+            f"  made.yaml:{model}: model: {still} `model=…`.",
+            f"  made.yaml:{data}: dataset.path: {still} `dataset.path=…`.",
+        ],
+    )
+    assert typed("config", "validate", "made.yaml", "model=model", "dataset.path=train.jsonl")[0] == 0
+    for files in (("run.yaml", "made.yaml"), ("made.yaml", "run.yaml")):  # a hole never wins over a value
+        config = BASE.replace("text-classification", "causal-lm")
+        assert typed("config", "validate", *files, config=config)[0] == 0
+    code, said = typed("finetune", "run.yaml", config=BASE.replace("model: model", "model: FILL-IN"))
+    assert (code, said.splitlines()[1:]) == (2, [f"  run.yaml:1: model: {still} `model=…`."])
 
 
 @pytest.mark.parametrize(

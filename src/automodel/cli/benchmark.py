@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.finetune import Files, Trust
-from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+from automodel.cli.finetune import Trust
+from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
 
 app = typer.Typer(help="Compare with HF Trainer on the same run: time, memory, losses.")
 
@@ -32,7 +32,7 @@ Warmup = Annotated[int | None, typer.Option(min=0, help="Steps left out of the s
 @app.command("benchmark", context_settings=TAKES_SETTINGS)
 def benchmark(
     context: typer.Context,
-    config: Files,
+    config: Files = None,
     against: Against = None,
     speedup_threshold: Threshold = None,
     repeat: Repeat = None,
@@ -49,7 +49,8 @@ def benchmark(
     """
     from automodel.plan.check import load_run_config
 
-    cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    config, settings = files_and_settings(config, context.args, "benchmark")
+    cfg = load_run_config(config, settings, trust or [])
     from automodel.benchmark.verb import Wishes
     from automodel.benchmark.verb import benchmark as compare
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
 
 app = typer.Typer(no_args_is_help=True, help="Validate, show and describe config files.")
 
-Files = Annotated[list[Path], typer.Option("--config", "-c", help="YAML file; several are layered, later ones win.")]
 Trust = Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")]
 
 
 @app.command("validate", context_settings=TAKES_SETTINGS)
-def validate(context: typer.Context, config: Files, trust: Trust = None) -> None:
+def validate(context: typer.Context, config: Files = None, trust: Trust = None) -> None:
     """Report everything that is wrong with a config, or say that it is fine."""
     from automodel.plan.check import load_run_config, not_yet
 
-    cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    config, settings = files_and_settings(config, context.args, "config validate")
+    cfg = load_run_config(config, settings, trust or [])
     later = not_yet(cfg)
     print(f"ok: {' + '.join(map(str, config))} is a valid config")
     for problem in later:
@@ -32,12 +31,13 @@ def validate(context: typer.Context, config: Files, trust: Trust = None) -> None
 
 
 @app.command("show", context_settings=TAKES_SETTINGS)
-def show(context: typer.Context, config: Files, trust: Trust = None) -> None:
+def show(context: typer.Context, config: Files = None, trust: Trust = None) -> None:
     """Print the config as a run would use it: files layered, settings applied, defaults filled in."""
     from automodel.config.load import dump_config
     from automodel.plan.check import load_run_config
 
-    text = dump_config(load_run_config(config, collect_overrides(context.args), trust or []))
+    config, settings = files_and_settings(config, context.args, "config show")
+    text = dump_config(load_run_config(config, settings, trust or []))
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.finetune import Files, Trust
-from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+from automodel.cli.finetune import Trust
+from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
 
 
 class Split(StrEnum):
@@ -30,7 +30,7 @@ def data() -> None:
 @app.command("preview", context_settings=TAKES_SETTINGS)
 def preview(
     context: typer.Context,
-    config: Files,
+    config: Files = None,
     samples: Annotated[int, typer.Option("--samples", min=0, help="Samples to show.")] = 3,
     split: Annotated[Split, typer.Option("--split", help="Which part of the data.")] = Split.train,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -42,7 +42,8 @@ def preview(
     """
     from automodel.plan.check import load_run_config
 
-    cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    config, settings = files_and_settings(config, context.args, "data preview")
+    cfg = load_run_config(config, settings, trust or [])
     from automodel.models.lean_imports import import_transformers
 
     import_transformers()

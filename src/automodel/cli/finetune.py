@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from automodel.cli.options import collect_overrides
+from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings, is_config_file
 from automodel.config.errors import EXIT_OK, Interrupted, UserError
 from automodel.metrics.waiting import Heartbeat
 
@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 
 class Kinds(TyperGroup):
-    """`finetune` takes the kind of model first, as the reference does; whoever leaves it out is told."""
+    """`finetune` takes the kind of model first, as the reference does. `llm` is the one there is, so it may be left
+    out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] in ("-c", "--config"):
-            raise UserError(f"the kind of model comes first: automodel finetune llm {' '.join(args)}")
+        left_out = args and args[0] not in self.commands and args[0] not in ("--help", "-h")
+        if left_out and (args[0].startswith("-") or is_config_file(args[0]) or "=" in args[0]):
+            args = ["llm", *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -39,7 +41,6 @@ class Kinds(TyperGroup):
 
 app = typer.Typer(no_args_is_help=True, help="Fine-tune a model from a YAML file.", cls=Kinds)
 
-Files = Annotated[list[Path], typer.Option("--config", "-c", help="YAML file; several are layered, later ones win.")]
 RanksHere = Annotated[
     int | None, typer.Option("--nproc-per-node", min=1, help="Ranks on this machine; all visible GPUs by default.")
 ]
@@ -51,10 +52,10 @@ def finetune() -> None:
     """Fine-tune a model from a YAML file."""
 
 
-@app.command("llm", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command("llm", context_settings=TAKES_SETTINGS)
 def llm(
     context: typer.Context,
-    config: Files,
+    config: Files = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the run folder.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the run folder.")] = False,
     resume_or_start: Annotated[
@@ -76,8 +77,9 @@ def llm(
     from automodel.plan.check import load_run_config
     from automodel.plan.ranks import choose_ranks
 
+    config, settings = files_and_settings(config, context.args, "finetune llm")
     with joined() as ranks:  # before the config is read: what is wrong with it is said once
-        cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+        cfg = load_run_config(config, settings, trust or [])
         begun = _ranks_begun(cfg) if resume or resume_or_start else None
         chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus, begun)
         if dry_run:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
 from automodel.config.errors import EXIT_FAILED, UserError
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class Schedulers(TyperGroup):
 
 app = typer.Typer(no_args_is_help=True, help="Run on a cluster: Slurm, Kubernetes or Ray.", cls=Schedulers)
 
-Files = Annotated[list[Path], typer.Option("--config", "-c", help="YAML file; several are layered, later ones win.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="File to write; beside the config by default.")]
 Submit = Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler, too.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the job; the config's by default.")]
@@ -52,7 +51,7 @@ def launch() -> None:
 @app.command("slurm", context_settings=TAKES_SETTINGS)
 def slurm(
     context: typer.Context,
-    config: Files,
+    config: Files = None,
     nodes: Nodes = 1,
     gpus_per_node: Gpus = 8,
     tasks_per_node: Annotated[
@@ -73,7 +72,7 @@ def slurm(
     """Write an sbatch script that saves before its time is up and goes back into the queue."""
     from automodel.distributed.slurm import SlurmJob, slurm_script
 
-    settings = collect_overrides(context.args)
+    config, settings = files_and_settings(config, context.args, "launch slurm")
     ranks = tasks_per_node or max(1, gpus_per_node)
     _check(config, settings, trust or [], nodes * ranks)
     job = SlurmJob(
@@ -99,8 +98,8 @@ def slurm(
 @app.command("kubernetes", context_settings=TAKES_SETTINGS)
 def kubernetes(
     context: typer.Context,
-    config: Files,
     image: Annotated[str, typer.Option("--image", help="Container image with automodel in it.")],
+    config: Files = None,
     nodes: Nodes = 1,
     gpus_per_node: Gpus = 8,
     claim: Annotated[
@@ -119,7 +118,7 @@ def kubernetes(
     from automodel.config.load import dump_config
     from automodel.distributed.kubernetes import KubernetesJob, manifest
 
-    settings = collect_overrides(context.args)
+    config, settings = files_and_settings(config, context.args, "launch kubernetes")
     cfg = _check(config, settings, trust or [], nodes * max(1, gpus_per_node))
     if claim is None and (nodes > 1 or cfg.checkpoint.enabled):
         print(
@@ -139,7 +138,7 @@ def kubernetes(
 @app.command("ray", context_settings=TAKES_SETTINGS)
 def ray(
     context: typer.Context,
-    config: Files,
+    config: Files = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Ranks.")] = 8,
     cpu: Annotated[bool, typer.Option("--cpu", help="Workers without GPUs.")] = False,
     restarts: Annotated[int, typer.Option("--restarts", min=0, help="How often failed workers start again.")] = 3,
@@ -154,7 +153,7 @@ def ray(
     """Write a Ray Train script."""
     from automodel.cli.ray_train import RayJob, ray_script
 
-    settings = collect_overrides(context.args)
+    config, settings = files_and_settings(config, context.args, "launch ray")
     _check(config, settings, trust or [], workers)
     command = _command(config, settings, trust or [])
     job = RayJob(name or config[0].stem, command, Path.cwd(), workers, not cpu, restarts)

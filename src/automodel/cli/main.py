@@ -41,6 +41,32 @@ VERBS = {
     "quickstart": ("automodel.cli.quickstart", "Fine-tune a real model on real reviews, in minutes."),
 }
 
+_TRAIN = "`automodel finetune -c run.yaml` trains a model."
+_TALK = "`automodel generate RUN` lets a fine-tuned language model answer."
+_NO_PAGE = "There are no pages for a browser. A run writes run/report.html; `automodel data preview` shows the data."
+ELSEWHERE = {
+    "train": _TRAIN,
+    "tune": _TRAIN,
+    "fit": _TRAIN,
+    "sft": _TRAIN,
+    "modelforge": "`modelforge run` is `automodel finetune -c settings.json` here, with the same flat JSON settings.",
+    "compare": "`automodel benchmark -c run.yaml` compares a run with HF Trainer.",
+    "chat": _TALK,
+    "infer": "`automodel predict RUN` classifies or completes text. " + _TALK,
+    "inference": "`automodel predict RUN` classifies or completes text. " + _TALK,
+    "serve": "There is no server: a run folder is a plain Hugging Face model, which servers such as vLLM load. "
+    + _TALK,
+    "api": "There is no server: a run folder is a plain Hugging Face model, which servers such as vLLM load. " + _TALK,
+    "ui": _NO_PAGE,
+    "webui": _NO_PAGE,
+    "studio": _NO_PAGE,
+    "eval": "`automodel evaluate RUN` measures a fine-tuned model.",
+    "merge-lora": "`automodel export RUN --merge` writes base and adapter as one model.",
+    "preprocess": "`automodel data preview -c run.yaml` shows the prepared data; `finetune` keeps it for the next run.",
+    "validate": "`automodel config validate -c run.yaml` checks a config.",
+}
+"""Commands that other tools have, and what to type here."""
+
 CHANGES_NOTHING = ("finetune", "plan", "data", "config", "predict", "generate", "evaluate")
 """Verbs that write nothing before their work is done. Once `finetune` has work to lose, it says so itself."""
 
@@ -69,6 +95,8 @@ class LazyVerbs(TyperGroup):
         if args[0] not in VERBS:
             close = get_close_matches(args[0], VERBS, n=1)
             hint = f" Did you mean `automodel {close[0]}`?" if close else " `automodel --help` lists them."
+            if args[0] in ELSEWHERE:
+                hint = f" {ELSEWHERE[args[0]]}"
             raise UserError(f"there is no command `{args[0]}`.{hint}")
         return args[0], load_verb(args[0]), args[1:]
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from automodel.config.holes import FILL_IN
+
 app = typer.Typer(help="Turn a script or other tools' settings into a config file.")
 
 
@@ -32,6 +34,8 @@ def migrate(
     document = read_source(source)
     write_config(document, output, overwrite)
     print(f"Wrote {output}.")
+    if document.holes():
+        print(f"Fill in, or give in another -c: {', '.join(document.holes())} (written as {FILL_IN}).")
     for title, notes in (("Done differently here:", document.differs), ("Not carried over:", document.left_out)):
         if notes:
             print(title)

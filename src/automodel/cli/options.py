@@ -5,10 +5,48 @@ Verbs that take settings let typer leave unknown arguments alone and hand them t
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from automodel.config.errors import UserError
+
+CONFIG_ENDINGS = (".yaml", ".yml", ".json")
+
+Files = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--config", "-c", help="YAML file; several are layered, later ones win. A file may stand without -c.",
+    ),
+]  # fmt: skip
+"""The config of a verb; `files_and_settings` finds those that are given without `-c`."""
 
 TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """`context_settings` of a verb that takes settings."""
+
+
+def is_config_file(argument: str) -> bool:
+    return argument.endswith(CONFIG_ENDINGS) and "=" not in argument and not argument.startswith("-")
+
+
+def files_and_settings(given: list[Path] | None, args: list[str], verb: str) -> tuple[list[Path], list[str]]:
+    """The config files of `-c` and those that stand alone (`plan run.yaml`), and the settings. Raises `UserError`
+    where there is no file, or an argument is neither."""
+    files, rest = list(given or ()), []
+    for number, arg in enumerate(args):
+        before = args[number - 1] if number else ""
+        is_value = before.startswith("--") and "=" not in before  # `--dataset.path data.json`
+        if is_config_file(arg) and not is_value:
+            files.append(Path(arg))
+        else:
+            rest.append(arg)
+    settings = collect_overrides(rest)
+    if not files:
+        raise UserError(
+            f"no config file is given. Write `automodel {verb} -c run.yaml`; `automodel examples` has some."
+        )
+    return files, settings
 
 
 def collect_overrides(args: list[str], measures: bool = False) -> list[str]:
@@ -43,7 +81,7 @@ def _value_after(rest: list[str]) -> str | None:
 def _plain(arg: str) -> str:
     if "=" in arg:
         return arg
-    if arg.endswith((".yaml", ".yml", ".json")):
+    if arg.endswith(CONFIG_ENDINGS):
         raise UserError(f"`{arg}`: give config files with -c, e.g. `-c {arg}`.")
     raise UserError(f"`{arg}` sets nothing. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
 

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.finetune import Files, RanksHere, Trust
-from automodel.cli.options import collect_overrides
+from automodel.cli.finetune import RanksHere, Trust
+from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
 
 app = typer.Typer(help="Say what a run will do, and why.")
 
 
-@app.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command("plan", context_settings=TAKES_SETTINGS)
 def plan(
     context: typer.Context,
-    config: Files,
+    config: Files = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     nproc_per_node: RanksHere = None,
     trust: Trust = None,
@@ -26,7 +26,8 @@ def plan(
     from automodel.plan.check import load_run_config
     from automodel.plan.ranks import choose_ranks
 
-    cfg = load_run_config(config, collect_overrides(context.args), trust or [])
+    config, settings = files_and_settings(config, context.args, "plan")
+    cfg = load_run_config(config, settings, trust or [])
     chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus)
     from automodel.models.lean_imports import import_transformers
 

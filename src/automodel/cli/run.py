@@ -24,7 +24,11 @@ def run(
     """
     import os
 
+    from automodel.cli.options import is_config_file
     from automodel.config.errors import EXIT_FAILED, UserError
+
+    if is_config_file(str(script)):
+        raise UserError(f"{script} is no Python script. A config is trained by `automodel finetune -c {script}`.")
     from automodel.trainer.stand_in import run_script
 
     file = os.path.abspath(script)  # now: the script may change the folder

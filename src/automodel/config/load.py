@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, cast
 from automodel.config.complaints import Complaints
 from automodel.config.dump import dump_config
 from automodel.config.environment import fill
+from automodel.config.errors import UserError
 from automodel.config.fields import Field, fields_of, takes_extra
 from automodel.config.flat_settings import (
     FlatFile,
@@ -27,7 +28,9 @@ from automodel.config.flat_settings import (
     is_complete,
     sorted_into_sections,
 )
+from automodel.config.foreign import send_to_migrate, tool_of
 from automodel.config.gate import check_section, check_trust
+from automodel.config.holes import Hole, complain_of_holes, take_holes
 from automodel.config.layers import Normaliser, join, merge
 from automodel.config.names import listing
 from automodel.config.overrides import setting_layer
@@ -93,22 +96,30 @@ def read_config(
     tree = Mapping({}, Place(0, 0, first_file))
     readable = True
     flat: list[FlatFile] = []
+    holes: list[Hole] = []
     for layer, file in enumerate(files):
         raw = read_file(file, layer, complaints)
         readable = readable and raw is not None
         if raw is None:
             continue
+        tool = tool_of(raw.entries, json=str(file).endswith(".json"))
+        if tool is not None:
+            raise UserError(send_to_migrate(str(file), *tool))
         because = deciding_key(raw, str(file))
         normal = keys.normalise(raw if because is None else sorted_into_sections(raw), schema)
         if because is not None:
             flat.append(FlatFile(str(file), because, is_complete(normal)))
+        holes += take_holes(normal)
         merge(tree, normal, schema, complaints)
     if not readable:  # half a config would only be blamed for what the other half sets
         return Loaded(None, complaints, {}, first_file, set())
     for text in overrides:
         setting = setting_layer(text, len(files), complaints)
         if setting is not None:
-            merge(tree, keys.normalise(setting, schema), schema, complaints)
+            normal = keys.normalise(setting, schema)
+            holes += take_holes(normal)
+            merge(tree, normal, schema, complaints)
+    complain_of_holes(holes, tree, complaints)
     assumed = fill_defaults(tree, flat) if flat else []
     fill(tree, complaints)
     builder = _Builder(schema, tuple(trust), complaints)

@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.holes import FILL_IN
 
+NEEDED = {"model": ("pretrained_model_name_or_path",), "dataset": ("path", "mixture", "_target_")}
+"""Sections without which nothing can be trained, and the keys one of which says what it is."""
 ORDER = (
     "model", "task", "dataset", "validation_dataset", "peft", "quantization", "step_scheduler", "dataloader",
     "validation_dataloader", "optimizer", "lr_scheduler", "loss_fn", "training_optimizations", "compile",
@@ -105,6 +108,24 @@ class Document:
             lines = "\n".join(f"  {note}" for note in sorted(self.blocked, key=lambda n: n.line))
             raise UserError(f"{self.source} cannot be turned into a config; nothing was written.\n{lines}")
 
+    def holes(self) -> list[str]:
+        """The sections that the source does not name: a fragment has no model, perhaps no data."""
+        return [
+            section for section in NEEDED if not isinstance(self.values.get(section), tuple) and not self._says(section)
+        ]
+
+    def _says(self, section: str) -> bool:
+        return any(self.get(f"{section}.{key}") is not None for key in NEEDED[section])
+
+    def with_holes(self) -> dict[str, dict[str, tuple[Any, str]] | tuple[Any, str]]:
+        """The settings, with `FILL-IN` where a person has to write something."""
+        values = dict(self.values)
+        for section in self.holes():
+            inner = values.get(section)
+            key = NEEDED[section][0]
+            values[section] = {key: (FILL_IN, ""), **inner} if isinstance(inner, dict) else (FILL_IN, "")
+        return values
+
     def to_yaml(self) -> str:
         """The file's text."""
         self.require()
@@ -113,12 +134,14 @@ class Document:
             if notes:
                 lines.append(f"# {title}:")
                 lines += [f"#   {note}" for note in sorted(notes, key=lambda n: n.line)]
-        for section in ("model", "dataset"):
-            if section not in self.values:
-                lines.append(f"# `{section}` is not part of {self.source}: add it here, or with another -c.")
+        for section in self.holes():
+            lines.append(
+                f"# `{section}` is not part of {self.source}: write it in place of {FILL_IN}, or give another -c."
+            )
         lines.append("")
-        for section in sorted(self.values, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
-            found = self.values[section]
+        values = self.with_holes()
+        for section in sorted(values, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
+            found = values[section]
             if isinstance(found, tuple):
                 lines.append(_line(section, found, ""))
                 continue

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.foreign import AXOLOTL, tool_of
 from automodel.migrate.document import Document, lines_of
 from automodel.migrate.nemo import is_nemo, migrate_nemo
 from automodel.migrate.training_arguments import KNOWN, carry_over
@@ -104,10 +105,9 @@ def _carry(rest: dict[str, Any], ignored: tuple[str, ...], document: Document, l
 def migrate_yaml(path: Path) -> Document:
     """The file as a document; raises `UserError` where it is none of the three."""
     found = read_yaml(path)
-    if "base_model" in found:
-        return _axolotl(found, path)
-    if "model_name_or_path" in found and ("stage" in found or "finetuning_type" in found):
-        return _llama_factory(found, path)
+    tool = tool_of(found)
+    if tool is not None:
+        return _axolotl(found, path) if tool[0] == AXOLOTL else _llama_factory(found, path)
     if is_nemo(found):
         return migrate_nemo(found, path)
     raise UserError(
@@ -120,7 +120,9 @@ def migrate_yaml(path: Path) -> Document:
 def _axolotl(found: dict[str, Any], path: Path) -> Document:
     document, lines = Document(path.name), lines_of(path)
     rest = dict(found)
-    document.set("model.pretrained_model_name_or_path", rest.pop("base_model"), "base_model")
+    whole = "base_model" in rest
+    if whole:
+        document.set("model.pretrained_model_name_or_path", rest.pop("base_model"), "base_model")
     document.set("task", "causal-lm")
     if rest.pop("rl", None):
         document.block(lines["rl"], "rl: preference tuning is not part of this trainer")
@@ -128,7 +130,10 @@ def _axolotl(found: dict[str, Any], path: Path) -> Document:
     missing = [key for key in AXOLOTL_REQUIRED if found.get(key) is None]
     missing += [] if found.get("num_epochs") or found.get("max_steps") else ["num_epochs"]
     for key in [*missing, *([] if halves else ["bf16"])]:
-        document.block(0, f"{key} is not given, and its default depends on Axolotl's version; add it")
+        if whole:
+            document.block(0, f"{key} is not given, and its default depends on Axolotl's version; add it")
+        else:
+            document.note(0, f"{key} is not given: the default of this library, where the other files say nothing")
     for key in ("bfloat16", "float16"):
         if rest.pop(key, None):
             document.block(
@@ -170,7 +175,7 @@ def _axolotl(found: dict[str, Any], path: Path) -> Document:
 
 def _axolotl_data(rest: dict[str, Any], document: Document, lines: dict[str, int]) -> None:
     datasets, line = rest.pop("datasets", None) or [], lines.get("datasets", 0)
-    if len(datasets) != 1:
+    if len(datasets) > 1:
         document.block(line, f"datasets: there are {len(datasets)}; write them as dataset.mixture")
     for entry in datasets[:1]:
         document.set("dataset.path", entry.get("path"), "datasets")
@@ -249,19 +254,22 @@ def _lora(rest: dict[str, Any], document: Document, linear: bool) -> None:
 def _llama_factory(found: dict[str, Any], path: Path) -> Document:
     document, lines = Document(path.name), lines_of(path)
     rest = dict(found)
-    document.set("model.pretrained_model_name_or_path", rest.pop("model_name_or_path"), "model_name_or_path")
+    whole = "model_name_or_path" in rest
+    if whole:
+        document.set("model.pretrained_model_name_or_path", rest.pop("model_name_or_path"), "model_name_or_path")
     document.set("task", "causal-lm")
     if found.get("stage", "sft") != "sft":
         document.block(lines["stage"], f"stage: {found['stage']} is not supervised tuning")
-    _factory_data(rest, document, path, lines)
+    _factory_data(rest, document, path, lines, whole)
     kind = found.get("finetuning_type", "lora")
-    if kind == "lora":
+    adapts = whole or any(key.startswith(("lora_", "finetuning_type")) for key in found)
+    if kind == "lora" and adapts:
         target = rest.pop("lora_target", "all")
         if target not in ("all", None):
             names = [name.strip() for name in target.split(",")] if isinstance(target, str) else target
             rest["lora_target_modules"] = names
         _lora(rest, document, linear=False)
-    elif kind != "full":
+    elif kind not in ("full", "lora"):
         document.block(lines["finetuning_type"], f"finetuning_type: {kind} is neither lora nor full")
     bits = rest.pop("quantization_bit", None)
     method = rest.pop("quantization_method", "bitsandbytes")
@@ -281,17 +289,19 @@ def _llama_factory(found: dict[str, Any], path: Path) -> Document:
     return document
 
 
-def _factory_data(rest: dict[str, Any], document: Document, path: Path, lines: dict[str, int]) -> None:
+def _factory_data(rest: dict[str, Any], document: Document, path: Path, lines: dict[str, int], whole: bool) -> None:
     names = rest.pop("dataset", None)
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names or [])
-    if len(names) != 1:
+    if len(names) > 1:
         document.block(lines.get("dataset", 0), f"dataset: there are {len(names)}; write them as dataset.mixture")
     for name in names[:1]:
         _registered("dataset", name, rest, path, document, lines.get("dataset", 0))
-    document.set("dataset.max_length", rest.pop("cutoff_len", None) or 2048, "cutoff_len")
+    length = rest.pop("cutoff_len", None) or (2048 if whole else None)
+    if length is not None:
+        document.set("dataset.max_length", length, "cutoff_len")
     if rest.get("packing") or rest.get("neat_packing"):
         key = "packing" if rest.get("packing") else "neat_packing"
-        document.fill_rows(lines[key], key, document.get("dataset.max_length"))
+        document.fill_rows(lines[key], key, length or 2048)
     if rest.get("train_on_prompt"):
         document.set("dataset.answer_only_loss", False, "train_on_prompt")
     if rest.get("max_samples"):

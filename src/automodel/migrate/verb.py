@@ -17,6 +17,10 @@ def read_source(path: Path) -> Document:
         from automodel.migrate.script import migrate_script
 
         document = migrate_script(path)
+    elif path.suffix == ".json" and _is_another_tools(path):
+        from automodel.migrate.other_tools import migrate_yaml
+
+        document = migrate_yaml(path)
     elif path.suffix in (".json", ".bin"):
         from automodel.migrate.saved import migrate_saved
 
@@ -34,14 +38,25 @@ def read_source(path: Path) -> Document:
     return document
 
 
+def _is_another_tools(path: Path) -> bool:
+    """Whether JSON is a file of LLaMA-Factory or Axolotl, which read it as they read YAML."""
+    from automodel.config.foreign import tool_of
+    from automodel.migrate.other_tools import read_yaml
+
+    try:
+        return tool_of(read_yaml(path), json=True) is not None
+    except UserError:  # flat settings may have comments
+        return False
+
+
 def write_config(document: Document, output: Path, overwrite: bool = False) -> None:
     """Writes the YAML, and takes it back where it turns out not to be a valid config."""
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already; give another name with -o, or --overwrite.")
     before = output.read_text(encoding="utf-8") if output.exists() else None
     output.write_text(document.to_yaml(), encoding="utf-8")
-    if "model" not in document.values or "dataset" not in document.values:
-        return  # half a config, to be layered with another
+    if document.holes():
+        return  # half a config, to be filled in or layered with another
     try:
         load_run_config([output])
     except ConfigError as error:
