@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -145,6 +146,18 @@ def sentiment(machine, tmp_path_factory):
     """The complete YAML, verbatim."""
     folder = tmp_path_factory.mktemp("sentiment")
     return folder, finetune(folder, machine, "-c", write_parts(folder)[0].name, *SHORT)
+
+
+def test_the_tutorials_own_check_says_that_everything_is_ready(tmp_path):
+    """Its reader stops where this prints False."""
+    check = blocks("speedup-tutorial.md", "bash")[0]
+    assert "HAS_LIGER_KERNEL" in check
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", check], cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("\nNeMo AutoModel ready: True\nLiger kernels available: True\n")
 
 
 def test_the_complete_yaml_runs_as_printed(sentiment):

@@ -38,6 +38,7 @@ VERBS = {
     "export": ("automodel.cli.export", "Write base and adapter of a run as one plain model."),
     "checkpoint": ("automodel.cli.checkpoint", "List, check, thin out and convert the checkpoints of a run."),
     "examples": ("automodel.cli.examples", "List and copy example configs."),
+    "doctor": ("automodel.cli.doctor", "Say what this machine has for training, and what is missing."),
     "quickstart": ("automodel.cli.quickstart", "Fine-tune a real model on real reviews, in minutes."),
 }
 

@@ -1,5 +1,5 @@
-"""`FILL-IN`: a value that a file leaves to be written by hand. `automodel migrate` writes it where what it has read names
-no model or no data.
+"""`FILL-IN`: a value that a file leaves to be written by hand. `automodel migrate` writes it where a fragment names no
+model or no data.
 
 A hole is nothing: another file or a setting may fill it, whichever layer it stands in. One that nothing fills is a
 problem of its own line.

@@ -11,6 +11,8 @@ The extra keywords are honoured or refused, never swallowed:
   computes the same function, and a log line says so. `eager` asks for plain attention, and so for the stock forward.
 - `use_sdpa_patching`: true (the default) leaves the fastest exact attention, false asks for plain `eager` attention.
 - `use_liger_kernel`: fused blocks where they run, unless false.
+- `HAS_LIGER_KERNEL`: whether this machine has fused steps, ours and not that package's (`kernels/obstacles.py`); the
+  reference's documents ask it. It is looked up when it is read.
 - `torch_dtype`: a dtype, its name (`bfloat16`, `torch.bfloat16`, `bf16`) or `auto`; the older spelling of `dtype`.
 """
 
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HAS_LIGER_KERNEL = find_spec("liger_kernel") is not None
+HAS_LIGER_KERNEL: bool
+"""Whether this machine has fused steps."""
 
 _DTYPES = {
     "float32": torch.float32,
@@ -136,6 +139,14 @@ NeMoAutoModelForCausalLM = AutoModelForCausalLM
 NeMoAutoModelForSequenceClassification = AutoModelForSequenceClassification
 NeMoAutoModelForTokenClassification = AutoModelForTokenClassification
 NeMoAutoModelForSeq2SeqLM = AutoModelForSeq2SeqLM
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HAS_LIGER_KERNEL":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from automodel.kernels.obstacles import fused_obstacle
+
+    return not fused_obstacle()
 
 
 def _plain(auto_class: Any) -> Any:

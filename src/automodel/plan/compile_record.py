@@ -10,13 +10,12 @@ removes the folder removes both, and the plan counts with a cold cache again.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
+from automodel.kernels.obstacles import triton_obstacle
 from automodel.plan.asked import asked_precision
 from automodel.plan.compile_pays import CompileFacts
 from automodel.plan.config import RunConfig
@@ -61,7 +60,7 @@ def read_compile_facts(cfg: RunConfig, hf_config: Any, device: str, gpu: str, be
     return CompileFacts(
         blocks=_size(hf_config, "num_hidden_layers"),
         width=_size(hf_config, "hidden_size"),
-        obstacle=_obstacle(),
+        obstacle=triton_obstacle(),
         cold_s=record.get("cold_s"),
         warm_s=record.get("warm_s"),
         begun=begun,
@@ -99,13 +98,3 @@ def _read(key: str) -> dict[str, float]:
         return {}
     numbers = found.items() if isinstance(found, dict) else ()
     return {name: float(value) for name, value in numbers if isinstance(value, int | float)}
-
-
-def _obstacle() -> str:
-    """What compiling for a GPU needs and this machine does not have."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed (pip install triton)"
-    compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang", "cc"]
-    if not any(map(shutil.which, compilers)):
-        return "there is no C compiler, which Triton needs (install gcc, or set CC)"
-    return ""

@@ -62,6 +62,18 @@ BLOCKS: tuple[tuple[str, int, str, str], ...] = (
 """Document, line of the block's fence, its state, and how."""
 
 
+NAMES = (
+    "`nemo_automodel` has the import names of the reference documents; each is a name of `automodel`. Importing it",
+    "prints nothing.",
+    "",
+    "`nemo_automodel.components._transformers.auto_model.HAS_LIGER_KERNEL` does not say here whether the package",
+    "liger-kernel is installed, which is not needed. It is True wherever automodel has fused steps for this machine:",
+    "Triton kernels on GPUs from Ampere on, whole layers on processors. Where it is False (an older GPU, no Triton, no",
+    "C compiler), `automodel doctor` says why, and training works all the same with stock blocks. Which steps a model",
+    "gets is in `automodel plan`.",
+)
+
+
 def page() -> str:
     blocks = ["| document | line | state | how |", "|---|---|---|---|"]
     blocks += [f"| {document} | {line} | {state} | {how} |" for document, line, state, how in BLOCKS]
@@ -85,6 +97,10 @@ def page() -> str:
         "its files, where the script has no such flag of its own (`tests/unit/trainer/test_old_flags.py`).",
         "",
         old_names_table(),
+        "",
+        "## Names",
+        "",
+        *NAMES,
         "",
         "## The reference documents, block by block",
         "",

@@ -13,6 +13,7 @@ import transformers
 
 import automodel
 from automodel.config.errors import UserError
+from automodel.kernels import obstacles
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[2] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -137,7 +138,6 @@ def test_the_shim_is_made_of_aliases():
     from automodel.distributed.config import DistributedConfig
     from automodel.models.config import Fp8Config
     from nemo_automodel.components._peft.lora import PeftConfig
-    from nemo_automodel.components._transformers.auto_model import HAS_LIGER_KERNEL
     from nemo_automodel.components.datasets.llm.squad import make_squad_dataset
     from nemo_automodel.components.datasets.llm.text_classification import TextClassificationDataset
     from nemo_automodel.components.distributed.fsdp2 import FSDP2Manager
@@ -147,8 +147,40 @@ def test_the_shim_is_made_of_aliases():
     assert nemo_automodel.TextClassificationDataset is TextClassificationDataset is automodel.TextClassificationDataset
     assert make_squad_dataset is automodel.make_squad_dataset
     assert (FSDP2Manager, FP8Config, PeftConfig) == (DistributedConfig, Fp8Config, OurPeft)
-    assert (importlib.util.find_spec("liger_kernel") is not None) == HAS_LIGER_KERNEL
     with pytest.raises(AttributeError, match="nemo_automodel.*has no attribute 'Nope'; it re-exports"):
         _ = nemo_automodel.Nope
     with pytest.raises(AttributeError, match="no attribute 'Nope'"):
         _ = automodel.Nope
+
+
+def gpu(monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A GPU")
+
+
+def test_the_name_of_fused_steps_says_what_this_machine_has(monkeypatch):
+    """Not whether the package liger-kernel is there. Read anew each time it is imported."""
+
+    def told():
+        from nemo_automodel.components._transformers.auto_model import HAS_LIGER_KERNEL
+
+        return HAS_LIGER_KERNEL
+
+    assert told() is (torch.cuda.get_device_capability() >= (8, 0) if torch.cuda.is_available() else True)
+    gpu(monkeypatch, (9, 0))
+    monkeypatch.setattr(obstacles, "triton_obstacle", lambda: "")
+    assert told() is True
+    monkeypatch.setattr(obstacles, "triton_obstacle", lambda: "Triton is not installed")
+    assert told() is False
+    monkeypatch.setattr(obstacles, "triton_obstacle", lambda: "")
+    gpu(monkeypatch, (7, 5))
+    assert told() is False
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert told() is True
+
+
+def test_importing_the_references_names_prints_nothing():
+    script = "import nemo_automodel\nfrom nemo_automodel.components._transformers.auto_model import HAS_LIGER_KERNEL"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -8,6 +8,7 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
+from automodel.kernels import obstacles
 from automodel.models.config import ModelConfig
 from automodel.plan import compile_pays, compile_record
 from automodel.plan.check import load_run_config
@@ -204,7 +205,7 @@ def hf_config(**values):
 def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path))
-    monkeypatch.setattr(compile_record, "_obstacle", lambda: "")
+    monkeypatch.setattr(compile_record, "triton_obstacle", lambda: "")
     return tmp_path
 
 
@@ -251,14 +252,14 @@ def test_torchs_cache_is_kept_where_a_reboot_does_not_empty_it(cache, monkeypatc
 
 
 def test_a_machine_without_a_c_compiler_is_told_so(monkeypatch):
-    monkeypatch.setattr(compile_record.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(obstacles.importlib.util, "find_spec", lambda name: object())
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(compile_record.shutil, "which", lambda name: None)
-    assert "no C compiler" in compile_record._obstacle()
-    monkeypatch.setattr(compile_record.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
-    assert compile_record._obstacle() == ""
-    monkeypatch.setattr(compile_record.importlib.util, "find_spec", lambda name: None)
-    assert "Triton is not installed" in compile_record._obstacle()
+    monkeypatch.setattr(obstacles.shutil, "which", lambda name: None)
+    assert "no C compiler" in obstacles.triton_obstacle()
+    monkeypatch.setattr(obstacles.shutil, "which", lambda name: "/usr/bin/gcc" if name == "gcc" else None)
+    assert obstacles.triton_obstacle() == ""
+    monkeypatch.setattr(obstacles.importlib.util, "find_spec", lambda name: None)
+    assert "Triton is not installed" in obstacles.triton_obstacle()
 
 
 def test_the_plan_is_json_with_its_mode():
