@@ -38,7 +38,7 @@ from automodel.models.block_support import (
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.config import ModelConfig
 from automodel.models.decoder_parts import DECODERS
-from automodel.models.families import PackingSupport, balance_of, packing_support
+from automodel.models.families import FAMILIES, PackingSupport, balance_of, packing_support
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
 from automodel.models.load import load_hf_config, without_memory
@@ -123,7 +123,8 @@ def prepare_run(
     skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
     adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept)
     _check_cut(adapter, layout)
-    words = plain_word_table(skeleton) if hardware.device == "cpu" and task != "seq2seq" else None
+    # Models outside the table of proven families may read rows that stand in no document (CPM-Ant's prompt).
+    words = plain_word_table(skeleton) if hardware.device == "cpu" and hf_config.model_type in FAMILIES else None
     planned = partial(
         make_plan,
         task=task,

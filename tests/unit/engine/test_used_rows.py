@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import tiny_runs as tiny
+from architectures.tiny import tiny_model
 from automodel.data.store import TokenStore
 from automodel.engine import used_rows
 from automodel.engine.build import make_evaluator
@@ -241,6 +242,17 @@ def test_the_plan_says_it_and_a_run_follows(folder):
     assert ours.keys() == plain.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], plain[name], **CLOSE)
+
+
+def test_a_model_that_is_not_proven_keeps_its_whole_table(folder):
+    """CPM-Ant reads rows of a prompt that stand in no document."""
+    path = write_run(folder)
+    model = tiny_model("fnet", "text-classification", vocab_size=len(tiny.make_tokenizer()))
+    model.save_pretrained(folder / "fnet")
+    tiny.make_tokenizer().save_pretrained(folder / "fnet")
+    plans = [prepare_run(load_run_config([path], o)).plan for o in ([], [f"model={folder}/fnet"])]
+    assert plans[0].word_rows > 0
+    assert plans[1].word_rows == 0
 
 
 class Holder(nn.Module):
