@@ -150,7 +150,13 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
     "longt5": {"decoder_start_token_id": 0, "local_radius": 7, "global_block_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "ministral": {"head_dim": 8},
-    "mistral4": {"head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+    "mistral4": {
+        "head_dim": 8,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "original_max_position_embeddings": POSITIONS,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "mpt": {"attn_config": {"attn_pdrop": 0}},
     "nemotron": {"num_key_value_heads": 2},
     "qwen4_exp": {"text_config": _INDEXED},
