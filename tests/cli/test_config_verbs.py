@@ -122,3 +122,41 @@ def test_what_is_not_a_setting(args, message):
     with pytest.raises(UserError) as caught:
         collect_overrides(args)
     assert str(caught.value) == message
+
+
+def test_what_a_variable_holds_is_never_shown(folder, monkeypatch):
+    """Neither by `config show` nor in an error, be it ours, a library's, or a traceback."""
+    for name, value in {"WHERE": str(folder / "s3cret-place"), "TEAM_KEY": "blue42"}.items():
+        monkeypatch.setenv(name, value)
+    (folder / "run.yaml").write_text(
+        "model: ${WHERE}/model\ndataset: ${WHERE}/rows.csv\nwandb: {notes: '${TEAM_KEY}', "
+        "entity: hf_1234567890abcdefGHIJ}\n"
+    )
+    shown = run(folder, "show", "-c", "run.yaml")
+    assert shown.returncode == 0
+    for line in ("pretrained_model_name_or_path: ${WHERE}/model", "notes: ${TEAM_KEY}", "entity: <hidden secret>"):
+        assert f"{line}\n" in shown.stdout
+    planned = subprocess.run(
+        [sys.executable, "-m", "automodel", "plan", "-c", "run.yaml"], capture_output=True, text=True, cwd=folder
+    )
+    assert planned.returncode == 2
+    assert "${WHERE}/model" in planned.stderr
+    for said in (shown.stdout, shown.stderr, planned.stdout, planned.stderr):
+        assert "s3cret-place" not in said
+        assert "blue42" not in said
+
+
+def test_a_traceback_has_the_name_of_a_variable(folder, monkeypatch):
+    monkeypatch.setenv("WHERE", "/mnt/s3cret-place")
+    (folder / "run.yaml").write_text("model: ${WHERE}/model\ndataset: x.csv\n")
+    program = (
+        "import sys, automodel.cli.main as cli\n"
+        "def broken():\n"
+        "    from automodel.plan.check import load_run_config\n"
+        "    raise RuntimeError(load_run_config(['run.yaml']).model.pretrained_model_name_or_path)\n"
+        "cli.main = broken\n"
+        "cli.command()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder)
+    assert "RuntimeError: ${WHERE}/model" in done.stderr
+    assert "s3cret" not in done.stderr

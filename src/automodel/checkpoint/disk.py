@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from automodel.config.own_files import for_the_owner
+
 PAGE = 4096  # places, sizes and addresses that go straight to a disk are multiples of it
 NO_STRAIGHT_WAY = (errno.EINVAL, errno.EFAULT, errno.ENOTSUP)  # how file systems say that they have none
 AHEAD = 1 << 27  # bytes in the page cache after which the disk is told to begin
@@ -41,12 +43,13 @@ def flush_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, private: bool = False) -> None:
     """Writes a small file so that readers see either the old or the new text. A kill may leave what `left_over_of`
-    finds."""
+    finds. `private`: only its owner may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
+    with open(temporary, "w", opener=for_the_owner if private else None) as file:
+        file.write(text)
     flush_to_disk(temporary)
     os.replace(temporary, path)
 
@@ -59,9 +62,10 @@ def left_over_of(path: Path) -> list[Path]:
 
 
 def write_text(path: Path, text: str) -> Written:
-    """Writes a new file and returns once it is on the disk."""
+    """Writes a new file that only its owner may read, and returns once it is on the disk."""
     data = text.encode()
-    path.write_bytes(data)
+    with open(path, "wb", opener=for_the_owner) as file:
+        file.write(data)
     flush_to_disk(path)
     return Written(len(data), hashlib.sha256(data).hexdigest())
 

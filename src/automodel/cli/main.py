@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
@@ -21,6 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from automodel.config.errors import EXIT_FAILED, Interrupted, UserError
+from automodel.config.written import as_written
 
 # Verb, its module, and its line in `automodel --help`. Each module has a typer `app`.
 VERBS = {
@@ -185,6 +187,24 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
+class WithoutSecrets:
+    """A stream for warnings, logs and tracebacks, of libraries too: values of variables stand in it as `${NAME}`."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(as_written(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def command() -> None:
     """The `automodel` command as a process of its own."""
     if sys.argv[1:2] != ["run"]:  # what a script of somebody else's prints is its own affair
@@ -192,6 +212,7 @@ def command() -> None:
         with suppress(AttributeError, ValueError):  # letters that an old encoding lacks; files may be read again
             kept = cast(TextIOWrapper, sys.stdout)
             kept.reconfigure(errors="replace" if kept.isatty() else "automodel")
+        sys.stderr = cast(TextIOWrapper, WithoutSecrets(sys.stderr))
     try:
         main()
     except SystemExit as ending:

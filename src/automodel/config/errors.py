@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from automodel.config.written import as_written
+
 EXIT_OK = 0
 EXIT_FAILED = 1  # something broke while working (a bug, a full disk)
 EXIT_BAD_INPUT = 2  # config, data or arguments are wrong; nothing was started
@@ -17,9 +19,13 @@ EXIT_INTERRUPTED = 130  # SIGINT or SIGTERM: state was saved, `--resume` continu
 
 class UserError(ValueError):
     """Something the user can put right. The message says what is wrong and how to fix it. A `ValueError`, since scripts
-    for transformers and TRL catch that where they are told of a bad argument."""
+    for transformers and TRL catch that where they are told of a bad argument. Values of variables stand in it as
+    `${NAME}`, and secrets are hidden."""
 
     exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, message: str = ""):
+        super().__init__(as_written(message))
 
 
 class NotYetError(UserError):

@@ -90,12 +90,12 @@ def docs_of(section: type[Section]) -> dict[str, str]:
 
 @cache
 def fields_of(section: type[Section]) -> dict[str, Field]:
-    """The fields of a section by Python name, in order, `extra` left out."""
+    """The fields of a section by Python name, in order; `extra` and `typed` are left out, which are no keys."""
     hints = typing.get_type_hints(section, include_extras=True)
     docs = docs_of(section)
     found: dict[str, Field] = {}
     for f in dataclasses.fields(section):
-        if f.name == "extra":
+        if f.name in ("extra", "typed"):
             continue
         hint = hints[f.name]
         parts = arms(hint)

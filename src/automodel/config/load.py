@@ -11,7 +11,7 @@ collected all the way and reported together, in the order of the files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -19,7 +19,7 @@ from automodel.config.complaints import Complaints
 from automodel.config.dump import dump_config
 from automodel.config.environment import fill
 from automodel.config.errors import UserError
-from automodel.config.fields import Field, fields_of, takes_extra
+from automodel.config.fields import Field, choices, fields_of, takes_extra
 from automodel.config.flat_settings import (
     FlatFile,
     deciding_key,
@@ -35,9 +35,22 @@ from automodel.config.layers import Normaliser, join, merge
 from automodel.config.names import listing
 from automodel.config.overrides import setting_layer
 from automodel.config.read import read_file
-from automodel.config.section import Section
-from automodel.config.tree import COMMAND_LINE, Entry, Listing, Mapping, Place, is_null, to_python
+from automodel.config.section import Section, Typed, WholeFile
+from automodel.config.tree import (
+    COMMAND_LINE,
+    Entry,
+    Listing,
+    Mapping,
+    Node,
+    Place,
+    Scalar,
+    is_null,
+    to_python,
+    to_typed,
+    walk,
+)
 from automodel.config.values import Misfit, fit, got
+from automodel.config.written import note_used
 
 __all__ = ["Loaded", "dump_config", "load_config", "read_config"]
 
@@ -124,6 +137,8 @@ def read_config(
     fill(tree, complaints)
     builder = _Builder(schema, tuple(trust), complaints)
     config = builder.build(schema, tree, "", "")
+    if isinstance(config, WholeFile):
+        config = cast(T, replace(config, typed=builder.typed))
     return Loaded(config, complaints, builder.places, first_file, builder.bad, tuple(in_words(flat, assumed)))
 
 
@@ -134,6 +149,7 @@ class _Builder:
         self.root, self.trust, self.complaints = root, trust, complaints
         self.places: dict[str, Place] = {}
         self.bad: set[str] = set()
+        self.typed: dict[str, Typed] = {}
         self.example_shown = False
 
     def build(self, section: type[T], mapping: Mapping, path: str, spelt: str) -> T:
@@ -198,7 +214,9 @@ class _Builder:
 
     def _leaf(self, f: Field, entry: Entry, path: str, spelt: str) -> Any:
         try:
-            return fit(f.hint, entry.node, f.default)
+            value = fit(f.hint, entry.node, f.default)
+            self._remember(entry.node, value, path, ours=bool(choices(f.hint)))
+            return value
         except Misfit as misfit:
             self.bad.add(path)
             for inner, message, node in misfit.parts:
@@ -211,7 +229,18 @@ class _Builder:
             return {}
         for argument in cast(Mapping, entry.node).entries.values():
             self.places[join(path, argument.key)] = argument.place
+            self._remember(argument.node, to_python(argument.node), join(path, argument.key))
         return to_python(entry.node)
+
+    def _remember(self, node: Node, value: Any, path: str, ours: bool = False) -> None:
+        """How a value was typed, where variables were filled into it. Sentences have texts as they were typed; numbers
+        and words of ours (`ours`) stand in many sentences that have nothing to do with a variable."""
+        filled = [scalar.typed for _, scalar in walk(node) if isinstance(scalar, Scalar) and scalar.typed is not None]
+        if not filled:
+            return
+        self.typed[path] = Typed(value=value, text=to_typed(node))
+        if not ours and not isinstance(value, bool | int | float):
+            note_used(" ".join(filled))
 
     def _gate(self, config: Section, mapping: Mapping, spelt: str) -> None:
         """The `_target_` and its arguments pass the gate, or are complained about at their own lines."""

@@ -1,11 +1,13 @@
-"""Names that a file says: they lead into the folder of that file, and nowhere else.
+"""Files of our own: what they name, and who may read them.
 
 A run folder, a checkpoint, a cache or a saved dataset may come from elsewhere, and its JSON may say anything. What is
-opened, moved or removed because such a file names it goes through `file_inside`.
+opened, moved or removed because such a file names it goes through `file_inside`: it leads into the folder of that file,
+and nowhere else. Files of a run are opened with `for_the_owner`.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from automodel.config.errors import UserError
@@ -33,6 +35,11 @@ def file_inside(folder: Path, name: object, source: str | Path, *, replaced: boo
     if place != root and root not in place.parents:
         raise _outside(folder, name, source)
     return path
+
+
+def for_the_owner(path: str, flags: int) -> int:
+    """An opener for `open`: the file that it makes can be read by its owner alone."""
+    return os.open(path, flags, 0o600)
 
 
 _ADVICE = "Nothing was touched. Put back a copy of the file, or remove it if you do not know where it comes from."

@@ -127,7 +127,10 @@ Three lines are a valid file:
 - Any key can be set on the command line: `optimizer.lr=1e-5` or `--optimizer.lr 1e-5`; list items by number
   (`wandb.tags.0=x`), whole sections in braces (`'dataset={{path: x.csv}}'`), `early_stopping=null` takes one away.
 - `wandb:` with nothing after it is the section with its defaults; `wandb: null` is no section.
-- `${{NAME}}` and `${{NAME,default}}` come from the environment; `$${{` is a literal `${{`.
+- `${{NAME}}` and `${{NAME,default}}` come from the environment; `$${{` is a literal `${{`. Whatever is written (run
+  folder, report, trackers, scripts, plan, errors) has `${{NAME}}`, never the value. What looks like a secret although
+  it was typed out (a password in an address, a token, the value of a key like `api_key`) is written as
+  `<hidden secret>`.
 - `1e-4` is a number, `none` is null, a whole number may be written `1e5`. Text in quotes is never a number.
 - `_target_` names what builds a section. It must be one of the names known here, one of torch's optimizers, or
   belong to a package trusted on the command line (`--trust my_package`); a file cannot widen that.

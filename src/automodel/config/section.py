@@ -21,7 +21,8 @@ Conventions the loader follows:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -52,3 +53,21 @@ class Section:
     USUAL: ClassVar[dict[str, Any]] = {}
     SLOT: ClassVar[str | None] = None
     EXAMPLE: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """How a value was typed that has variables in it."""
+
+    value: Any
+    """The value with the variables filled in; another one in its place was not typed like this."""
+    text: Any
+    """As a file has it: `${NAME}`, or a list or mapping with such texts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeFile(Section):
+    """The section that is a whole file. It remembers which values were typed as `${NAME}`."""
+
+    typed: Mapping[str, Typed] = field(default_factory=dict, repr=False, compare=False)
+    """By the path of the key, in field names. No key of a file."""

@@ -34,6 +34,8 @@ class Scalar:
     text: str
     plain: bool
     place: Place
+    typed: str | None = None
+    """What was typed, where variables were filled into it: `${NAME}`."""
 
 
 @dataclass
@@ -107,6 +109,16 @@ def to_python(node: Node) -> Any:
     if isinstance(node, Listing):
         return [to_python(item) for item in node.items]
     return {key: to_python(entry.node) for key, entry in node.entries.items()}
+
+
+def to_typed(node: Node) -> Any:
+    """As `to_python`, with `${NAME}` where a variable was filled in; literal `${` as a file has it."""
+    if isinstance(node, Scalar):
+        value = scalar_value(node) if node.typed is None else node.typed
+        return value.replace("${", "$${") if isinstance(value, str) and node.typed is None else value
+    if isinstance(node, Listing):
+        return [to_typed(item) for item in node.items]
+    return {key: to_typed(entry.node) for key, entry in node.entries.items()}
 
 
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:

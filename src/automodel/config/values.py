@@ -29,6 +29,7 @@ from automodel.config.tree import (
     scalar_value,
     to_python,
 )
+from automodel.config.written import hide_secrets
 
 
 class Misfit(Exception):
@@ -132,8 +133,9 @@ def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
         guess = known if known in options else near(value, [str(o) for o in options], cutoff=0.5)
         switch = ["true", "false"] if bool in arms(hint) else []
         listed = ", ".join([*switch, *map(str, options)])
-        return f"there is no {value!r} here; choose one of {listed}." + (f" Did you mean `{guess}`?" if guess else "")
-    limited = _limit_refusal(hint, value)
+        asked = repr(value) if node.typed is None else f"such value as {got(node)}"
+        return f"there is no {asked} here; choose one of {listed}." + (f" Did you mean `{guess}`?" if guess else "")
+    limited = _limit_refusal(hint, value, got(node))
     if limited:
         # Where null is a choice besides the default, it is how something is turned off; elsewhere people write 0.
         off = value == 0 and type(None) in arms(hint) and default not in (None, MISSING)
@@ -147,15 +149,15 @@ def _null_refusal(hint: Any, default: Any) -> str:
     return f"expected {describe(hint)}, got null. Leave the key out for the default ({show(default)})."
 
 
-def _limit_refusal(hint: Any, value: Any) -> str | None:
-    """When the type is right and the size is not."""
+def _limit_refusal(hint: Any, value: Any, written: str) -> str | None:
+    """When the type is right and the size is not. `written`: the value in words."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     for arm in arms(hint):
         if bare(arm) is float or (bare(arm) is int and float(value).is_integer()):
             limits = _limits(arm)
             if limits or not math.isfinite(value):
-                return f"must be {limits or 'an ordinary number'}, got {show(value)}."
+                return f"must be {limits or 'an ordinary number'}, got {written}."
     return None
 
 
@@ -207,7 +209,11 @@ def got(node: Node) -> str:
     if isinstance(node, Mapping):
         return "a mapping"
     value = scalar_value(node)
+    if node.typed is not None:  # what the environment has may be a secret
+        kind = _KINDS.get(type(value), "null")
+        return f"{kind} from the environment ({hide_secrets(node.typed)})"
     if isinstance(value, str):
+        value = hide_secrets(value)
         shown = value if len(value) <= 60 else value[:57] + "…"
         return f"the text {shown!r}"
     return show(value)
@@ -235,7 +241,7 @@ def _quote_advice(hint: Any, node: Node) -> str:
     if isinstance(node, Mapping | Listing):
         return " Put text that starts with `{` in quotes." if str in kinds and isinstance(node, Mapping) else ""
     if any(typing.get_origin(kind) is tuple and _may_hold(kind, node.text) for kind in kinds):
-        return f" Write `[{node.text.strip('()')}]`."
+        return f" Write `[{(node.typed or node.text).strip('()')}]`."
     if not node.plain and any(type(plain_value(node.text)) is kind for kind in kinds):
         return " Remove the quotes."
     return ""

@@ -24,6 +24,7 @@ from automodel.distributed.config import DistributedConfig
 from automodel.engine.folder import BASE, LAYOUT, RunFolder
 from automodel.engine.prepare import prepare_run
 from automodel.engine.same_run import as_heard
+from automodel.engine.saved import WITHOUT_TRACKERS
 from automodel.engine.step import check_fit, model_tensors
 from automodel.models.adapted import adapter_for_run
 from automodel.models.languages import name_languages
@@ -60,7 +61,7 @@ def convert_checkpoint(
         raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
     checkpoint, notes = _whole(folder, step)
     kept = folder.read_json(KEPT)
-    cfg = as_heard(load_run_config([folder.config], (), trust), kept)
+    cfg = as_heard(load_run_config([folder.config], WITHOUT_TRACKERS, trust), kept)
     # Early checkpoints do not know what the data said.
     facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust, kept)
     model, tokenizer = _made_again(cfg, facts, kept)

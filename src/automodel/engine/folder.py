@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,14 @@ class RunFolder:
         return self.run / "config.yaml"
 
     def write_json(self, name: str, value: Any) -> None:
-        replace_text(self.run / name, json.dumps(value, indent=2) + "\n")
+        replace_text(self.run / name, json.dumps(value, indent=2) + "\n", private=True)
+
+    def make(self) -> None:
+        """The folder `run/`, for its owner alone: what a run was told may hold a secret in spite of everything. The
+        model beside it can be read as any file can."""
+        self.run.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(OSError):  # of another owner, or a file system without modes
+            self.run.chmod(0o700)
 
     def read_json(self, name: str) -> Any:
         """What was written under this name; None where it was not. A damaged file counts as none where the run writes
@@ -80,7 +88,7 @@ class RunFolder:
         for name in names:
             note = self.read_json(name)
             if note is not None:
-                RunFolder(to).run.mkdir(exist_ok=True)
+                RunFolder(to).make()
                 RunFolder(to).write_json(name, note)
 
     def exported(self) -> list[str]:
@@ -195,7 +203,7 @@ def start_fresh(folder: RunFolder) -> list[str]:
             _put_aside(folder)
     for left in left_over_of(folder.config):
         left.unlink()
-    folder.run.mkdir(parents=True, exist_ok=True)  # a run that was killed in this very place left it empty
+    folder.make()  # a run that was killed in this very place left it empty
     return _remove_put_aside(folder.root)
 
 

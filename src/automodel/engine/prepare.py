@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from automodel.adapters.attach import Adapter, count_trained
+from automodel.config.dump import typed_at
 from automodel.config.errors import UserError
 from automodel.data.columns import did_you_mean
 from automodel.data.overlap import held_out_and_learned
@@ -162,7 +163,7 @@ def model_facts(
     """What the plan must know of the model. `words`: its word table, where rows of it may be left out."""
     shape, no_shape = shape_or_why(hf_config)
     return ModelFacts(
-        name=cfg.model.pretrained_model_name_or_path,
+        name=typed_at(cfg, "model.pretrained_model_name_or_path", cfg.model.pretrained_model_name_or_path),
         model_type=hf_config.model_type,
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         can_pack=packing.packed,

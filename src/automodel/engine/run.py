@@ -18,8 +18,9 @@ from rich.console import Console
 from automodel.adapters.kept import KEPT, to_keep
 from automodel.checkpoint.disk import replace_text
 from automodel.checkpoint.store import last_saved
+from automodel.config.dump import dump_config, to_plain, typed_at
 from automodel.config.errors import EXIT_INTERRUPTED, EXIT_OK, Interrupted, UserError
-from automodel.config.load import dump_config
+from automodel.config.written import HIDDEN, as_written
 from automodel.distributed.world import Alone, joined
 from automodel.engine.best_model import exported_before, whole_checkpoint
 from automodel.engine.build import Run, build
@@ -47,6 +48,7 @@ from automodel.engine.same_run import as_heard, check_same_run
 from automodel.engine.signals import StopRequest
 from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
+from automodel.engine.variables import VARIABLES, noted_variables
 from automodel.metrics.progress import Progress
 from automodel.metrics.report import write_report
 from automodel.metrics.waiting import Waiting
@@ -188,7 +190,7 @@ def _carry_out(
         if not resume:
             # Only now: whatever could be wrong with the new run has not cost the old one.
             for problem in start_fresh(folder):
-                console.print(problem, style="yellow", markup=False)
+                console.print(as_written(problem), style="yellow", markup=False)
         _write_start(run)
     with StopRequest() as stop:
         done = _train_and_finish(run, observer, trained, stop, tells_next)
@@ -257,17 +259,22 @@ def _opening_lines(run: Run) -> list[str]:
 
 def _write_start(run: Run) -> None:
     prepared, folder = run.prepared, run.folder
-    replace_text(folder.config, with_folder(dump_config(prepared.cfg)))
+    folder.make()  # one that an earlier version made could be read by all
+    replace_text(folder.config, with_folder(dump_config(prepared.cfg)), private=True)
+    if prepared.cfg.typed:
+        folder.write_json(VARIABLES, noted_variables(prepared.cfg))
     folder.write_json("plan.json", prepared.plan.to_json())
     validation = prepared.validation.stats.to_json() if prepared.validation else None
     folder.write_json("data.json", {"train": prepared.train.stats.to_json(), "validation": validation})
     if prepared.train.layout is not None:
         folder.write_json(LAYOUT, prepared.train.layout)
     if run.base is not None and prepared.adapter is not None:
-        folder.write_json(BASE, {"sample": run.base, "changed": prepared.cfg.model.extra})
+        model, extra = to_plain(prepared.cfg)["model"], prepared.cfg.model.extra
+        changed = {key: model[key] for key in extra if HIDDEN not in str(model[key])}
+        folder.write_json(BASE, {"sample": run.base, "changed": changed})
     if prepared.adapter is not None and not (folder.run / KEPT).exists():  # noted once: it is the run's from then on
         folder.write_json(KEPT, to_keep(prepared.adapter))
-    run.trackers.start(folder.run, _config_dict(prepared.cfg), prepared.plan.to_json())
+    run.trackers.start(folder.run, to_plain(prepared.cfg), prepared.plan.to_json())
 
 
 def _finish(run: Run, outcome: Outcome, stop: StopRequest, tells_next: bool) -> Finished:
@@ -379,7 +386,8 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
 
     from automodel import __version__
 
-    state, plan, prepared = run.state, run.prepared.plan, run.prepared
+    state, plan, prepared, cfg = run.state, run.prepared.plan, run.prepared, run.prepared.cfg
+    mixed = prepared.train.mixture
     best, loaded = state.best, getattr(run.step, "loaded", None)
     return {
         "task": prepared.task,
@@ -402,8 +410,8 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
         "loaded": asdict(loaded) if loaded else None,
         "parameters": plan.parameters,
         "device": prepared.hardware.name,
-        "model": prepared.cfg.model.pretrained_model_name_or_path,
-        "dataset": ", ".join(prepared.train.mixture.names) if prepared.train.mixture else prepared.cfg.dataset.path,
+        "model": typed_at(cfg, "model.pretrained_model_name_or_path", cfg.model.pretrained_model_name_or_path),
+        "dataset": as_written(", ".join(mixed.names)) if mixed else typed_at(cfg, "dataset.path", cfg.dataset.path),
         "versions": {
             "automodel": __version__,
             "torch": torch.__version__,
@@ -411,9 +419,3 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
-
-
-def _config_dict(cfg: RunConfig) -> dict[str, Any]:
-    import yaml
-
-    return yaml.safe_load(dump_config(cfg))

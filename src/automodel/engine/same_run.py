@@ -17,12 +17,13 @@ import yaml
 
 from automodel.adapters.kept import KEPT
 from automodel.checkpoint.catalog import complete
-from automodel.config.dump import as_setting, dump_config, to_plain
+from automodel.config.dump import as_setting, to_plain
 from automodel.config.errors import UserError
 from automodel.data.config import WHERE_NOBODY_SAYS
 from automodel.data.keys import OF_TASKS
 from automodel.engine.folder import RunFolder
 from automodel.engine.state import Best
+from automodel.engine.variables import VARIABLES, as_begun
 from automodel.models.same_base import known
 from automodel.optim.build import left_open
 from automodel.optim.config import OptimizerConfig
@@ -98,7 +99,7 @@ def changes_of_course(cfg: RunConfig, folder: RunFolder) -> list[str]:
         longer = key.startswith("step_scheduler") and falls
         then = "; the learning rate goes on as in a run of that length" if longer else ""
         notes.append(f"{key} was {before} so far, now {after}{then}.")
-    begun, now = _begun_with(folder), to_plain(cfg)["optimizer"]
+    begun, now = _begun_with(folder, cfg), to_plain(cfg, filled=True)["optimizer"]
     for key, own in _perhaps_unused(begun).items():
         if now.get(key) == begun["optimizer"][key]:
             notes.append(
@@ -136,15 +137,15 @@ def best_so_far(
 def given_since(cfg: RunConfig, folder: RunFolder) -> list[str]:
     """The settings that make this config of the run's own, for a command that goes on with it; without the sizes of a
     step, which whoever writes that command knows better. What must match does."""
-    before, now = _begun_with(folder), yaml.safe_load(dump_config(cfg))
+    before, now, typed = _begun_with(folder, cfg), to_plain(cfg, filled=True), to_plain(cfg)
     found: dict[str, Any] = {}
     for section in dict.fromkeys((*before, *now)):
         was, new = before.get(section), now.get(section)
         if isinstance(was, dict) and isinstance(new, dict):
             keys = [key for key in dict.fromkeys((*was, *new)) if was.get(key) != new.get(key)]
-            found |= {f"{section}.{key}": new.get(key) for key in keys}
+            found |= {f"{section}.{key}": typed[section].get(key) for key in keys}
         elif was != new:
-            found[section] = new
+            found[section] = typed.get(section)
     return [
         as_setting(key, value)
         for key, value in found.items()
@@ -160,7 +161,7 @@ def asks_for_more(cfg: RunConfig, folder: RunFolder) -> bool:
 
 def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[tuple[str, str, str]]:
     """Dotted keys whose values differ between the run's config and this one, with both values."""
-    begun, now = _begun_with(folder), _as_used(yaml.safe_load(dump_config(cfg)))
+    begun, now = _begun_with(folder, cfg), _as_used(to_plain(cfg, filled=True))
     used, early = _as_used(begun), not (folder.run / KEPT).exists()
     for tree in (used, now):
         if tree.get("peft"):
@@ -169,11 +170,17 @@ def _changed(cfg: RunConfig, folder: RunFolder, keys: tuple[str, ...]) -> list[t
     before, after, unread = _flat(used), _flat(now), _without_meaning(folder)
     lay, lie = _flat(_found(used, homes_of(folder.config))), _flat(_found(now, (os.getcwd(),)))
     watched = [k for k in (*before, *after) if any(k == key or k.startswith(f"{key}.") for key in keys)]
+    was_typed, is_typed = _flat(_as_typed(folder)), _flat(to_plain(cfg))
     return [
-        (key, _shown(before.get(key)), _shown(after.get(key)))
+        (key, *_told(was_typed.get(key, before.get(key)), is_typed.get(key, after.get(key))))
         for key in dict.fromkeys(watched)
         if before.get(key) != after.get(key) and lay.get(key) != lie.get(key) and key not in unread
     ]
+
+
+def _told(before: Any, after: Any) -> tuple[str, str]:
+    """Two values that differ, as they were typed: `${SEED}` may be both."""
+    return _shown(before), _shown(after) if before != after else f"another value of {_shown(after)}"
 
 
 def _dropout_of(section: dict[str, Any], early: bool) -> float | None:
@@ -211,8 +218,14 @@ def _without_meaning(folder: RunFolder) -> set[str]:
     return set() if own is None else {f"dataset.{key}" for keys in OF_TASKS.values() for key in keys if key not in own}
 
 
-def _begun_with(folder: RunFolder) -> dict[str, Any]:
-    """The config of the run in the folder. Every checkpoint has a copy of it, for when it is damaged itself."""
+def _begun_with(folder: RunFolder, cfg: RunConfig) -> dict[str, Any]:
+    """The config of the run in the folder, with the values that its variables had where those are known."""
+    return as_begun(_as_typed(folder), cfg, folder.read_json(VARIABLES))
+
+
+def _as_typed(folder: RunFolder) -> dict[str, Any]:
+    """The config of the run in the folder, as its file has it. Every checkpoint has a copy of it, for when the file is
+    damaged."""
     found = _parsed(_text_of(folder))
     for checkpoint in reversed(complete(folder.steps)) if found is None else ():
         with suppress(OSError, ValueError, AttributeError):  # the checkpoint before a damaged one will do

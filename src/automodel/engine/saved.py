@@ -22,6 +22,7 @@ import yaml
 
 from automodel.adapters.peft_folder import is_adapter_folder
 from automodel.checkpoint import catalog
+from automodel.config.environment import filled_tree
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.data.config import DatasetConfig
@@ -40,6 +41,8 @@ from automodel.plan.config import RunConfig
 
 logger = logging.getLogger(__name__)
 
+WITHOUT_TRACKERS = ("wandb=null", "mlflow=null", "tensorboard=null")
+"""Settings for those who only need the model of a run: the variables of trackers need not be set for that."""
 CLASSIFIERS = ("text-classification", "token-classification")
 
 
@@ -127,7 +130,7 @@ def open_saved(
     root = require_model(folder)
     run = None
     if RunFolder(root).config.is_file():
-        run = load_run_config([RunFolder(root).config, *files], settings, trust)
+        run = load_run_config([RunFolder(root).config, *files], [*WITHOUT_TRACKERS, *settings], trust)
     elif files or settings:
         run = load_run_config(files, [f"model={quoted(str(root))}", *settings], trust)
     remote = run.model.trust_remote_code if run else REMOTE_CODE in trust
@@ -135,7 +138,10 @@ def open_saved(
     layout = RunFolder(root).read_json(LAYOUT)
     if not (root / "config.json").is_file():  # an adapter of a language model, or one that somebody else saved
         # Of the base's config, in training: the run's own config says it, or the note that a converted one has of it.
-        changed = (RunFolder(root).read_json(BASE) or {}).get("changed", {}) | (run.model.extra if run else {})
+        said = run.model.extra if run else {}
+        noted = (RunFolder(root).read_json(BASE) or {}).get("changed", {})
+        rest = {key: value for key, value in noted.items() if key not in said}
+        changed = filled_tree(rest, str(RunFolder(root).run / BASE)) | said
         task, hf_config = foreign_config(replace(source, extra=changed))
         return SavedModel(root, source, task, hf_config, load_tokenizer(tokenizer_of(source), hf_config), run, layout)
     task = _task_of(source, run)

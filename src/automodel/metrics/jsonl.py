@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from automodel.config.errors import UserError
+from automodel.config.own_files import for_the_owner
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -48,7 +49,7 @@ class JsonlTracker:
             kept = remove_steps_after(self.path, self.resume_step)
             self._earlier_s = _last_time(kept)
         self._started = time.monotonic()
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = open(self.path, "a", encoding="utf-8", opener=for_the_owner)  # noqa: SIM115  (closed by `finish`)
 
     def log(self, step: int, values: Mapping[str, float], split: str) -> None:
         if self._file is None:
@@ -124,7 +125,7 @@ def remove_steps_after(path: Path, step: int) -> list[dict[str, Any]]:
     if not Path(path).exists():
         return kept
     temporary = Path(f"{path}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with open(temporary, "w", encoding="utf-8", opener=for_the_owner) as file:
         for line in kept:
             file.write(json.dumps({name: _plain(value) for name, value in line.items()}, allow_nan=False) + "\n")
         file.flush()

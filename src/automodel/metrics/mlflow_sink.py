@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from automodel.config.written import as_written
 from automodel.metrics.config import MlflowConfig
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class MlflowTracker:
             self._client.update_run(self._run_id, status="RUNNING")
         else:
             self._run_id = self._new_run(self._client, config, plan)
-            remembered.write_text(json.dumps({"run_id": self._run_id, "tracking_uri": uri}))
+            remembered.write_text(json.dumps({"run_id": self._run_id, "tracking_uri": as_written(uri)}))
         self._info(f"mlflow: recording in experiment '{self.config.experiment_name}' at {uri}")
 
     def _new_run(self, client: MlflowClient, config: dict[str, Any], plan: dict[str, Any]) -> str:

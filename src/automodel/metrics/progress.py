@@ -19,6 +19,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Self
 
+from automodel.config.written import as_written
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -90,11 +92,11 @@ class Progress:
 
     def info(self, text: str) -> None:
         """Something worth knowing."""
-        self._print("[INFO]", text, "blue")
+        self._print("[INFO]", as_written(text), "blue")
 
     def warn(self, text: str) -> None:
         """Something that may be wrong."""
-        self._print("[WARN]", text, "yellow")
+        self._print("[WARN]", as_written(text), "yellow")
 
     def step(self, step: int, values: Mapping[str, float] | None = None) -> None:
         """A step is done. With values its log line is written, perhaps some steps later; without, the bar moves."""

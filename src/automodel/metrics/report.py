@@ -17,6 +17,7 @@ from html import escape
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from automodel.config.own_files import for_the_owner
 from automodel.metrics import report_sections as sections
 from automodel.metrics.progress import duration, format_value, title
 from automodel.metrics.report_charts import absent
@@ -47,7 +48,9 @@ def write_report(run_dir: Path, running: bool = False) -> Path:
     folder = run_folder(run_dir)
     path = folder / "report.html"
     temporary = folder / "report.html.tmp"
-    temporary.write_text(render_report(read_run(folder, running)), encoding="utf-8")
+    page = render_report(read_run(folder, running))
+    with open(temporary, "w", encoding="utf-8", opener=for_the_owner) as file:  # it shows the config
+        file.write(page)
     os.replace(temporary, path)
     return path
 

@@ -14,11 +14,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.written import hide_in_setting
 from automodel.metrics.config import WandbConfig
 
 _MODES = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline", "disabled": "disabled"}
@@ -64,22 +67,23 @@ class WandbTracker:
         group = self.config.group or old.get("group") or (run_id if mode == "offline" else None)
         parent = Path(self.config.dir) if self.config.dir else Path(run_dir)
         parent.mkdir(parents=True, exist_ok=True)
-        run = wandb.init(
-            project=self.config.project,
-            name=self.config.name,
-            tags=list(self.config.tags) or None,
-            entity=self.config.entity,
-            group=group,
-            notes=self.config.notes,
-            dir=str(parent),
-            mode=mode,
-            id=run_id,
-            resume="allow" if continues else None,
-            config={"run": config, "plan": plan, "resumed_at_step": self.resume_step},
-            # Quiet, and hands off stdout: the progress bar owns the terminal.
-            settings=wandb.Settings(silent=True, console="off", init_timeout=_INIT_TIMEOUT_S),
-        )
-        remembered.write_text(json.dumps({"id": run_id, "mode": mode, "group": group}))
+        with _arguments_without_secrets():
+            run = wandb.init(
+                project=self.config.project,
+                name=self.config.name,
+                tags=list(self.config.tags) or None,
+                entity=self.config.entity,
+                group=group,
+                notes=self.config.notes,
+                dir=str(parent),
+                mode=mode,
+                id=run_id,
+                resume="allow" if continues else None,
+                config={"run": config, "plan": plan, "resumed_at_step": self.resume_step},
+                # Quiet, and hands off stdout: the progress bar owns the terminal.
+                settings=wandb.Settings(silent=True, console="off", init_timeout=_INIT_TIMEOUT_S),
+            )
+        remembered.write_text(json.dumps({"id": run_id, "mode": mode, "group": None if self.config.group else group}))
         return run
 
     def _announce(self, mode: str, why_offline: str) -> None:
@@ -102,6 +106,17 @@ class WandbTracker:
             self._run.summary.update(summary)
             self._run.finish()
             self._run = None
+
+
+@contextmanager
+def _arguments_without_secrets() -> Generator[None]:
+    """Settings of this command without their secrets: wandb records the command line when a run begins."""
+    before = sys.argv
+    sys.argv = [before[0], *map(hide_in_setting, before[1:])] if before else before
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _asked_mode(config: WandbConfig) -> str | None:

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from automodel.adapters.config import PeftConfig
 from automodel.checkpoint.config import CheckpointConfig, EarlyStoppingConfig
-from automodel.config.section import Count, CountOrZero, Positive, Section
+from automodel.config.section import Count, CountOrZero, Positive, Section, WholeFile
 from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
 from automodel.distributed.config import DistributedConfig
 from automodel.losses.config import LossConfig
@@ -107,7 +107,7 @@ class BenchmarkConfig(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(Section):
+class RunConfig(WholeFile):
     """One fine-tuning run. Three lines are a valid file: `model`, `dataset`, and `task` where it cannot be inferred."""
 
     EXAMPLE: ClassVar[str] = """

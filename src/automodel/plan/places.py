@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from automodel.config.environment import filled
+from automodel.config.section import Typed
 from automodel.config.tree import Place
 from automodel.data.config import BUILDERS, PATTERN
 from automodel.plan.config import RunConfig
@@ -60,11 +62,11 @@ def homes_of(config: str | Path) -> tuple[str, ...]:
         return ()
     try:
         text = Path(file).read_text(encoding="utf-8")
-        written = yaml.safe_load(text)["checkpoint"]["checkpoint_dir"]
+        written = filled(str(yaml.safe_load(text)["checkpoint"]["checkpoint_dir"]))
     # Whatever is wrong with it is for the config's reader to complain of.
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return ()
-    found = [_around(root, str(written))]
+    found = [None if written is None else _around(root, written)]
     with suppress(ValueError):
         found.append(_noted_in(text))
     return tuple(dict.fromkeys(home for home in found if home is not None))
@@ -74,8 +76,10 @@ def run_folder_of(config: Path) -> Path | None:
     """The run folder that a run's own config says it belongs to, as an absolute path; None where it does not say."""
     try:
         text = config.read_text(encoding="utf-8")
-        written = Path(str(yaml.safe_load(text)["checkpoint"]["checkpoint_dir"])).expanduser()
-        started = _noted_in(text)
+        said = filled(str(yaml.safe_load(text)["checkpoint"]["checkpoint_dir"]))
+        if said is None:  # a variable that is not set here
+            return None
+        written, started = Path(said).expanduser(), _noted_in(text)
     except (OSError, ValueError, RuntimeError, yaml.YAMLError, KeyError, TypeError):
         return None
     if written.is_absolute():
@@ -114,12 +118,32 @@ def as_meant(cfg: RunConfig, places: Mapping[str, Place]) -> tuple[RunConfig, li
             elsewhere.setdefault((file, home), []).append(key)
         return placed
 
-    cfg = changed_paths(cfg, change)
+    before, cfg = cfg, changed_paths(cfg, change)
+    cfg = replace(cfg, typed={path: _moved(before, cfg, path, typed) for path, typed in cfg.typed.items()})
     notes = [
         f"{file}: the run was started in {known[file][-1]}; now these are read from {home}: {', '.join(keys)}"
         for (file, home), keys in elsewhere.items()
     ]
     return cfg, notes
+
+
+def _moved(before: RunConfig, now: RunConfig, path: str, typed: Typed) -> Typed:
+    """How a value was typed, with the folder in front of it that was put in front of the value."""
+    was, value = _at(before, path), _at(now, path)
+    return typed if was == value or was != typed.value else Typed(value=value, text=_in_front(was, value, typed.text))
+
+
+def _in_front(was: Any, value: Any, text: Any) -> Any:
+    if isinstance(was, list | tuple):
+        return [_in_front(*parts) for parts in zip(was, value, text, strict=True)]
+    folder = value.removesuffix(os.path.normpath(was)) if isinstance(was, str) else ""
+    return f"{folder}{text.removeprefix('./')}" if folder and folder != value else text
+
+
+def _at(config: Any, path: str) -> Any:
+    for key in path.split("."):
+        config = config[int(key)] if isinstance(config, list | tuple) else _value(config, key)
+    return config
 
 
 def found_at(value: str, homes: Sequence[str], always: bool = False) -> tuple[str, str | None]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from automodel.adapters.config import Packing
+from automodel.config.written import as_written
 from automodel.optim.kinds import Kind
 
 
@@ -24,6 +25,12 @@ class Decision:
     """The decision, as it is shown."""
     reason: str
     """Why, in a few words."""
+
+    def __post_init__(self) -> None:
+        """The plan is printed, saved and shown: values of variables stand in it as `${NAME}`."""
+        object.__setattr__(self, "reason", as_written(self.reason))
+        if isinstance(self.value, str):
+            object.__setattr__(self, "value", as_written(self.value))
 
 
 @dataclass(frozen=True)

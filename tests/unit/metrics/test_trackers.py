@@ -265,6 +265,20 @@ def test_wandb_without_a_login_records_offline_and_says_so(tmp_path, capfd):
 
 
 @pytest.mark.usefixtures("no_wandb_login")
+def test_wandb_records_the_command_line_without_its_secrets(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["automodel", "mlflow.tracking_uri=https://me:pa55word@host", "optimizer.lr=0.25"])
+    record(build_trackers(WandbConfig(), None, None, tmp_path, info=lambda text: None), tmp_path)
+    assert sys.argv[1] == "mlflow.tracking_uri=https://me:pa55word@host"
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    content, deadline = b"", time.monotonic() + 20
+    while b"optimizer.lr=0.25" not in content and time.monotonic() < deadline:
+        content = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+        time.sleep(0.02)
+    assert b"optimizer.lr=0.25" in content
+    assert b"pa55word" not in content
+
+
+@pytest.mark.usefixtures("no_wandb_login")
 def test_wandb_continuation_of_an_offline_run_shares_its_group(tmp_path):
     said = []
     record(build_trackers(WandbConfig(), None, None, tmp_path, info=said.append), tmp_path)

@@ -58,3 +58,21 @@ def test_other_files_are_read_from_here(home, monkeypatch):
     assert homes_of("../out/run/config.yaml") == (str(home),)
     (home / "out" / "run" / "config.yaml").write_text("no config")
     assert homes_of("../out/run/config.yaml") == ()
+
+
+def test_what_was_typed_stays_when_its_path_is_read_from_elsewhere(home, monkeypatch):
+    for name, value in {"DATA": "a.jsonl", "FOLDER": "d", "OUT": "out"}.items():
+        monkeypatch.setenv(name, value)
+    text = "model: m\ndataset: {path: '${DATA}', data_files: null}\nvalidation_dataset: {path: csv, data_files: "
+    (home / "run.yaml").write_text(text + "['${FOLDER}/x.csv', x.csv]}\ncheckpoint: {checkpoint_dir: './${OUT}'}\n")
+    (home / "out" / "run" / "config.yaml").write_text(with_folder(dump_config(load_run_config(["run.yaml"]))))
+    assert homes_of("out/run/config.yaml") == (str(home),)
+    monkeypatch.chdir(home / "elsewhere")
+    cfg = load_run_config(["../out/run/config.yaml"])
+    assert cfg.dataset.path == str(home / "a.jsonl")
+    written = dump_config(cfg)
+    for typed in ("${DATA}", "${OUT}"):
+        assert f"{home}/{typed}\n" in written
+    assert f"- {home}/${{FOLDER}}/x.csv\n" in written
+    (home / "elsewhere" / "again.yaml").write_text(written)
+    assert load_run_config(["again.yaml"]) == cfg
