@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.finetune import Trust
-from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
+from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
 
 app = typer.Typer(help="Compare with HF Trainer on the same run: time, memory, losses.")
 
@@ -41,6 +40,7 @@ def benchmark(
     warmup: Warmup = None,
     output: Annotated[Path, typer.Option(help="Folder for results, report and logs.")] = Path("benchmark"),
     trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Run each side in its own process on the same data, seed and weights, and compare time, memory and losses.
 
@@ -50,7 +50,8 @@ def benchmark(
     from automodel.plan.check import load_run_config
 
     config, settings = files_and_settings(config, context.args, "benchmark")
-    cfg = load_run_config(config, settings, trust or [])
+    trusted = allowed(trust, allow_remote_data)
+    cfg = load_run_config(config, settings, trusted)
     from automodel.benchmark.verb import Wishes
     from automodel.benchmark.verb import benchmark as compare
 
@@ -64,6 +65,6 @@ def benchmark(
         warmup=warmup,
         threshold=speedup_threshold,
         ladder=ladder,
-        trust=tuple(trust or ()),
+        trust=tuple(trusted),
     )
     raise typer.Exit(compare(cfg, wishes).exit_code)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from automodel.cli.options import RemoteData, Trust, allowed
 from automodel.config.errors import EXIT_FAILED, UserError
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def convert(
     run: Run,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write; must be new or empty.")],
     step: Step = None,
-    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+    trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Write the model of a checkpoint as a plain Hugging Face folder."""
     _, every = _found(run)
@@ -146,7 +148,7 @@ def convert(
     import_transformers()
     from automodel.engine.convert import convert_checkpoint
 
-    done = convert_checkpoint(run, out, step=step, trust=trust or [])
+    done = convert_checkpoint(run, out, step=step, trust=allowed(trust, allow_remote_data))
     for note in done.notes:
         print(note)
     print(f"Wrote the model of step {done.step} to {done.folder}")

@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
+from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
 
 app = typer.Typer(no_args_is_help=True, help="Validate, show and describe config files.")
 
-Trust = Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")]
-
 
 @app.command("validate", context_settings=TAKES_SETTINGS)
-def validate(context: typer.Context, config: Files = None, trust: Trust = None) -> None:
+def validate(
+    context: typer.Context, config: Files = None, trust: Trust = None, allow_remote_data: RemoteData = False
+) -> None:
     """Report everything that is wrong with a config, or say that it is fine."""
     from automodel.plan.check import load_run_config, not_yet
 
     config, settings = files_and_settings(config, context.args, "config validate")
-    cfg = load_run_config(config, settings, trust or [])
+    cfg = load_run_config(config, settings, allowed(trust, allow_remote_data))
     later = not_yet(cfg)
     print(f"ok: {' + '.join(map(str, config))} is a valid config")
     for problem in later:
@@ -31,13 +31,15 @@ def validate(context: typer.Context, config: Files = None, trust: Trust = None) 
 
 
 @app.command("show", context_settings=TAKES_SETTINGS)
-def show(context: typer.Context, config: Files = None, trust: Trust = None) -> None:
+def show(
+    context: typer.Context, config: Files = None, trust: Trust = None, allow_remote_data: RemoteData = False
+) -> None:
     """Print the config as a run would use it: files layered, settings applied, defaults filled in."""
     from automodel.config.load import dump_config
     from automodel.plan.check import load_run_config
 
     config, settings = files_and_settings(config, context.args, "config show")
-    text = dump_config(load_run_config(config, settings, trust or []))
+    text = dump_config(load_run_config(config, settings, allowed(trust, allow_remote_data)))
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.finetune import Trust
-from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
+from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
 
 
 class Split(StrEnum):
@@ -35,6 +34,7 @@ def preview(
     split: Annotated[Split, typer.Option("--split", help="Which part of the data.")] = Split.train,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Show samples with what is learned of them in colour, lengths, what is cut, and how full batches are.
 
@@ -43,13 +43,14 @@ def preview(
     from automodel.plan.check import load_run_config
 
     config, settings = files_and_settings(config, context.args, "data preview")
-    cfg = load_run_config(config, settings, trust or [])
+    trusted = allowed(trust, allow_remote_data)
+    cfg = load_run_config(config, settings, trusted)
     from automodel.models.lean_imports import import_transformers
 
     import_transformers()
     from automodel.engine.preview import preview as look
 
-    seen = look(cfg, split=split.value, samples=samples, trust=trust or [])
+    seen = look(cfg, split=split.value, samples=samples, trust=trusted)
     if as_json:
         print(json.dumps(seen.to_json(), indent=2, ensure_ascii=False))
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from automodel.cli.options import TAKES_SETTINGS, collect_overrides
+from automodel.cli.options import TAKES_SETTINGS, RemoteData, Trust, allowed, collect_overrides
 from automodel.cli.predict import Progress
 from automodel.config.errors import UserError
 
@@ -40,7 +40,8 @@ def evaluate(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Longest generated answer; 64 by default.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the result as a .json file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+    trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Measure a fine-tuned model, with the metrics of its training.
 
@@ -64,9 +65,10 @@ def evaluate(
     from automodel.engine.assess import assess
     from automodel.engine.questions import Generating
 
+    trusted = allowed(trust, allow_remote_data)
     with Progress("Generating") as progress:
         found = assess(
-            run, files=config or [], settings=settings, dataset=dataset, split=split, trust=trust or [],
+            run, files=config or [], settings=settings, dataset=dataset, split=split, trust=trusted,
             generating=Generating(max_samples, max_new_tokens or 64) if generate else None, on_progress=progress.update,
         )  # fmt: skip
     text = json.dumps(found.to_json(), indent=2)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from automodel.cli.options import RemoteData, Trust, allowed
 from automodel.config.errors import UserError
 
 app = typer.Typer(help="Write the model of an adapter run as a plain Hugging Face folder.")
@@ -28,7 +29,8 @@ def export(
     text: Annotated[
         list[str] | None, typer.Option("--text", help="Text to check the merge on, instead of the run's data.")
     ] = None,
-    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+    trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Merge an adapter into its base model, and check the result.
 
@@ -54,7 +56,7 @@ def export(
     import_transformers()
     from automodel.engine.export import export_merged
 
-    done = export_merged(run, out, dtype=dtype, texts=text or [], trust=trust or [])
+    done = export_merged(run, out, dtype=dtype, texts=text or [], trust=allowed(trust, allow_remote_data))
     print(
         f"Merged {done.layers} layers into {done.folder} ({done.dtype}); on {done.rows} rows its logits are those of "
         f"base and adapter to {done.difference:.1e} of the largest"

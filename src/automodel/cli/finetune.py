@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings, is_config_file
+from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings, is_config_file
 from automodel.config.errors import EXIT_OK, Interrupted, UserError
 from automodel.metrics.waiting import Heartbeat
 
@@ -44,7 +44,6 @@ app = typer.Typer(no_args_is_help=True, help="Fine-tune a model from a YAML file
 RanksHere = Annotated[
     int | None, typer.Option("--nproc-per-node", min=1, help="Ranks on this machine; all visible GPUs by default.")
 ]
-Trust = Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")]
 
 
 @app.callback()
@@ -67,6 +66,7 @@ def llm(
         int, typer.Option("--max-restarts", min=0, help="So often, go on from the last checkpoint after a rank died.")
     ] = 0,
     trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Fine-tune a language model or a text classifier.
 
@@ -79,11 +79,12 @@ def llm(
 
     config, settings = files_and_settings(config, context.args, "finetune llm")
     with joined() as ranks:  # before the config is read: what is wrong with it is said once
-        cfg = load_run_config(config, settings, trust or [])
+        trusted = allowed(trust, allow_remote_data)
+        cfg = load_run_config(config, settings, trusted)
         begun = _ranks_begun(cfg) if resume or resume_or_start else None
         chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus, begun)
         if dry_run:
-            code = _print_plan(cfg, trust or [], chosen)
+            code = _print_plan(cfg, trusted, chosen)
         elif chosen.count > ranks.size:
             code = _launch(cfg, chosen, max_restarts)
         elif (resume_or_start or was_restarted()) and ranks.told(lambda: _is_done(cfg)):
@@ -92,8 +93,8 @@ def llm(
             if (resume_or_start or was_restarted()) and ranks.told(lambda: _has_checkpoint(cfg)):
                 resume, overwrite = True, False  # what --overwrite replaced is gone since the first start
             if cfg.compares_first and ranks.size == 1 and not resume:
-                _stock_trainer_first(cfg, trust or [])
-            code = _finetune(cfg, resume, overwrite, trust or [], ranks, chosen.why)
+                _stock_trainer_first(cfg, trusted)
+            code = _finetune(cfg, resume, overwrite, trusted, ranks, chosen.why)
     raise typer.Exit(code)
 
 

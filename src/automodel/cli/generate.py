@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from automodel.cli.options import Trust
 from automodel.cli.predict import Progress, check_overwrite, check_split, get_ready, note, tell
 from automodel.config.errors import UserError
 
@@ -47,7 +48,7 @@ def generate(
         Literal["error", "skip"], typer.Option(help="Prompts that cannot be used: stop, or leave them unanswered.")
     ] = "error",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
-    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+    trust: Trust = None,
 ) -> None:
     """Let a language model answer or continue prompts.
 

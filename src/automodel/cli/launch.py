@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
+from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
 from automodel.config.errors import EXIT_FAILED, UserError
+from automodel.config.gate import trust_arguments
 
 if TYPE_CHECKING:
     from automodel.plan.config import RunConfig
@@ -40,7 +41,6 @@ Submit = Annotated[bool, typer.Option("--submit", help="Hand it to the scheduler
 Name = Annotated[str | None, typer.Option("--name", help="Name of the job; the config's by default.")]
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.")]
 Gpus = Annotated[int, typer.Option("--gpus-per-node", min=0, help="GPUs of a machine, a rank each; 0: one rank, CPU.")]
-Trust = Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")]
 
 
 @app.callback()
@@ -68,16 +68,18 @@ def slurm(
     out: Out = None,
     submit: Submit = False,
     trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Write an sbatch script that saves before its time is up and goes back into the queue."""
     from automodel.distributed.slurm import SlurmJob, slurm_script
 
     config, settings = files_and_settings(config, context.args, "launch slurm")
+    trusted = allowed(trust, allow_remote_data)
     ranks = tasks_per_node or max(1, gpus_per_node)
-    _check(config, settings, trust or [], nodes * ranks)
+    _check(config, settings, trusted, nodes * ranks)
     job = SlurmJob(
         name or config[0].stem,
-        _command(config, settings, trust or []),
+        _command(config, settings, trusted),
         sys.executable,
         Path.cwd(),
         nodes,
@@ -113,20 +115,22 @@ def kubernetes(
     out: Out = None,
     submit: Submit = False,
     trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Write a manifest: the config, and a PyTorchJob of Kubeflow's training operator."""
     from automodel.config.load import dump_config
     from automodel.distributed.kubernetes import KubernetesJob, manifest
 
     config, settings = files_and_settings(config, context.args, "launch kubernetes")
-    cfg = _check(config, settings, trust or [], nodes * max(1, gpus_per_node))
+    trusted = allowed(trust, allow_remote_data)
+    cfg = _check(config, settings, trusted, nodes * max(1, gpus_per_node))
     if claim is None and (nodes > 1 or cfg.checkpoint.enabled):
         print(
             "warning: without --claim the run folder is inside the pods: it is lost with them, and several nodes would "
             "not see one folder.",
             file=sys.stderr,
         )
-    more = [argument for package in trust or [] for argument in ("--trust", package)]
+    more = trust_arguments(trusted)
     job = KubernetesJob(
         _dns_name(name or config[0].stem), image, dump_config(cfg), nodes, gpus_per_node, claim, mount, namespace,
         grace, restarts, more,
@@ -149,13 +153,15 @@ def ray(
     out: Out = None,
     submit: Submit = False,
     trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Write a Ray Train script."""
     from automodel.cli.ray_train import RayJob, ray_script
 
     config, settings = files_and_settings(config, context.args, "launch ray")
-    _check(config, settings, trust or [], workers)
-    command = _command(config, settings, trust or [])
+    trusted = allowed(trust, allow_remote_data)
+    _check(config, settings, trusted, workers)
+    command = _command(config, settings, trusted)
     job = RayJob(name or config[0].stem, command, Path.cwd(), workers, not cpu, restarts)
     path = _write(out or config[0].with_suffix(".ray.py"), ray_script(job))
     local = [sys.executable, str(path)]
@@ -176,8 +182,7 @@ def _check(files: list[Path], settings: list[str], trust: list[str], ranks: int)
 def _command(files: list[Path], settings: list[str], trust: list[str]) -> list[str]:
     """What every rank runs. It continues what an earlier start has left."""
     named = [argument for file in files for argument in ("-c", str(file.absolute()))]
-    trusted = [argument for package in trust for argument in ("--trust", package)]
-    return ["finetune", "llm", *named, "--resume-or-start", *trusted, *settings]
+    return ["finetune", "llm", *named, "--resume-or-start", *trust_arguments(trust), *settings]
 
 
 def _write(path: Path, text: str) -> Path:

@@ -22,6 +22,9 @@ Files = Annotated[
 ]  # fmt: skip
 """The config of a verb; `files_and_settings` finds those that are given without `-c`."""
 
+Trust = Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")]
+RemoteData = Annotated[bool, typer.Option("--allow-remote-data", help="Fetch the addresses in data_files.")]
+
 TAKES_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """`context_settings` of a verb that takes settings."""
 
@@ -47,6 +50,13 @@ def files_and_settings(given: list[Path] | None, args: list[str], verb: str) -> 
             f"no config file is given. Write `automodel {verb} -c run.yaml`; `automodel examples` has some."
         )
     return files, settings
+
+
+def allowed(trust: list[str] | None, remote_data: bool) -> list[str]:
+    """What the command line allows that no file can."""
+    from automodel.config.gate import REMOTE_DATA
+
+    return [*(trust or []), *([REMOTE_DATA] if remote_data else [])]
 
 
 def collect_overrides(args: list[str], measures: bool = False) -> list[str]:

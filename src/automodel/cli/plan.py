@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from automodel.cli.finetune import RanksHere, Trust
-from automodel.cli.options import TAKES_SETTINGS, Files, files_and_settings
+from automodel.cli.finetune import RanksHere
+from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
 
 app = typer.Typer(help="Say what a run will do, and why.")
 
@@ -19,6 +19,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     nproc_per_node: RanksHere = None,
     trust: Trust = None,
+    allow_remote_data: RemoteData = False,
 ) -> None:
     """Read the machine, the model's config and the data, and print the plan. Nothing is trained or written."""
     from automodel.distributed import visible
@@ -27,11 +28,12 @@ def plan(
     from automodel.plan.ranks import choose_ranks
 
     config, settings = files_and_settings(config, context.args, "plan")
-    cfg = load_run_config(config, settings, trust or [])
+    trusted = allowed(trust, allow_remote_data)
+    cfg = load_run_config(config, settings, trusted)
     chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus)
     from automodel.models.lean_imports import import_transformers
 
     import_transformers()
     from automodel.engine.run import dry_run
 
-    dry_run(cfg, trust=trust or [], as_json=as_json, ranks=chosen)
+    dry_run(cfg, trust=trusted, as_json=as_json, ranks=chosen)

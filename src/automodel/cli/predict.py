@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from automodel.cli.options import Trust
 from automodel.config.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def predict(
         Literal["error", "skip"], typer.Option(help="Empty texts: stop, or give them no prediction.")
     ] = "error",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
-    trust: Annotated[list[str] | None, typer.Option("--trust", help="Package whose names `_target_` may use.")] = None,
+    trust: Trust = None,
 ) -> None:
     """Classify, tag or complete texts with a fine-tuned model.
 

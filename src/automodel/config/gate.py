@@ -28,6 +28,9 @@ from automodel.config.targets import NAMED_ARGUMENTS, OPTIMIZER_NAMES, SLOTS, TR
 
 REMOTE_CODE = "remote_code"
 """`--trust remote_code` allows `model.trust_remote_code: true`; it is not a package."""
+REMOTE_DATA = "remote_data"
+"""Stands among what is trusted where the command line says `--allow-remote-data`; no package either."""
+NO_PACKAGES = (REMOTE_CODE, REMOTE_DATA)
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
@@ -44,7 +47,7 @@ def canonical(target: str) -> str:
 def check_trust(trust: Iterable[str]) -> None:
     """Refuses `--trust` of things that must never be trusted, or that are not packages."""
     for root in trust:
-        if root == REMOTE_CODE:
+        if root in NO_PACKAGES:
             continue
         if not _DOTTED.match(root):
             raise UserError(f"--trust {root}: name a Python package, e.g. `--trust my_package`.")
@@ -52,6 +55,12 @@ def check_trust(trust: Iterable[str]) -> None:
             raise UserError(
                 f"--trust {root}: Python's own modules cannot be trusted; a config could then run anything."
             )
+
+
+def trust_arguments(trust: Iterable[str]) -> list[str]:
+    """What is trusted, as arguments of a command."""
+    given = [["--allow-remote-data"] if root == REMOTE_DATA else ["--trust", root] for root in trust]
+    return [argument for arguments in given for argument in arguments]
 
 
 def resolve_target(target: str, slot: str, arguments: Iterable[str] = (), trust: Sequence[str] = ()) -> Any:
@@ -151,7 +160,7 @@ def _open_object(target: str, slot: Slot, trust: Sequence[str]) -> Any:
     """The object of an unknown target, after every check but that of its arguments."""
     if not _DOTTED.match(target):
         raise Refused(f"{target!r} is not a dotted name. This takes {slot.expects}.")
-    packages = tuple(root for root in trust if root != REMOTE_CODE)
+    packages = tuple(root for root in trust if root not in NO_PACKAGES)
     if not _under(target, (*TRUSTED_ROOTS, *packages)):
         raise Refused(_outside(target, slot))
     private = next((part for part in target.split(".") if part.startswith("_")), None)

@@ -23,6 +23,10 @@ NO_TRUST = (
     "a file cannot widen what is trusted, since it may come from somebody else. Remove it and add "
     "`--trust my_package` to the command line."
 )
+NO_REMOTE_DATA = (
+    "a file cannot have anything fetched, since it may come from somebody else. Remove it and add "
+    "`--allow-remote-data` to the command line."
+)
 
 
 def join(path: str, key: str) -> str:
@@ -81,6 +85,11 @@ class Normaliser:
     def _field_name(self, entry: Entry, section: type[Section], path: str) -> str | None:
         """The field an entry sets, `extra` for an argument of the target, or nothing and a complaint."""
         key, known = entry.key, fields_of(section)
+        if key.replace("-", "_") == "allow_remote_data":
+            typed = entry.place.name == COMMAND_LINE
+            message = "is an option of its own: `--allow-remote-data`." if typed else NO_REMOTE_DATA
+            self.complaints.add(entry.place, join(path, key), message)
+            return None
         if key == "_target_" and "target" in known:
             return "target"
         if section.ALIASES.get(key, key) in known and key != "target":

@@ -97,7 +97,8 @@ class DatasetConfig(Section):
     split: str | None = None
     """Split with an optional slice: `train`, `train[:1000]`, `test[10%:20%]`."""
     data_files: str | tuple[str, ...] | None = None
-    """Files inside `path`, when not all of them are meant."""
+    """Files inside `path`, when not all of them are meant; or files and addresses beside the name of their format
+    (`path: csv`). Addresses need `--allow-remote-data` on the command line."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     text_column: str | None = None

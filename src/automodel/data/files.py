@@ -260,7 +260,8 @@ def _no_room(error: BaseException | None) -> bool:
 
 
 class quiet:
-    """No progress bars and log lines of `datasets` while reading: our own output says what happens."""
+    """No progress bars and log lines of `datasets` and the hub's library while reading: our own output says what
+    happens."""
 
     def __init__(self, datasets: Any):
         self.datasets = datasets
@@ -270,9 +271,12 @@ class quiet:
         self.datasets.utils.disable_progress_bars()
         self.verbosity = self.datasets.utils.logging.get_verbosity()
         self.datasets.utils.logging.set_verbosity(logging.CRITICAL)
+        self.hub_verbosity = logging.getLogger("huggingface_hub").level
+        logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
     def __exit__(self, *_: Any) -> None:
         self.datasets.utils.logging.set_verbosity(self.verbosity)
+        logging.getLogger("huggingface_hub").setLevel(self.hub_verbosity)
         if self.were_on:
             self.datasets.utils.enable_progress_bars()
 
@@ -337,11 +341,6 @@ def _has_stray_quotes(path: Path) -> bool:
 
 def missing_path(path: str, section: str) -> UserError:
     """A path that does not exist, with the nearest name beside it, or that is neither a file nor a folder."""
-    if "://" in path:
-        return UserError(
-            f"{section}.path: '{path}' is an address; files are read from disks, and the hub's datasets by name. "
-            "Download it and give its path."
-        )
     expanded = Path(path).expanduser()
     if expanded.exists() and not expanded.is_file() and not expanded.is_dir():
         return UserError(

@@ -1,4 +1,6 @@
-"""Datasets by their hub name, through `datasets.load_dataset` and every cache it and the hub client keep.
+"""Datasets by their hub name, through the steps of `datasets.load_dataset` and every cache it and the hub client keep.
+
+Between its steps stands a check: which reader `datasets` has chosen for the files, before it reads one of them.
 
 When the hub cannot be reached, three places are tried in turn: the table cache of `datasets` (it does that itself), a
 snapshot of the repository in the hub cache, and, for an old short name such as `imdb`, a snapshot or table under its
@@ -8,16 +10,21 @@ full name (`stanfordnlp/imdb`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from automodel.config.errors import UserError
-from automodel.data.config import DatasetConfig
+from automodel.config.hub import hub_left_alone
+from automodel.data.config import BUILDERS, DatasetConfig
 from automodel.data.files import quiet
+from automodel.data.media import undecoded
+from automodel.data.permitted import builder_refused, is_refused_builder
 from automodel.data.splits import PREFERRED, SplitChoice, bad_slice, choice_among, split_names, unknown_split
 
+T = TypeVar("T")
+FROM_TABLES = "cache"  # the builder that takes what an earlier load has prepared
 UNREACHABLE = ("ConnectionError", "OfflineModeIsEnabled", "ConnectTimeout", "ConnectError", "LocalEntryNotFoundError")
 
 
@@ -44,7 +51,7 @@ class HubSource:
         return choice_among(taken, list(rows.info.splits or ())) if taken else None
 
     def load(self) -> Any:
-        rows = self._first_that_exists(self._candidates())
+        rows = undecoded(self._first_that_exists(self._candidates()))
         limit = self.cfg.num_samples_limit
         return rows if limit is None or limit >= len(rows) else rows.select(range(limit))
 
@@ -68,18 +75,31 @@ class HubSource:
             )
         raise unknown_split(missing.name, missing.available, self.section)
 
+    def check(self) -> None:
+        self._somewhere(self._builder)
+
     def _load(self, spec: str) -> Any:
+        return self._somewhere(lambda place: self._load_from(place, spec))
+
+    def _somewhere(self, read: Callable[[str], T]) -> T:
+        """What `read` makes of the first place that has the dataset."""
         path = self.cfg.path
         assert path is not None
+        import datasets
+
+        with quiet(datasets), hub_left_alone():
+            return self._first_place(path, read)
+
+    def _first_place(self, path: str, read: Callable[[str], T]) -> T:
         try:
-            return self._load_from(path, spec)
+            return read(path)
         except (UserError, _NoSuchSplit):
             raise
         except Exception as error:
             failure = error
             for place in cached_places(path, self.cfg.revision):
                 try:
-                    return self._load_from(place, spec)
+                    return read(place)
                 except (UserError, _NoSuchSplit):
                     raise
                 except Exception as other:
@@ -88,33 +108,47 @@ class HubSource:
             raise self._explained(failure) from failure
 
     def _load_from(self, place: str, spec: str) -> Any:
+        builder = self._builder(place)
+        try:
+            builder.download_and_prepare()
+            return builder.as_dataset(split=spec)
+        except ValueError as error:
+            unknown = re.search(r'Unknown split "(.+?)"\. Should be one of \[(.*)\]', str(error))
+            if unknown:
+                available = [name.strip(" '\"") for name in unknown[2].split(",")]
+                raise _NoSuchSplit(unknown[1], available) from error
+            if "Unrecognized instruction format" in str(error) or not all(split_names(spec)):
+                raise bad_slice(spec, self.section) from error
+            if "corresponds to no data" in str(error):
+                raise UserError(
+                    f"{self.section}.split: '{spec}' of the dataset '{self.cfg.path}' holds no rows: it begins "
+                    "behind the last one."
+                ) from error
+            raise
+
+    def _builder(self, place: str) -> Any:
+        """What reads the dataset at a place. It has looked at names of files, and at no file."""
         import datasets
 
+        if is_refused_builder(place):
+            raise UserError(f"{self.section}.path: {builder_refused(place)}")
         options = {k: v for k, v in self.cfg.extra.items() if k in ("data_dir", "token", "storage_options")}
         files = self.cfg.data_files
-        with quiet(datasets):
-            try:
-                return datasets.load_dataset(
-                    place,
-                    self.cfg.name,
-                    split=spec,
-                    data_files=list(files) if isinstance(files, tuple) else files,
-                    revision=None if Path(place).is_dir() else self.cfg.revision,
-                    **options,
-                )
-            except ValueError as error:
-                unknown = re.search(r'Unknown split "(.+?)"\. Should be one of \[(.*)\]', str(error))
-                if unknown:
-                    available = [name.strip(" '\"") for name in unknown[2].split(",")]
-                    raise _NoSuchSplit(unknown[1], available) from error
-                if "Unrecognized instruction format" in str(error) or not all(split_names(spec)):
-                    raise bad_slice(spec, self.section) from error
-                if "corresponds to no data" in str(error):
-                    raise UserError(
-                        f"{self.section}.split: '{spec}' of the dataset '{self.cfg.path}' holds no rows: it begins "
-                        "behind the last one."
-                    ) from error
-                raise
+        builder = datasets.load_dataset_builder(
+            place,
+            self.cfg.name,
+            data_files=list(files) if isinstance(files, tuple) else files,
+            revision=None if Path(place).is_dir() else self.cfg.revision,
+            **options,
+        )
+        reader = type(builder).__module__.removeprefix("datasets.packaged_modules.").split(".")[0]
+        if reader not in (*BUILDERS, FROM_TABLES):
+            raise UserError(
+                f"{self.section}.path: `datasets` would read the files of '{self.cfg.path}' as {reader}, which is not "
+                f"used here: only {', '.join(sorted(BUILDERS))} are. Choose files of these kinds with data_files, or "
+                "convert it to Parquet."
+            )
+        return builder
 
     def _explained(self, error: Exception) -> UserError:
         name, text = self.cfg.path, str(error)

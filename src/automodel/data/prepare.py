@@ -88,11 +88,12 @@ def prepare(
     problem_type: str | None = None,
     known_labels: tuple[str, ...] | None = None,
     resolved_target: Callable[..., Any] | None = None,
+    remote: bool = False,
     written: DatasetConfig | None = None,
 ) -> PreparedData:
     """Tokenised data for one section. `like` is the training data, whose classes the validation data must have;
     `known_labels` are names that the model has for its classes already, in their order; `written` is the section
-    without what it has from another one."""
+    without what it has from another one; `remote`: whether the command line allows addresses in `data_files`."""
     section = "dataset" if role == "train" else "validation_dataset"
     problems, written = Problems(), written or cfg
     cfg = cfg.with_defaults()  # said or not, the samples are the same
@@ -108,7 +109,7 @@ def prepare(
             # Its text is part of the key, not the name of its file.
             member = replace(member, chat_template=template)
             place: Any = {"resolved_target": resolved_target, "memory": cache_root(cfg), "tokenizer": tokenizer}
-            source = find_source(member, role=role, section=where, **place)
+            source = find_source(member, role=role, section=where, remote=remote, **place)
             request = Request(
                 cfg=member,
                 task=task,

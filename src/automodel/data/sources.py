@@ -22,6 +22,8 @@ from automodel.config.own_files import file_inside
 from automodel.data import files as local
 from automodel.data.config import BUILDERS, BUILT_IN_TARGETS, PATTERN, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
+from automodel.data.media import undecoded
+from automodel.data.permitted import check, is_address
 from automodel.data.problems import Problems
 from automodel.data.splits import SplitChoice, choice_among, chosen_split, split_names, take
 
@@ -58,14 +60,13 @@ def load_rows(
     role: str = "train",
     resolved_target: Callable[..., Any] | None = None,
     tokenizer: Any = None,
+    remote: bool = False,
 ) -> Any:
-    """The rows of a section as a map-style `datasets.Dataset`."""
+    """The rows of a section as a map-style `datasets.Dataset`. `remote`: as in `find_source`."""
     section = "dataset" if role == "train" else "validation_dataset"
     memory = Path(cfg.cache_dir or DEFAULT_MEMORY).expanduser()
-    source = find_source(
-        cfg, role=role, section=section, resolved_target=resolved_target, memory=memory, tokenizer=tokenizer
-    )
-    return source.load()
+    place: Any = {"resolved_target": resolved_target, "memory": memory, "tokenizer": tokenizer, "remote": remote}
+    return find_source(cfg, role=role, section=section, **place).load()
 
 
 def find_source(
@@ -76,8 +77,11 @@ def find_source(
     resolved_target: Callable[..., Any] | None,
     memory: Path,
     tokenizer: Any = None,
+    remote: bool = False,
 ) -> Source:
-    """The source a section means. Raises `UserError` where it means nothing that exists."""
+    """The source a section means. Raises `UserError` where it means nothing that exists, or what may not be read.
+    `remote`: whether the command line allows addresses in `data_files`."""
+    check(cfg, section, remote=remote)
     name = getattr(resolved_target, "__name__", "") or (cfg.target or "").split(".")[-1]
     if name not in BUILT_IN_TARGETS and cfg.target is not None:
         if resolved_target is None:
@@ -90,7 +94,8 @@ def find_source(
             f"{section}.path is missing. Give a hub name (path: imdb), a file (path: reviews.csv) or a folder of files."
         )
     if cfg.path in BUILDERS and cfg.data_files:
-        return _file_source(cfg, role, section, memory, Path.cwd(), _matching(Path.cwd(), cfg, section), cfg.path)
+        root, found = _named_files(cfg, section, memory)
+        return _file_source(cfg, role, section, memory, root, found, cfg.path)
     path = Path(cfg.path).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
@@ -121,6 +126,11 @@ def find_source(
         return _file_source(cfg, role, section, memory, Path(os.path.commonpath([p.parent for p in found])), found)
     if _looks_local(cfg.path):
         raise local.missing_path(cfg.path, section)
+    if cfg.path in BUILDERS:
+        raise UserError(
+            f"{section}.path: '{cfg.path}' is the name of a format. Say which files with {section}.data_files."
+        )
+    _require_possible_name(cfg.path, section)
     from automodel.data.hub import HubSource
 
     return HubSource(cfg, role, section)
@@ -151,6 +161,33 @@ def _looks_local(path: str) -> bool:
     )
 
 
+def _require_possible_name(name: str, section: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UserError(
+            f"{section}.path: there is no file or folder '{name}' in {os.getcwd()}, and the hub has no names "
+            "like that: they are `owner/name`, of letters, digits, '-', '_' and '.'."
+        ) from error
+
+
+def _named_files(cfg: DatasetConfig, section: str, memory: Path) -> tuple[Path, list[Path]]:
+    """The files of `data_files` beside the name of a format, and the folder that they are in. What is at an address is
+    fetched first; `check` has seen to it that it may be."""
+    named = (cfg.data_files,) if isinstance(cfg.data_files, str) else tuple(cfg.data_files or ())
+    remote = [name for name in named if is_address(name)]
+    if not remote:
+        return Path.cwd(), _matching(Path.cwd(), cfg, section)
+    if len(remote) < len(named):
+        raise UserError(f"{section}.data_files: addresses beside files here. Give one kind.")
+    from automodel.data.fetch import fetch
+
+    return memory / "fetched", [fetch(address, memory / "fetched", section) for address in remote]
+
+
 def _matching(root: Path, cfg: DatasetConfig, section: str) -> list[Path]:
     patterns = (cfg.data_files,) if isinstance(cfg.data_files, str) else tuple(cfg.data_files or ())
     found: list[Path] = []
@@ -177,7 +214,7 @@ def _file_source(cfg, role, section, memory, root: Path, found: list[Path], form
 
 
 def limited(rows: Any, cfg: DatasetConfig) -> Any:
-    limit = cfg.num_samples_limit
+    rows, limit = undecoded(rows), cfg.num_samples_limit
     return rows if limit is None or limit >= len(rows) else rows.select(range(limit))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from automodel.config.errors import UserError
+from automodel.config.gate import REMOTE_DATA
 from automodel.data.chat import template_text
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.columns import LABEL, Columns
@@ -208,7 +209,8 @@ def _prepared(
     nothing about others."""
     limits = model_limits(saved.hf_config, saved.task)
     section, target = saved.as_long(section, limits.max_positions), custom_target(section, trust)
-    labels = _labels(saved, section, target)
+    remote = REMOTE_DATA in trust
+    labels = _labels(saved, section, target, remote)
     like: Any = None if labels is None else _Classes(labels)
     data = prepare(
         section if listed else replace(section, labels=None),
@@ -219,6 +221,7 @@ def _prepared(
         role="validation",
         like=like,
         resolved_target=target,
+        remote=remote,
         written=written,
     )
     check_kind(cfg.dataset, saved.layout, data, section)
@@ -233,7 +236,7 @@ class _Classes:
     label_map: LabelMap
 
 
-def _labels(saved: SavedModel, section: DatasetConfig, target: Any) -> LabelMap | None:
+def _labels(saved: SavedModel, section: DatasetConfig, target: Any, remote: bool) -> LabelMap | None:
     """What the saved model's logits stand for, as a map for the data's labels."""
     if saved.task not in CLASSIFIERS:
         return None
@@ -245,13 +248,14 @@ def _labels(saved: SavedModel, section: DatasetConfig, target: Any) -> LabelMap 
     # classes were listed, it is as in training: they are names if all of them are on the list.
     numbers = names is not None and all(is_whole_number(name) for name in names)
     if numbers and section.labels and problem == SINGLE and saved.task == "text-classification":
-        rows, label = _label_column(saved, section, target)
+        rows, label = _label_column(saved, section, target, remote)
         numbers = all_listed(unique_values(rows, label), names or ())
     return LabelMap(problem, count, names, ids_allowed=not numbers, origin="the model's classes")
 
 
-def _label_column(saved: SavedModel, section: DatasetConfig, target: Any) -> tuple[Any, str]:
-    rows = load_rows(section, role="validation", resolved_target=target, tokenizer=saved.tokenizer)
+def _label_column(saved: SavedModel, section: DatasetConfig, target: Any, remote: bool) -> tuple[Any, str]:
+    given: Any = {"resolved_target": target, "tokenizer": saved.tokenizer, "remote": remote}
+    rows = load_rows(section, role="validation", **given)
     columns = Columns(rows.features, "validation_dataset")
     named = section.label_column or (section.column_mapping or {}).get("label")
     label = named or columns.first_of(LABEL, "label_column", "the label")

@@ -14,6 +14,7 @@ from typing import Any
 from automodel.checkpoint import randomness
 from automodel.checkpoint.store import CheckpointStore
 from automodel.config.errors import UserError
+from automodel.config.gate import trust_arguments
 from automodel.config.load import dump_config
 from automodel.data.loader import EvalLoader, StepLoader
 from automodel.data.prepare import PreparedData
@@ -235,8 +236,7 @@ def _restore(
             f"continue. {then}" + "".join(f"\n  {n}" for n in notes)
         )
     state = checkpoint.state()
-    trusted = [argument for package in prepared.trust for argument in ("--trust", package)]
-    given = [*trusted, *given_since(prepared.cfg, folder)]
+    given = [*trust_arguments(prepared.trust), *given_since(prepared.cfg, folder)]
     described = state["loader"]["describes"], loader.describe()
     check_same_step(*described, state.get("ranks", 1), prepared.ranks.size, str(folder.config), given)
     check_same_base(state.get("base"), base, prepared.cfg, folder)

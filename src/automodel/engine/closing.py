@@ -7,9 +7,11 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from automodel.config.gate import REMOTE_DATA, trust_arguments
 from automodel.metrics.progress import duration, format_memory, format_value, title
 
 if TYPE_CHECKING:
@@ -53,13 +55,13 @@ def predict_command(run: Run) -> str:
     command = f"{this_command()} predict {shlex.quote(folder)} {shlex.quote(text)}"
     if (run.prepared.train.layout or {}).get("pair"):
         command += f" --pair {shlex.quote('A second text.')}"
-    return command + _trusted(run)
+    return command + _trusted(run.prepared.trust, but=REMOTE_DATA)  # it reads no data of the run
 
 
 def resume_command(run: Run) -> str:
     """Continues this run after its last checkpoint."""
     config = shlex.quote(shown(run.folder.config))
-    return f"{this_command()} finetune llm -c {config} --resume{_trusted(run)}"
+    return f"{this_command()} finetune llm -c {config} --resume{_trusted(run.prepared.trust)}"
 
 
 def longer_command(run: Run, stopped_early: bool) -> str:
@@ -77,8 +79,9 @@ def longer_command(run: Run, stopped_early: bool) -> str:
     return f"{resume_command(run)} {' '.join(more)}"
 
 
-def _trusted(run: Run) -> str:
-    return "".join(f" --trust {shlex.quote(package)}" for package in run.prepared.trust)
+def _trusted(trust: Sequence[str], but: str = "") -> str:
+    kept = [package for package in trust if package != but]
+    return "".join(f" {shlex.quote(argument)}" for argument in trust_arguments(kept))
 
 
 def shown(path: Path) -> str:

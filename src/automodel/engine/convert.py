@@ -61,7 +61,7 @@ def convert_checkpoint(
         raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
     checkpoint, notes = _whole(folder, step)
     kept = folder.read_json(KEPT)
-    cfg = as_heard(load_run_config([folder.config], WITHOUT_TRACKERS, trust), kept)
+    cfg = as_heard(load_run_config([folder.config], WITHOUT_TRACKERS, trust, reads_data=False), kept)
     # Early checkpoints do not know what the data said.
     facts = checkpoint.state().get("data") or _facts_of_early_ones(cfg, trust, kept)
     model, tokenizer = _made_again(cfg, facts, kept)

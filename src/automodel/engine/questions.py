@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.gate import REMOTE_DATA
 from automodel.data.config import DatasetConfig
 from automodel.data.language import Chats, Instructions, every_answer
 from automodel.data.layouts import Request, choose_layout, is_ready
@@ -50,7 +51,8 @@ def questions_of(
     if section.mixture is not None:
         raise UserError("--generate asks one dataset; name it with --dataset, e.g. one of the mixture.")
     target = custom_target(section, trust)
-    rows = load_rows(section, role="validation", resolved_target=target, tokenizer=saved.tokenizer)
+    given: Any = {"resolved_target": target, "tokenizer": saved.tokenizer, "remote": REMOTE_DATA in trust}
+    rows = load_rows(section, role="validation", **given)
     request = Request(section, saved.task, saved.tokenizer, data.max_length, False, "validation_dataset")
     encoder = None
     if not is_ready(section, rows.features):

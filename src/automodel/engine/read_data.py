@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from automodel.config.errors import UserError
-from automodel.config.gate import resolve_target
+from automodel.config.gate import REMOTE_DATA, resolve_target
 from automodel.data.config import DatasetConfig
 from automodel.data.inheritance import inherit
 from automodel.data.keys import check_keys
@@ -74,6 +74,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
             problem_type=cfg.model.problem_type,
             known_labels=known,
             resolved_target=custom_target(section, trust),
+            remote=REMOTE_DATA in trust,
             written=written,
         )
 

@@ -130,9 +130,10 @@ def open_saved(
     root = require_model(folder)
     run = None
     if RunFolder(root).config.is_file():
-        run = load_run_config([RunFolder(root).config, *files], [*WITHOUT_TRACKERS, *settings], trust)
+        layers = [RunFolder(root).config, *files]
+        run = load_run_config(layers, [*WITHOUT_TRACKERS, *settings], trust, reads_data=False)
     elif files or settings:
-        run = load_run_config(files, [f"model={quoted(str(root))}", *settings], trust)
+        run = load_run_config(files, [f"model={quoted(str(root))}", *settings], trust, reads_data=False)
     remote = run.model.trust_remote_code if run else REMOTE_CODE in trust
     source = ModelConfig(pretrained_model_name_or_path=str(root), trust_remote_code=remote)
     layout = RunFolder(root).read_json(LAYOUT)

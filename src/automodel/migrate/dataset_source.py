@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from automodel.data.permitted import builder_refused, is_address, is_refused_builder
 from automodel.migrate.document import Document
 from automodel.migrate.mapped import MappedFunction
 from automodel.migrate.supervised import TEXTS
@@ -183,6 +184,8 @@ class DatasetReader:
         given |= {k.arg: self.script.value(k.value) for k in call.keywords if k.arg}
         path, files = given.get("path"), given.get("data_files")
         split = given.get("split")
+        if is_refused_builder(str(path)):
+            raise Unknown(call.lineno, builder_refused(str(path)))
         if found.split is not None and found.split.startswith("["):
             split = f"{split or 'train'}{found.split}"
         elif found.split is not None:
@@ -193,7 +196,10 @@ class DatasetReader:
             files = files[0] if isinstance(files, list) and len(files) == 1 else files
             if not isinstance(files, str):
                 raise Unknown(call.lineno, "several data_files; give one path for each dataset section")
-            path, files = files, None
+            if is_address(files):
+                self.document.note(call.lineno, f"{section}: it is fetched only with --allow-remote-data")
+            else:
+                path, files = files, None
             split = split if split and "[" in split else None
         self.document.set(f"{section}.path", path, f"line {call.lineno}")
         for key, value in (("name", given.get("name")), ("split", split), ("data_files", files)):

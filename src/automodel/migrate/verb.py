@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from automodel.config.errors import ConfigError, UserError
+from automodel.config.gate import REMOTE_DATA
 from automodel.migrate.document import Document
 from automodel.plan.check import load_run_config
 
@@ -58,7 +59,7 @@ def write_config(document: Document, output: Path, overwrite: bool = False) -> N
     if document.holes():
         return  # half a config, to be filled in or layered with another
     try:
-        load_run_config([output])
+        load_run_config([output], trust=[REMOTE_DATA])  # that it needs the option is said
     except ConfigError as error:
         if before is None:
             output.unlink()

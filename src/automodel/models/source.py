@@ -1,8 +1,8 @@
 """Where a model's files come from: a local folder, the hub's cache, or the hub.
 
 transformers retries an unreachable hub for about 25 seconds for every file, even when the file is cached. So the hub is
-looked for once: if it is not there, cached models load from the cache at once, and for anything else the person learns
-what was tried and what to do.
+looked for once (`config/hub.py`): if it is not there, cached models load from the cache at once, and for anything else
+the person learns what was tried and what to do.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import socket
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from threading import Thread
 from typing import Any
-from urllib.parse import urlparse
 
 from automodel.config.errors import UserError
+from automodel.config.hub import endpoint, hub_answers
 from automodel.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
-
-_PROBE_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,7 @@ def _find(name: str, cfg: ModelConfig, key: str, must_hold: str | None) -> Sourc
         keywords["cache_dir"] = cfg.cache_dir
     if cfg.revision and key != "model.tokenizer":
         keywords["revision"] = cfg.revision
-    if cfg.local_files_only or not _hub_answers():
+    if cfg.local_files_only or not hub_answers():
         keywords["local_files_only"] = True
         _require_cached(name, cfg, key, keywords)
     return Source(name, keywords)
@@ -107,7 +102,7 @@ def _require_cached(name: str, cfg: ModelConfig, key: str, keywords: dict[str, A
             if not cfg.local_files_only:
                 logger.info("the hub does not answer: %s comes from the cache", name)
             return
-    why = "`local_files_only` is set" if cfg.local_files_only else f"{_endpoint()} does not answer"
+    why = "`local_files_only` is set" if cfg.local_files_only else f"{endpoint()} does not answer"
     at = f" at revision {revision}" if revision else ""
     raise UserError(
         f"{key}: {name!r}{at} is neither a local folder nor in the cache ({cache_dir or constants.HF_HUB_CACHE}), and "
@@ -137,33 +132,3 @@ def _looks_like_a_path(name: str) -> bool:
 def _listing(folder: str) -> str:
     names = sorted(os.listdir(folder))
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
-
-
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-
-
-@lru_cache(maxsize=1)
-def _hub_answers() -> bool:
-    """Whether the hub takes a connection; asked once in a process. Behind a proxy it is assumed to."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True
-    url = urlparse(_endpoint())
-    address = (url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443))
-    answers = []
-
-    def connect() -> None:
-        try:
-            socket.create_connection(address, timeout=_PROBE_SECONDS).close()
-            answers.append(True)
-        except OSError:
-            pass
-
-    probe = Thread(target=connect, daemon=True)  # a thread, because looking up a name has no timeout of its own
-    probe.start()
-    probe.join(_PROBE_SECONDS)
-    return bool(answers)

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from automodel.config.errors import Problem
-from automodel.config.gate import REMOTE_CODE, canonical
+from automodel.config.gate import REMOTE_CODE, REMOTE_DATA, canonical
 from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import TASK_CLASSES
 from automodel.data.config import MixtureEntry
 from automodel.data.keys import foreign_keys
+from automodel.data.permitted import refusals
 from automodel.distributed.layout import ranks_wanted
 from automodel.distributed.step_aside import BECAUSE
 from automodel.optim.config import LRSchedulerConfig
@@ -60,8 +62,15 @@ TASK_OF_CLASS = dict(
 )
 
 
-def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), trust: Sequence[str] = ()) -> RunConfig:
-    """Files and overrides as a `RunConfig` that makes sense. Raises `ConfigError` with everything that is wrong."""
+def load_run_config(
+    files: Sequence[str | Path],
+    overrides: Sequence[str] = (),
+    trust: Sequence[str] = (),
+    *,
+    reads_data: bool = True,
+) -> RunConfig:
+    """Files and overrides as a `RunConfig` that makes sense. Raises `ConfigError` with everything that is wrong.
+    `reads_data`: whether the data it names may have to be read; a saved model is asked without."""
     loaded = read_config(RunConfig, files, overrides, trust)
     if loaded.config is not None:
         for problem in check_run(loaded.config, trust):
@@ -70,12 +79,29 @@ def load_run_config(files: Sequence[str | Path], overrides: Sequence[str] = (), 
     loaded.complaints.raise_if_any()
     assert loaded.config is not None
     config, notes = as_meant(loaded.config, loaded.places)
+    for problem in _not_permitted(config, REMOTE_DATA in trust) if reads_data else ():
+        loaded.complaints.add(loaded.place_of(problem.path), problem.path, problem.message)
+    loaded.complaints.raise_if_any()
     notes.extend(loaded.flat)
     # Once, where several ranks read the config, and whoever started them before.
     if os.environ.get("RANK", "0") == "0" and BECAUSE not in os.environ:
         for note in notes:
             print(note, file=sys.stderr)
     return config
+
+
+def _not_permitted(cfg: RunConfig, remote: bool) -> Iterator[Problem]:
+    """What the data sections would have read that may not be. Only now it is known where relative paths lead."""
+    for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
+        if section is None:
+            continue
+        elsewhere = section.path or section.target or section.mixture
+        own = section if elsewhere else replace(section, path=cfg.dataset.path)
+        entries = [(f"{where}.mixture.{number}", entry) for number, entry in enumerate(section.mixture or ())]
+        for place, part in [(where, own), *entries]:
+            for key, message in refusals(part, remote=remote):
+                if key != "path" or part is not own or own is section:  # said of `dataset` already
+                    yield Problem(f"{place}.{key}", message)
 
 
 def check_run(cfg: RunConfig, trust: Sequence[str] = ()) -> list[Problem]:

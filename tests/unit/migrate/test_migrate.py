@@ -431,3 +431,20 @@ def test_arguments_that_would_train_something_else_stand_in_the_way():
     assert [note.text.split(":")[0] for note in document.left_out] == ["push_to_hub"]
     with pytest.raises(UserError, match="nothing was written"):
         document.to_yaml()
+
+
+@pytest.mark.parametrize("call", ['"pandas", data_files="b.pkl"', '"webdataset", data_files="b.tar"'])
+def test_a_reader_that_is_not_used_is_named_with_its_line(tmp_path, call):
+    text = SCRIPT.replace('"csv", data_files={"train": "train.csv", "test": "test.csv"}', call)
+    with pytest.raises(UserError, match="line 10: dataset: .* is a reader of `datasets` that is not used here"):
+        migrated(tmp_path, text)
+
+
+def test_an_address_stays_one_and_says_what_it_needs(tmp_path):
+    files = '{"train": "https://host/train.csv", "test": "test.csv"}'
+    text = SCRIPT.replace('{"train": "train.csv", "test": "test.csv"}', files)
+    (tmp_path / "train.py").write_text(text)
+    document = read_source(tmp_path / "train.py")
+    assert any("--allow-remote-data" in note.text for note in document.differs)
+    dataset = migrated(tmp_path, text)["dataset"]
+    assert (dataset["path"], dataset["data_files"]) == ("csv", "https://host/train.csv")

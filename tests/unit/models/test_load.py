@@ -47,7 +47,7 @@ def bert_folder(tmp_path):
 
 @pytest.fixture
 def no_hub(monkeypatch, tmp_path):
-    monkeypatch.setattr(source, "_hub_answers", lambda: False)
+    monkeypatch.setattr(source, "hub_answers", lambda: False)
     return str(tmp_path / "cache")
 
 
