@@ -34,6 +34,9 @@ def trainer_losses(
     elif task == "token-classification":
         collator = DataCollatorForTokenClassification(tokenizer)
     else:
+        shift = getattr(stock, "prepare_decoder_input_ids_from_labels", None)
+        if shift is not None:  # FSMT's writes into the labels it gets, and padding would be learned
+            stock.prepare_decoder_input_ids_from_labels = lambda labels: shift(labels=labels.clone())
         collator = DataCollatorForSeq2Seq(tokenizer, model=stock if task == "seq2seq" else None)
     losses = []
 

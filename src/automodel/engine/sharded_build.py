@@ -20,12 +20,13 @@ from automodel.adapters.attach import attach
 from automodel.adapters.packed_linear import pack_layers
 from automodel.config.gate import resolve_target
 from automodel.data.batch import Batch
-from automodel.distributed.fully_sharded import shard
+from automodel.distributed.fully_sharded import settle, shard
 from automodel.distributed.grid import Grid, make_grid
 from automodel.distributed.layout import can_trade_heads
 from automodel.distributed.shards import fill, held_elements
 from automodel.distributed.tensor_parallel import apply_tensor_parallel
 from automodel.engine.frozen_base import loraplus_ratio
+from automodel.engine.own_loss import check_own_loss
 from automodel.engine.prepare import Prepared
 from automodel.engine.sharded import Loaded, ShardedStep, Whole
 from automodel.engine.step import autocast
@@ -41,10 +42,11 @@ from automodel.models.pooled_block import pool_last_block
 from automodel.models.streamed import OpenWeights, open_weights
 from automodel.optim.build import build_optimizer
 from automodel.optim.schedule import Schedule
+from automodel.plan.plan import Decision
 
 
-def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[Any, ShardedStep]:
-    """Model and step of this rank. `blank` makes a batch for a rank that has none."""
+def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch], notes: list[Decision]) -> tuple[Any, ShardedStep]:
+    """Model and step of this rank. `blank` makes a batch for a rank that has none; `notes` gets what was found."""
     cfg, plan, layout = prepared.cfg, prepared.plan, prepared.layout
     started, before = time.perf_counter(), psutil.Process().memory_info().rss
     grid = make_grid(layout, prepared.ranks.rank, plan.device)
@@ -77,10 +79,21 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch]) -> tuple[A
     if plan.fused_kernels:  # after the weights: tables of angles are made from what the model holds
         fused = fuse_shards(model, torch.full((1,), cfg.seed, dtype=torch.int64, device=plan.device), plan.max_length)
         assert fused, "the plan promised fused blocks"
+    notes += filter(None, [check_own_loss(prepared, model, partial(_call_whole, whole), half)])
     step = make_step_over(prepared, whole, blank)
     grown = psutil.Process().memory_info().rss - before
     step.loaded = Loaded(weights is not None, time.perf_counter() - started, grown, held_elements(model.parameters()))
     return model, step
+
+
+def _call_whole(whole: Whole, function: Callable[[], Any]) -> Any:
+    """Runs a function of the model inside the outermost module, whose call gathers the weights."""
+    kept, whole.call = whole.call, lambda batch: function()
+    try:
+        return whole(None)
+    finally:
+        whole.call = kept
+        settle(whole)
 
 
 def _weights_in_parts(prepared: Prepared, dtype: torch.dtype) -> OpenWeights | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from automodel.engine.fit import fits, on_two_streams, smaller
 from automodel.engine.fp8_guard import guarded
 from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.observe import NOBODY, Observer
+from automodel.engine.own_loss import check_own_loss
 from automodel.engine.prepare import Prepared, words_read
 from automodel.engine.step import TrainStep, release_memory
 from automodel.engine.together import TogetherOnHost, TogetherStep, seed_offset_of, wire_dtype
@@ -39,6 +41,7 @@ from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.quantized import eight_bit_parameters
 from automodel.optim.schedule import Schedule
 from automodel.plan.fp8 import asked_fp8
+from automodel.plan.plan import Decision
 
 
 def make_fitting_step(
@@ -51,7 +54,9 @@ def make_fitting_step(
             prepared.ranks.add_up([torch.zeros(1, device=prepared.plan.device)])
     while True:
         randomness.seed_everything(prepared.cfg.seed)
-        model, step = make_step(prepared)
+        notes: list[Decision] = []
+        model, step = make_step(prepared, notes)
+        prepared = _with_lines(prepared, notes)
         observer.model_loaded()
         if isinstance(step, CapturedStep):
             ahead.wait()
@@ -81,13 +86,23 @@ def make_fitting_step(
         prepared = smaller(prepared, two_streams)
 
 
-def make_step(prepared: Prepared) -> tuple[Any, TrainStep | CapturedStep]:
+def _with_lines(prepared: Prepared, notes: list[Decision]) -> Prepared:
+    """The run with these lines in its plan, each once: a step may be made several times."""
+    plan, names = prepared.plan, {line.name for line in notes}
+    kept = (line for line in plan.decisions if line.name not in names)
+    return replace(prepared, plan=replace(plan, decisions=(*kept, *notes))) if notes else prepared
+
+
+def make_step(prepared: Prepared, notes: list[Decision] | None = None) -> tuple[Any, TrainStep | CapturedStep]:
+    """`notes`: gets what was found of the loaded model."""
     plan = prepared.plan
+    notes = [] if notes is None else notes
     if prepared.layout.fsdp:
         from automodel.engine.sharded_build import make_sharded_step  # FSDP takes a fifth of a second to import
 
-        return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]))
+        return make_sharded_step(prepared, lambda: make_step_loader(prepared).collate([0]), notes)
     model = load_trainable(prepared)
+    notes += filter(None, [check_own_loss(prepared, model)])
     if plan.checkpointing != "none":
         use_gradient_checkpointing(model, plan.checkpointing)
     if plan.offload or (plan.checkpointing != "none" and plan.fused_kernels and will_recompute(model)):

@@ -137,7 +137,7 @@ def test_the_second_stream_goes_before_batches_are_halved(monkeypatch, room, the
     lines = (*run.plan.decisions, Decision("update", "under the next step", ""))
     settings = {"decisions": lines, "late_update": True, "second_stream": True, "fused_kernels": True}
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, **settings))
-    monkeypatch.setattr(steps, "make_step", lambda prepared: (None, Captured(prepared.plan)))
+    monkeypatch.setattr(steps, "make_step", lambda prepared, notes: (None, Captured(prepared.plan)))
     monkeypatch.setattr(steps, "make_step_loader", loader_of)
     monkeypatch.setattr(steps.ahead, "wait", lambda: None)
     for module in (fit, steps):
@@ -187,7 +187,7 @@ def test_eager_steps_on_a_gpu_are_halved_until_they_fit(monkeypatch):
     run, made = eager(16), []
     run = dataclasses.replace(run, plan=dataclasses.replace(run.plan, device="cuda"))
 
-    def make(prepared):
+    def make(prepared, notes):
         made.append(prepared.plan.micro_batch_size)
         return None, SmallStep(5)
 
