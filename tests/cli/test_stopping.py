@@ -222,8 +222,9 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_checkpoint(folder, 
 
 
 def test_an_absurd_learning_rate_says_what_to_try(folder):
+    largest = "optimizer.lr=100", "optimizer.weight_decay=100"  # weights grow ten thousandfold at each step
     with pytest.raises(UserError, match="lower optimizer.lr .*warm-up .*No checkpoint was saved before it"):
-        finetune(folder, "optimizer.lr=1e38", "step_scheduler.ckpt_every_steps=20", "step_scheduler.val_every_steps=20")
+        finetune(folder, *largest, "step_scheduler.ckpt_every_steps=20", "step_scheduler.val_every_steps=20")
 
 
 def test_without_checkpoints_nothing_is_saved_and_earlier_runs_are_put_aside(folder):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from automodel.config.section import Count, Positive, Section, ShareBelowOne
+from annotated_types import Ge, Gt, Le
+
+from automodel.config.section import PathText, Section, ShareBelowOne
 
 DEFAULT_DIM = 8
 DEFAULT_ALPHA = 32
@@ -49,9 +51,9 @@ class PeftConfig(Section):
 
     target: str | None = None
     """`nemo_automodel.components._peft.lora.PeftConfig` or nothing."""
-    dim: Count | None = None
+    dim: Annotated[int, Ge(1), Le(16_384)] | None = None
     """Rank of the adapters; 8 where it is left out."""
-    alpha: Count | None = None
+    alpha: Annotated[int, Ge(1), Le(10**6)] | None = None
     """Scale of the adapters (alpha / dim); 32 where it is left out."""
     dropout: ShareBelowOne | None = None
     """Dropout before the adapters; where it is left out, that of `pretrained_adapter`, and none for new adapters."""
@@ -62,13 +64,13 @@ class PeftConfig(Section):
     """Modules that do not, in the same form."""
     modules_to_save: tuple[str, ...] = ()
     """More modules to train in full and save with the adapter; classification heads and poolers always are."""
-    pretrained_adapter: str | None = None
+    pretrained_adapter: PathText | None = None
     """A PEFT adapter folder to start from: its rank, scale and modules are taken over."""
     use_dora: bool = False
     """DoRA: lengths and directions of the weights' rows are trained apart. Slower; its blocks are not fused."""
     use_rslora: bool = False
     """Scale by alpha / sqrt(dim)."""
-    loraplus_lr_ratio: Positive | None = None
+    loraplus_lr_ratio: Annotated[float, Gt(0), Le(10**4)] | None = None
     """LoRA+: learning rate of B over that of A, e.g. 16."""
     use_triton: bool = False
     """Accepted from the reference: adapters stand inside fused blocks on a GPU anyway."""

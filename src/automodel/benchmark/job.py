@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import NotYetError, UserError
+from automodel.config.gate import canonical
 from automodel.config.load import dump_config
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.optim.kinds import KINDS
@@ -116,7 +117,7 @@ def optimizer_name(cfg: RunConfig) -> str | None:
         kind = KINDS[cfg.optimizer.name]
         same = kind.bits == 32 and kind.algorithm in ("adamw", "sgd")  # paging changes no number
         return kind.algorithm if same else None
-    return {"torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}.get(cfg.optimizer.target)
+    return {"torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}.get(canonical(cfg.optimizer.target))
 
 
 def _write_weights(prepared: Prepared, folder: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from automodel.config.section import Count, NonNegative, Section
+from automodel.config.section import Count, NonNegative, PathText, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class CheckpointConfig(Section):
 
     enabled: bool = True
     """False writes `run/` (config, plan, metrics, report) but neither checkpoints nor the model."""
-    checkpoint_dir: str = "./checkpoints"
+    checkpoint_dir: PathText = "./checkpoints"
     """The run folder: a plain Hugging Face folder at its root, everything about the run in `run/`."""
     keep_last: Count = 2
     """Resumable checkpoints to keep; the best one is kept beside them."""

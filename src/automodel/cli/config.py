@@ -19,9 +19,11 @@ def validate(
 ) -> None:
     """Report everything that is wrong with a config, or say that it is fine."""
     from automodel.plan.check import load_run_config, not_yet
+    from automodel.plan.run_place import check_run_place
 
     config, settings = files_and_settings(config, context.args, "config validate")
     cfg = load_run_config(config, settings, allowed(trust, allow_remote_data))
+    check_run_place(cfg)
     later = not_yet(cfg)
     print(f"ok: {' + '.join(map(str, config))} is a valid config")
     for problem in later:

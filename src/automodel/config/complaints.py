@@ -25,6 +25,10 @@ class Complaints:
         """Whether the key or a section around it has been complained about."""
         return any(p and (path == p or path.startswith(f"{p}.")) for _, p, _ in self._found)
 
+    def inside(self, path: str) -> bool:
+        """Whether a key inside the section has been complained about."""
+        return any(p.startswith(f"{path}.") for _, p, _ in self._found)
+
     def suggests(self, key: str) -> bool:
         """Whether a misspelt key was taken to mean this one: then it is not missing as well."""
         return any(p.message.endswith(f"did you mean `{key}`?") for p in self._found.values())

@@ -169,13 +169,11 @@ def _open_object(target: str, slot: Slot, trust: Sequence[str]) -> Any:
     open_roots = (*slot.roots, *packages)
     if slot.kind is None or not _under(target, open_roots):
         raise Refused(_not_listed(target, slot))
-    if target in slot.unfit:
-        raise Refused(
-            f"`{target}` does not work here: {slot.unfit[target]}. Use `{next(iter(slot.known))}`, for example."
-        )
     found = _walk(target, (*TRUSTED_ROOTS, *packages))
     if not slot.kind(found):
         raise Refused(f"`{target}` is {_what(found)}. This takes {slot.expects}.")
+    if unfit := slot.unfit(found):
+        raise Refused(f"`{target}` does not work here: {unfit}. Use `{next(iter(slot.known))}`, for example.")
     return found
 
 

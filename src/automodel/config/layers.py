@@ -15,7 +15,18 @@ from automodel.config.fields import Field, fields_of, takes_extra
 from automodel.config.gate import canonical
 from automodel.config.names import advice, listing
 from automodel.config.section import Section
-from automodel.config.tree import COMMAND_LINE, Entry, Listing, Mapping, Node, Scalar, is_empty, is_null, walk
+from automodel.config.tree import (
+    COMMAND_LINE,
+    Entry,
+    Listing,
+    Mapping,
+    Node,
+    Scalar,
+    is_empty,
+    is_null,
+    item_number,
+    walk,
+)
 from automodel.config.values import got, show
 
 NO_TARGET = "nothing here takes a `_target_`. Remove it; only the sections that say so build objects."
@@ -152,7 +163,7 @@ class Normaliser:
 
         if isinstance(node, Listing):
             return Listing([long(item, str(number)) for number, item in enumerate(node.items)], node.place, node.text)
-        if isinstance(node, Mapping) and node.entries and all(key.isdigit() for key in node.entries):
+        if isinstance(node, Mapping) and node.entries and all(item_number(key) is not None for key in node.entries):
             items = {key: Entry(key, long(entry.node, key), entry.place) for key, entry in node.entries.items()}
             return Mapping(items, node.place, text=node.text)
         return node
@@ -209,7 +220,7 @@ def _list_to_change(current: Entry | None, entry: Entry, usual: Any) -> Listing 
     """The list that `wandb.tags.0=x` changes: the one given before, or what it is otherwise."""
     if not isinstance(entry.node, Mapping) or not entry.node.entries:
         return None
-    if not all(key.isdigit() for key in entry.node.entries):
+    if not all(item_number(key) is not None for key in entry.node.entries):
         return current.node if current and isinstance(current.node, Listing) else None
     if current is not None:
         return current.node if isinstance(current.node, Listing) else None
@@ -222,14 +233,15 @@ def _list_to_change(current: Entry | None, entry: Entry, usual: Any) -> Listing 
 def _set_items(items: Listing, changes: Mapping, complaints: Complaints, path: str) -> None:
     count = len(items.items)
     for key, entry in changes.entries.items():
-        if not key.isdigit():
+        number = item_number(key)
+        if number is None:
             message = f"`{path}` is a list; name the item by its number, e.g. `{path}.0=…`."
             complaints.add(entry.place, join(path, key), message)
-        elif int(key) > count:
+        elif number > count:
             size = f"the list has {count} item{'s' if count != 1 else ''}"
             complaints.add(entry.place, join(path, key), f"{size}; `{path}.{count}=…` adds one.")
-        elif int(key) < count and isinstance(items.items[int(key)], Mapping) and isinstance(entry.node, Mapping):
-            merge(cast(Mapping, items.items[int(key)]), entry.node, None, complaints, join(path, key))
+        elif number < count and isinstance(items.items[number], Mapping) and isinstance(entry.node, Mapping):
+            merge(cast(Mapping, items.items[number]), entry.node, None, complaints, join(path, key))
         else:
-            items.items[int(key) : int(key) + 1] = [entry.node]
+            items.items[number : number + 1] = [entry.node]
             count = len(items.items)

@@ -10,6 +10,7 @@ collected all the way and reported together, in the order of the files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,7 +50,7 @@ from automodel.config.tree import (
     to_typed,
     walk,
 )
-from automodel.config.values import Misfit, fit, got
+from automodel.config.values import Misfit, check_untyped, fit, got
 from automodel.config.written import note_used
 
 __all__ = ["Loaded", "dump_config", "load_config", "read_config"]
@@ -75,9 +76,10 @@ class Loaded(Generic[T]):
     """How files with flat settings were read, and what was added to them."""
 
     def is_bad(self, path: str) -> bool:
-        """Whether the key, or a section around it, has been complained about already."""
+        """Whether the key, a section around it or a key in it has been complained about already."""
         around = any(path == bad or path.startswith(f"{bad}.") for bad in self.bad)
-        return around or self.complaints.about(path) or self.complaints.suggests(path.rpartition(".")[2])
+        said = self.complaints.about(path) or self.complaints.inside(path)
+        return around or said or self.complaints.suggests(path.rpartition(".")[2])
 
     def place_of(self, path: str) -> Place:
         """Where a key was written, or the section around it, or the first file."""
@@ -169,7 +171,7 @@ class _Builder:
             else:
                 values[f.name] = self._absent(f, mapping.place, inner, inner_spelt)
         if takes_extra(section):
-            values["extra"] = self._extra(mapping, path)
+            values["extra"] = self._extra(section, mapping, path, spelt)
         config = section(**values)
         if section.SLOT is not None:
             self._gate(config, mapping, spelt)
@@ -223,14 +225,42 @@ class _Builder:
                 self.complaints.add(node.place, join(spelt, inner) if inner else spelt, message)
             return "" if f.required else f.default
 
-    def _extra(self, mapping: Mapping, path: str) -> dict[str, Any]:
+    def _extra(self, section: type[Section], mapping: Mapping, path: str, spelt: str) -> dict[str, Any]:
         entry = mapping.entries.get("extra")
         if entry is None:
             return {}
+        values: dict[str, Any] = {}
         for argument in cast(Mapping, entry.node).entries.values():
             self.places[join(path, argument.key)] = argument.place
-            self._remember(argument.node, to_python(argument.node), join(path, argument.key))
-        return to_python(entry.node)
+            if self._is_usable(section, argument, join(path, argument.key), join(spelt, argument.key)):
+                values[argument.key] = to_python(argument.node)
+                self._remember(argument.node, values[argument.key], join(path, argument.key))
+        return values
+
+    def _is_usable(self, section: type[Section], argument: Entry, path: str, spelt: str) -> bool:
+        """Whether every value of an argument is a number that can be meant, as far as its name tells; complained about
+        where it is not."""
+        before = len(self.complaints)
+        keyed = [(spelt, argument.key, argument.node)]
+        while keyed:
+            at, key, node = keyed.pop()
+            hint = next((hint for name, hint in section.EXTRA.items() if re.fullmatch(name, key)), None)
+            try:
+                if hint is not None and not isinstance(node, Mapping):
+                    fit(hint, node)
+                elif isinstance(node, Scalar):
+                    check_untyped(node)
+            except Misfit as misfit:
+                for inner, message, place in misfit.parts:
+                    self.complaints.add(place.place, join(at, inner) if inner else at, message)
+            if isinstance(node, Mapping):
+                keyed += [(join(at, name), name, inner.node) for name, inner in node.entries.items()]
+            elif isinstance(node, Listing):
+                keyed += [(join(at, str(i)), "", inner) for i, inner in enumerate(node.items)]
+        if len(self.complaints) > before:
+            self.bad.add(path)
+            return False
+        return True
 
     def _remember(self, node: Node, value: Any, path: str, ours: bool = False) -> None:
         """How a value was typed, where variables were filled into it. Sentences have texts as they were typed; numbers

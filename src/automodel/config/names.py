@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from automodel.config.fields import fields_of, keys_of, sections_of
 from automodel.config.section import Section
 
+LONGEST = 200  # letters of a word that is compared with names
+
 # Names from TrainingArguments, JSON configs and other trainers, and where the same thing is set here.
 FAMILIAR = {
     "batch_size": "dataloader.batch_size",
@@ -94,6 +96,8 @@ def homes_of(root: type[Section], key: str) -> list[str]:
 
 def near(word: str, candidates: list[str], cutoff: float = 0.7) -> str | None:
     """The nearest candidate. Case and `-` against `_` do not count."""
+    if len(word) > LONGEST:  # comparing takes time by the square of the length
+        return None
     folded = {c.lower().replace("-", "_"): c for c in reversed(candidates)}
     close = get_close_matches(word.lower().replace("-", "_"), list(folded), n=1, cutoff=cutoff)
     return folded[close[0]] if close else None

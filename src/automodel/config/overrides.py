@@ -8,8 +8,9 @@ rest).
 from __future__ import annotations
 
 from automodel.config.complaints import Complaints
-from automodel.config.read import read_value
-from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Node, Place
+from automodel.config.read import LONGEST_KEY, read_value
+from automodel.config.tree import COMMAND_LINE, MOST_LEVELS, Entry, Mapping, Node, Place, letter_fault
+from automodel.config.values import short
 
 
 def setting_layer(text: str, layer: int, complaints: Complaints) -> Mapping | None:
@@ -18,13 +19,26 @@ def setting_layer(text: str, layer: int, complaints: Complaints) -> Mapping | No
     path, equals, value = text.removeprefix("--").partition("=")
     keys = path.strip().split(".")
     if not equals:
-        complaints.add(place, "", f"`{text}` sets nothing. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
+        complaints.add(place, "", f"`{short(text)}` sets nothing. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
         return None
     if not all(keys):
-        complaints.add(place, "", f"`{text}` has an empty key. Write `section.key=value`, e.g. `optimizer.lr=1e-5`.")
+        complaints.add(
+            place, "", f"`{short(text)}` has an empty key. Write `section.key=value`, e.g. `optimizer.lr=1e-5`."
+        )
         return None
     if not value.strip():  # `model=$MODEL`, and the variable is not set: the file's own must not be taken for it
         complaints.add(place, path.strip(), f"`{text}` has no value. Write `{path}=null` for none, or leave it out.")
+        return None
+    if fault := letter_fault(path):
+        complaints.add(place, "", f"the key {path.strip()!a} {fault}")
+        return None
+    if len(path) > LONGEST_KEY:
+        complaints.add(place, "", f"the setting `{path[:40]}…` has a key of {len(path):,} letters; no key is so long.")
+        return None
+    if len(keys) > MOST_LEVELS:
+        complaints.add(
+            place, keys[0], f"`{text[:40]}…` has {len(keys):,} keys inside each other; no section is so deep."
+        )
         return None
     node: Node = read_value(value.strip(), layer)
     for key in reversed(keys):

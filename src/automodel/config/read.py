@@ -9,21 +9,61 @@ from __future__ import annotations
 import copy
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from automodel.config.complaints import Complaints
-from automodel.config.tree import COMMAND_LINE, Entry, Listing, Mapping, Node, Place, Scalar
+from automodel.config.tree import (
+    COMMAND_LINE,
+    MOST_LEVELS,
+    Entry,
+    Listing,
+    Mapping,
+    Node,
+    Place,
+    Scalar,
+    letter_fault,
+    whole_letters,
+)
 
-# Expanding aliases of aliases grows exponentially; no honest config is anywhere near this size.
+# Expanding aliases of aliases grows exponentially; no honest config is anywhere near these sizes.
 MOST_NODES = 20_000
+MOST_BYTES = 1 << 20
+TOO_MANY = f"there are more than {MOST_NODES:,} values. Is this a config, or the data?"
+NO_MAPPING = "takes the keys of another mapping over, as in `<<: *defaults`; this is none. Remove it."
+ENDLESS = "the file's `*aliases` repeat without end. Write the values out."
+TOO_DEEP = f"keys and lists lie inside each other more than {MOST_LEVELS} times. Is a bracket not closed?"
+LONGEST_KEY = 200
+SHOWN = 160  # letters of a line, around the place that is wrong
 CONFIG_SUFFIXES = {".yaml", ".yml", ".json"}
+
+
+class _TooMuch(yaml.MarkedYAMLError):
+    """YAML that is well formed, and larger or deeper than any config."""
 
 
 class _Composer(yaml.SafeLoader):
     """Composes without guessing types, so that scalars keep their text."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  (PyYAML's own class attribute)
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.levels = self.nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """As PyYAML does it, by recursion, but not without end."""
+        is_key = isinstance(parent, yaml.MappingNode) and index is None
+        self.levels += 1
+        self.nodes += not is_key
+        fault = TOO_DEEP if self.levels > MOST_LEVELS else TOO_MANY if self.nodes > MOST_NODES else ""
+        if fault:
+            raise _TooMuch(problem=fault, problem_mark=self.peek_event().start_mark)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.levels -= 1
 
 
 _DEFAULT_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
@@ -64,10 +104,10 @@ class _Reader:
     def convert(self, node: yaml.Node, path: str) -> Node | None:
         place = self.place(node.start_mark)
         self.count += 1
-        if self.count > MOST_NODES or id(node) in self.open:
+        if self.count > MOST_NODES or len(self.open) >= MOST_LEVELS or id(node) in self.open:
             if not self.endless:
                 self.endless = True
-                self.complaints.add(place, path, "the file's `*aliases` repeat without end. Write the values out.")
+                self.complaints.add(place, path, ENDLESS)
             return None
         if node.tag not in _DEFAULT_TAGS:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
@@ -78,7 +118,7 @@ class _Reader:
         self.open.add(id(node))
         try:
             if isinstance(node, yaml.ScalarNode):
-                return Scalar(node.value, plain=node.style is None, place=place)
+                return Scalar(whole_letters(node.value), plain=node.style is None, place=place)
             if isinstance(node, yaml.SequenceNode):
                 items = [self.convert(child, f"{path}.{i}") for i, child in enumerate(node.value)]
                 return Listing([item for item in items if item is not None], place)
@@ -95,7 +135,15 @@ class _Reader:
             if not isinstance(key_node, yaml.ScalarNode):
                 self.complaints.add(key_place, path, "a key must be a plain name.")
                 continue
-            key = key_node.value
+            key = whole_letters(key_node.value)
+            if fault := letter_fault(key):
+                self.complaints.add(key_place, path, f"the key {key!a} {fault}")
+                continue
+            if len(key) > LONGEST_KEY:
+                self.complaints.add(
+                    key_place, path, f"the key `{key[:40]}…` has {len(key):,} letters; no key is so long."
+                )
+                continue
             key_path = f"{path}.{key}" if path else key
             if key in entries:
                 first = entries[key].place
@@ -110,6 +158,8 @@ class _Reader:
                 for base in value.items if isinstance(value, Listing) else [value]:
                     if isinstance(base, Mapping):
                         inherited = {**copy.deepcopy(base.entries), **inherited}
+                    else:
+                        self.complaints.add(base.place, key_path, NO_MAPPING)
                 continue
             entries[key] = Entry(key, value, key_place)
         return Mapping({**inherited, **entries}, place)
@@ -118,8 +168,9 @@ class _Reader:
 def _caret(lines: list[str], mark: yaml.Mark) -> str:
     if mark.line >= len(lines):
         return ""
-    line = lines[mark.line].replace("\t", "→")
-    return f"\n      {line}\n      {' ' * mark.column}^"
+    start = max(0, mark.column - SHOWN // 2)
+    line = lines[mark.line][start : start + SHOWN].replace("\t", "→")
+    return f"\n      {line}\n      {' ' * (mark.column - start)}^"
 
 
 def _complain_of_syntax(error: yaml.YAMLError, text: str, name: str, layer: int, complaints: Complaints) -> None:
@@ -127,6 +178,9 @@ def _complain_of_syntax(error: yaml.YAMLError, text: str, name: str, layer: int,
         complaints.add(Place(layer, 0, name), "", f"is not readable as text ({error}). Save it as UTF-8.")
         return
     mark = error.problem_mark
+    if isinstance(error, _TooMuch):
+        complaints.add(Place(layer, mark.line + 1, name), "", str(error.problem))
+        return
     said = error.problem or ""
     meaning = next((m for pattern, m in _SYNTAX if pattern in said), f"the YAML is not well formed: {said}.")
     # Where a quote, a bracket or a key begins helps more than where the reader gave up on it.
@@ -161,18 +215,6 @@ def _without_json_comments(text: str) -> str:
     return "".join(out)
 
 
-def _join_surrogates(node: Node) -> None:
-    """JSON writes an emoji as two `\\u` escapes; YAML reads them one by one."""
-    if isinstance(node, Scalar):
-        node.text = node.text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    elif isinstance(node, Listing):
-        for item in node.items:
-            _join_surrogates(item)
-    else:
-        for entry in node.entries.values():
-            _join_surrogates(entry.node)
-
-
 def read_text(text: str, name: str, layer: int, complaints: Complaints) -> Node | None:
     """A YAML text as a tree; None where it is empty or not YAML."""
     try:
@@ -201,8 +243,6 @@ def read_file(path: str | Path, layer: int, complaints: Complaints) -> Mapping |
         kind = "a list" if isinstance(node, Listing) else f"only the text {node.text[:40]!r}"
         complaints.add(node.place, "", f"a config is `key: value` lines such as `model: …`; this is {kind}.")
     else:
-        if file.suffix == ".json":
-            _join_surrogates(node)
         return node
     return None
 
@@ -216,7 +256,12 @@ def _text_of(file: Path, place: Place, complaints: Complaints) -> str | None:
         complaints.add(place, "", f"there is no such file in {file.absolute().parent}.{_similar_files(file)}")
     else:
         try:
-            return file.read_text(encoding="utf-8-sig")
+            with open(file, "rb") as opened:
+                content = opened.read(MOST_BYTES + 1)
+            if len(content) > MOST_BYTES:
+                complaints.add(place, "", f"is larger than {MOST_BYTES:,} bytes. Is this a config, or the data?")
+                return None
+            return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         except UnicodeDecodeError as error:
             complaints.add(place, "", f"is not UTF-8 text (at byte {error.start}). Is it a YAML file?")
         except OSError as error:

@@ -168,7 +168,7 @@ def _section_page(path: str, section: type[Section]) -> str:
 
 def _row(f: Field, section: type[Section]) -> str:
     names = "".join(f"<br>also `{alias}`" for alias in _aliases_of(section, f.name))
-    value = "section" if f.section else "a list of sections" if f.items else describe(f.hint)
+    value = "section" if f.section else "a list of sections" if f.items else describe(f.hint, every=True)
     if f.required:
         default = "required"
     elif f.section is not None:

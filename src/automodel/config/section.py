@@ -14,31 +14,73 @@ Conventions the loader follows:
 - `USUAL` has the values of keys that are left open (None), where a target may have others: single items of a list are
   set in these, and whoever writes them out is not told that the target has no such setting.
 - `SLOT` names the gate's slot, which says what a `_target_` may be here; see `config/gate.py`.
-- A field named `extra` collects unknown keys for the target's own signature; sections without it refuse them.
+- A field named `extra` collects unknown keys for the target's own signature; sections without it refuse them. `EXTRA`
+  has the types of such keys, by a pattern of their names.
 - `EXAMPLE`, on the class of the whole file, is shown where a required section is missing.
-- Limits stand in the field's type (`batch_size: Count`), so the loader, the schema and the reference page agree.
+- Limits stand in the field's type (`batch_size: Count`), so the loader, the schema and the reference page agree. Every
+  number has both ends: what no run can mean (`lr: 1e10`, 10²⁶ steps) is refused when the config is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
-Count = Annotated[int, Ge(1)]
+MOST = 10**9  # steps, rows, tokens: more of anything is a typing error
+
+Count = Annotated[int, Ge(1), Le(MOST)]
 """One or more."""
-CountOrZero = Annotated[int, Ge(0)]
+CountOrZero = Annotated[int, Ge(0), Le(MOST)]
 """Zero or more."""
-Positive = Annotated[float, Gt(0)]
+Batch = Annotated[int, Ge(1), Le(10**6)]
+"""Examples or micro-batches that one rank reads for a step."""
+Processes = Annotated[int, Ge(1), Le(1024)]
+"""Processes on one machine."""
+Ranks = Annotated[int, Ge(1), Le(65_536)]
+"""Processes that train together."""
+Seed = Annotated[int, Ge(0), Le(2**32 - 1)]
+"""What NumPy, and so HF Trainer, takes as a seed."""
+Positive = Annotated[float, Gt(0), Le(MOST)]
 """Above zero."""
-NonNegative = Annotated[float, Ge(0)]
+NonNegative = Annotated[float, Ge(0), Le(MOST)]
 """Zero or above."""
+Rate = Annotated[float, Gt(0), Le(100)]
+"""A learning rate: SGD has been used with 30."""
+Decay = Annotated[float, Ge(0), Le(100)]
+"""A weight decay."""
 Share = Annotated[float, Ge(0), Le(1)]
 """A part of a whole, both ends included."""
 ShareBelowOne = Annotated[float, Ge(0), Lt(1)]
 """A part of a whole that may not be all of it (dropout, smoothing, Adam's betas)."""
+
+
+@dataclass(frozen=True)
+class Fits:
+    """In a field's type: what a text must be. `fault` says what is wrong with a text that is not, or nothing."""
+
+    fault: Callable[[str], str | None]
+
+
+LONGEST_PATH = 4096  # bytes; Linux takes no more
+LONGEST_NAME = 255  # bytes between two slashes
+
+
+def _no_path(text: str) -> str | None:
+    """What keeps a text from being a path or a name on the hub."""
+    name = text.encode("utf-8", "surrogatepass")
+    if len(name) > LONGEST_PATH:
+        return f"is too long for a path: {len(name):,} bytes, and at most {LONGEST_PATH:,} are possible."
+    longest = max(map(len, name.split(b"/")))
+    if longest > LONGEST_NAME:
+        return f"has a name of {longest:,} bytes between two slashes, and at most {LONGEST_NAME} are possible."
+    return None
+
+
+PathText = Annotated[str, Fits(_no_path)]
+"""A path, or a name on the hub."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +93,7 @@ class Section:
     HOMES: ClassVar[dict[str, str]] = {}
     SHORTHAND: ClassVar[str | None] = None
     USUAL: ClassVar[dict[str, Any]] = {}
+    EXTRA: ClassVar[dict[str, Any]] = {}
     SLOT: ClassVar[str | None] = None
     EXAMPLE: ClassVar[str] = ""
 

@@ -30,6 +30,14 @@ _ADAM = frozenset(
 _SGD = frozenset("lr momentum dampening weight_decay nesterov maximize foreach differentiable fused".split())  # noqa: SIM905
 
 
+UNFIT_OPTIMIZERS = {
+    "LBFGS": "it runs the model several times for each step",
+    "SparseAdam": "it takes sparse gradients only, and there are none here",
+    "Muon": "it takes matrices only; `name: muon` gives the other parameters to AdamW",
+}
+"""Torch's optimizers that do not fit the training loop, and why. What is derived from them does not either."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """What a place in the config takes as `_target_`."""
@@ -44,8 +52,8 @@ class Slot:
     """Trusted packages, besides those of the command line, in which `kind` may look."""
     supplied: frozenset[str] = frozenset()
     """Arguments the engine passes itself."""
-    unfit: Mapping[str, str] = field(default_factory=dict)
-    """Targets of the right kind that still cannot work here, and why."""
+    unfit: Callable[[Any], str | None] = lambda found: None
+    """Why an object of the right kind still cannot work here; None where it can."""
     arguments: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The arguments of known targets that take more than the section's own keys."""
 
@@ -63,6 +71,17 @@ def _is_optimizer_class(found: Any) -> bool:
     import torch
 
     return inspect.isclass(found) and issubclass(found, torch.optim.Optimizer) and found is not torch.optim.Optimizer
+
+
+def unfit_optimizer(found: type) -> str | None:
+    """Why an optimizer cannot work here, whatever name it was found by; None where it can."""
+    import torch
+
+    for name, reason in UNFIT_OPTIMIZERS.items():
+        unfit = getattr(torch.optim, name, None)
+        if unfit is not None and issubclass(found, unfit):
+            return reason
+    return None
 
 
 def _is_dataset_maker(found: Any) -> bool:
@@ -120,11 +139,7 @@ SLOTS: dict[str, Slot] = {
         kind=_is_optimizer_class,
         roots=("torch.optim",),
         supplied=frozenset({"params"}),
-        unfit={
-            "torch.optim.LBFGS": "it runs the model several times for each step",
-            "torch.optim.SparseAdam": "it takes sparse gradients only, and there are none here",
-            "torch.optim.Muon": "it takes matrices only; `name: muon` gives the other parameters to AdamW",
-        },
+        unfit=unfit_optimizer,
         arguments={
             "torch.optim.AdamW": _ADAM,
             "torch.optim.Adam": _ADAM | {"decoupled_weight_decay"},

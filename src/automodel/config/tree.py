@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 COMMAND_LINE = "command line"
+MOST_LEVELS = 60  # of keys and lists inside each other; a config has four
+MOST_DIGITS = 300  # of a whole number; a decimal number has at most 309 before its point
 
 
 @dataclass(frozen=True, order=True)
@@ -71,6 +73,7 @@ _NULL = {"", "~", "null", "Null", "NULL", "none", "None", "NONE"}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)$")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$")
 _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+$")  # octal to some, decimal to others: kept as text, so it is refused
+_HALF = re.compile(r"[\ud800-\udfff]")
 _NOT_FINITE = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
 
 
@@ -89,7 +92,7 @@ def plain_value(text: str) -> Any:
         return None
     if text in _TRUE or text in _FALSE:
         return text in _TRUE
-    if _INT.match(text):
+    if _INT.match(text) and len(text) <= MOST_DIGITS:
         return int(text.replace("_", ""))
     if _FLOAT.match(text) and not _LEADING_ZERO.match(text):
         return float(text.replace("_", ""))
@@ -119,6 +122,27 @@ def to_typed(node: Node) -> Any:
     if isinstance(node, Listing):
         return [to_typed(item) for item in node.items]
     return {key: to_typed(entry.node) for key, entry in node.entries.items()}
+
+
+def whole_letters(text: str) -> str:
+    """The text, with letters that JSON and YAML write as two `\\u` escapes put together."""
+    if not _HALF.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def letter_fault(text: str) -> str | None:
+    """What no text may hold, as a sentence: it could neither be printed nor be written to a file."""
+    if "\0" in text:
+        return "holds a NUL character, which no text has. Remove it."
+    if half := _HALF.search(text):
+        return f"holds half of a letter (\\u{ord(half[0]):04x}). Write the letter itself, as UTF-8."
+    return None
+
+
+def item_number(key: str) -> int | None:
+    """The number of a list's item, where a key is one: `tags.0` names the first tag."""
+    return int(key) if key.isdecimal() and len(key) <= 9 else None
 
 
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 import typing
+from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import TypeAdapter, ValidationError
 
 from automodel.config.fields import MISSING, arms, bare, choices
 from automodel.config.names import near
+from automodel.config.section import Fits
 from automodel.config.tree import (
     COMMAND_LINE,
     Listing,
@@ -25,6 +27,7 @@ from automodel.config.tree import (
     Node,
     Scalar,
     is_null,
+    letter_fault,
     plain_value,
     scalar_value,
     to_python,
@@ -56,7 +59,7 @@ def fit(hint: Any, node: Node, default: Any = MISSING) -> Any:
     kind = next((k for k in kinds if typing.get_origin(k) is container), None)
     if kind is None:
         if node.text is not None and str in map(bare, kinds):
-            return node.text  # typed on the command line, where `{question}` needs no quotes
+            return _text(hint, node.text, node)  # typed on the command line, where `{question}` needs no quotes
         raise Misfit(f"expected {describe(hint)}, got {got(node)}.{_quote_advice(hint, node)}", node)
     if isinstance(node, Listing):
         return _fit_list(kind, node)
@@ -95,6 +98,15 @@ def _fit_all(named: dict[str, tuple[Any, Node]], node: Node) -> dict[str, Any]:
     return values
 
 
+def check_untyped(node: Scalar) -> None:
+    """Raises `Misfit` for what is of no use to any target: numbers that are not finite, texts that are none."""
+    value = scalar_value(node)
+    if isinstance(value, str):
+        _text(Any, value, node)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Misfit(f"must be an ordinary number, got {show(value)}.", node)
+
+
 def _fit_scalar(hint: Any, node: Scalar, default: Any) -> Any:
     value = scalar_value(node)
     candidates = [value]
@@ -106,10 +118,29 @@ def _fit_scalar(hint: Any, node: Scalar, default: Any) -> Any:
         if isinstance(candidate, float) and not math.isfinite(candidate):
             continue
         try:
-            return _adapter(hint).validate_python(candidate, strict=True)
+            value = _adapter(hint).validate_python(candidate, strict=True)
         except ValidationError:
             continue
+        return _text(hint, value, node) if isinstance(value, str) else value
     raise Misfit(_refusal(hint, node, value, default), node)
+
+
+def _text(hint: Any, text: str, node: Node) -> str:
+    """A text of the right type, if nothing is wrong with it."""
+    fault = letter_fault(text) or next(_faults(hint, text), None)
+    if fault and isinstance(node, Scalar) and node.typed is not None:  # what the environment has may be a secret
+        fault = f"is not what this key takes: {got(node)}."
+    if fault:
+        raise Misfit(fault, node)
+    return text
+
+
+def _faults(hint: Any, text: str) -> Iterator[str]:
+    """What is wrong with a text of the right type."""
+    for arm in arms(hint):
+        for limit in getattr(arm, "__metadata__", ()):
+            if isinstance(limit, Fits) and (fault := limit.fault(text)):
+                yield fault
 
 
 # --- the sentences ---------------------------------------------------------------------------------------------------
@@ -133,7 +164,7 @@ def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
         guess = known if known in options else near(value, [str(o) for o in options], cutoff=0.5)
         switch = ["true", "false"] if bool in arms(hint) else []
         listed = ", ".join([*switch, *map(str, options)])
-        asked = repr(value) if node.typed is None else f"such value as {got(node)}"
+        asked = repr(short(value)) if node.typed is None else f"such value as {got(node)}"
         return f"there is no {asked} here; choose one of {listed}." + (f" Did you mean `{guess}`?" if guess else "")
     limited = _limit_refusal(hint, value, got(node))
     if limited:
@@ -154,27 +185,30 @@ def _limit_refusal(hint: Any, value: Any, written: str) -> str | None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     for arm in arms(hint):
-        if bare(arm) is float or (bare(arm) is int and float(value).is_integer()):
-            limits = _limits(arm)
+        whole = isinstance(value, int) or math.isinf(value) or value.is_integer()
+        if bare(arm) is float or (bare(arm) is int and whole):
+            limits = _limits(arm, value)
             if limits or not math.isfinite(value):
                 return f"must be {limits or 'an ordinary number'}, got {written}."
     return None
 
 
-def _limits(hint: Any) -> str:
-    if typing.get_origin(hint) is not Annotated:
-        return ""
+FAR = 100  # an upper bound from here on only keeps typing errors out
+
+
+def _limits(hint: Any, value: float | None = None, every: bool = False) -> str:
+    """The limits in words. Far ones are left out, unless `value` lies beyond them or `every` one is asked for."""
     words = []
-    for limit in hint.__metadata__:
+    for limit in getattr(hint, "__metadata__", ()):
         match limit:
             case Ge(ge=bound):
-                words.append(f"at least {bound}")
+                words.append(f"at least {bound:,}")
             case Gt(gt=bound):
-                words.append(f"above {bound}")
-            case Le(le=bound):
-                words.append(f"at most {bound}")
+                words.append(f"above {bound:,}")
+            case Le(le=bound) if every or bound < FAR or (value is not None and value > bound):
+                words.append(f"at most {bound:,}")
             case Lt(lt=bound):
-                words.append(f"below {bound}")
+                words.append(f"below {bound:,}")
     return " and ".join(words)
 
 
@@ -182,15 +216,16 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _PLURALS = {int: "whole numbers", float: "numbers", bool: "truth values", str: "texts"}
 
 
-def describe(hint: Any) -> str:
-    """A type in words: `a whole number (at least 1)`. That null is allowed helps nobody who meant something else."""
-    return " or ".join(_describe_arm(arm) for arm in arms(hint) if arm is not type(None))
+def describe(hint: Any, every: bool = False) -> str:
+    """A type in words: `a whole number (at least 1)`. That null is allowed helps nobody who meant something else.
+    `every`: with far limits, too."""
+    return " or ".join(_describe_arm(arm, every) for arm in arms(hint) if arm is not type(None))
 
 
-def _describe_arm(arm: Any) -> str:
+def _describe_arm(arm: Any, every: bool) -> str:
     kind, args = bare(arm), typing.get_args(arm)
     if kind in _KINDS:
-        limits = _limits(arm)
+        limits = _limits(arm, every=every)
         return f"{_KINDS[kind]} ({limits})" if limits else _KINDS[kind]
     if typing.get_origin(arm) is Literal:
         return " or ".join(f"`{c}`" for c in args)
@@ -213,10 +248,13 @@ def got(node: Node) -> str:
         kind = _KINDS.get(type(value), "null")
         return f"{kind} from the environment ({hide_secrets(node.typed)})"
     if isinstance(value, str):
-        value = hide_secrets(value)
-        shown = value if len(value) <= 60 else value[:57] + "…"
-        return f"the text {shown!r}"
+        return f"the text {short(hide_secrets(value))!r}"
     return show(value)
+
+
+def short(text: str) -> str:
+    """The beginning of a text that is too long for a line."""
+    return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def show(value: Any) -> str:
@@ -225,7 +263,7 @@ def show(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(show, value))}]"
-    return str(value)
+    return short(str(value))
 
 
 def _may_hold(listed: Any, text: str) -> bool:
@@ -240,7 +278,7 @@ def _quote_advice(hint: Any, node: Node) -> str:
         return " It has no keys of its own to set."
     if isinstance(node, Mapping | Listing):
         return " Put text that starts with `{` in quotes." if str in kinds and isinstance(node, Mapping) else ""
-    if any(typing.get_origin(kind) is tuple and _may_hold(kind, node.text) for kind in kinds):
+    if len(node.text) <= 60 and any(typing.get_origin(kind) is tuple and _may_hold(kind, node.text) for kind in kinds):
         return f" Write `[{(node.typed or node.text).strip('()')}]`."
     if not node.plain and any(type(plain_value(node.text)) is kind for kind in kinds):
         return " Remove the quotes."

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt, Le
 
-from automodel.config.section import Count, CountOrZero, Positive, Section
+from automodel.config.section import Batch, Count, Fits, PathText, Processes, Section
+from automodel.data.prompt_template import fault_of
 
 OnLong = Literal["cut", "split"]
+Template = Annotated[str, Fits(fault_of)]
+"""A prompt's text with places for columns."""
+MOST_TOKENS = 10**8  # of one sample, or of one micro-batch
 SHORTEST = 4  # a sample needs room for special tokens and at least one real one
 SHORTEST_TARGET = 2
 WHERE_NOBODY_SAYS: dict[str, Any] = {"answer_only_loss": True, "source_prefix": "", "max_target_length": 128}
@@ -29,9 +33,9 @@ class MixtureEntry(Section):
     SHORTHAND: ClassVar[str | None] = "path"
     ALIASES: ClassVar[dict[str, str]] = {"dataset_name": "path", "path_or_dataset": "path", "subset": "name"}
 
-    path: str
+    path: PathText
     """A hub name, a file or a folder, as in `dataset`."""
-    weight: Positive = 1.0
+    weight: Annotated[float, Gt(0), Le(10**6)] = 1.0
     """Share of the samples of an epoch, relative to the other weights."""
     name: str | None = None
     """Configuration of a hub dataset."""
@@ -55,9 +59,9 @@ class MixtureEntry(Section):
     """Role to column (instruction data)."""
     messages_column: str | None = None
     """Column of chat messages."""
-    chat_template: str | None = None
+    chat_template: PathText | None = None
     """How messages are written."""
-    prompt_template: str | None = None
+    prompt_template: Template | None = None
     """Text put before the answer."""
     answer_only_loss: bool | None = None
     """Train on the answer's tokens only."""
@@ -85,7 +89,7 @@ class DatasetConfig(Section):
         "dataset_path": "path",
     }
 
-    path: str | None = None
+    path: PathText | None = None
     """A hub name, a file (CSV, TSV, JSON, JSONL, Parquet, Arrow, text; .gz too), a folder of them, or a
     `save_to_disk` folder."""
     mixture: tuple[MixtureEntry, ...] | None = None
@@ -117,10 +121,10 @@ class DatasetConfig(Section):
     """Instruction data: role to column, e.g. `{context: context, question: question, answer: answers}`."""
     messages_column: str | None = None
     """Column of chat messages; found by name where it is left out (`messages`, `conversations`)."""
-    chat_template: str | None = None
+    chat_template: PathText | None = None
     """How messages are written: a Jinja template's file, or `plain` (turns as `### User:`, `### Assistant:`). Default:
     the tokenizer's own; where it has none, one has to be named here. It is saved with the model."""
-    prompt_template: str | None = None
+    prompt_template: Template | None = None
     """Text put before the answer, with `{column}` places; default depends on the columns."""
     answer_only_loss: bool | None = None
     """Train on the answer's tokens only (instruction and chat data); default true, for validation data as `dataset`."""
@@ -135,10 +139,10 @@ class DatasetConfig(Section):
     NLLB); default: the tokenizer's own."""
     target_lang: str | None = None
     """Language of the targets; such models need it. It is kept with the model, which then generates in it."""
-    max_length: Annotated[int, Ge(SHORTEST)] | None = None
+    max_length: Annotated[int, Ge(SHORTEST), Le(MOST_TOKENS)] | None = None
     """Longest sample in tokens; longer ones are cut. Default: the model's limit, at most 512 (classification) or
     2048 (language models)."""
-    max_target_length: Annotated[int, Ge(SHORTEST_TARGET)] | None = None
+    max_target_length: Annotated[int, Ge(SHORTEST_TARGET), Le(MOST_TOKENS)] | None = None
     """Longest target in tokens (seq2seq); default 128, for validation data as `dataset`."""
     on_long: OnLong | None = None
     """Documents longer than `max_length`: `cut` leaves the rest out, `split` continues them in further samples, so that
@@ -150,9 +154,9 @@ class DatasetConfig(Section):
     """Use only the first N rows."""
     on_bad_row: Literal["error", "skip"] = "error"
     """What to do with empty texts, missing labels and the like; `skip` counts them in the report."""
-    num_proc: Count | None = None
+    num_proc: Processes | None = None
     """Processes for tokenising; default: all cores."""
-    cache_dir: str | None = None
+    cache_dir: PathText | None = None
     """Where tokenised data is kept; default `~/.cache/automodel/tokens`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Arguments of a custom `_target_`."""
@@ -192,17 +196,17 @@ class DataloaderConfig(Section):
 
     target: str | None = None
     """`torchdata.stateful_dataloader.StatefulDataLoader` (which is what is used) or nothing."""
-    batch_size: Count | None = None
+    batch_size: Batch | None = None
     """Examples for each micro-batch and rank; default 8. With `packed_sequence_size`: bins, each a micro-batch."""
     shuffle: bool | None = None
     """Shuffle every epoch; default true for training, false for validation."""
-    num_workers: CountOrZero | None = None
+    num_workers: Annotated[int, Ge(0), Le(1024)] | None = None
     """Worker processes that collate; default 0 on the CPU and for captured steps. Results do not depend on it."""
     pin_memory: bool | None = None
     """Page-locked memory for copies to the GPU; default true there, unless the step is captured: that has its own."""
     persistent_workers: bool | None = None
     """Keep workers between epochs; default true where there are workers."""
-    prefetch_factor: Count | None = None
+    prefetch_factor: Annotated[int, Ge(1), Le(1000)] | None = None
     """Batches each worker makes ahead; default 4."""
     drop_last: bool = False
     """Drop the last, smaller batch of an epoch."""
@@ -216,9 +220,9 @@ class PackedSequenceConfig(Section):
 
     enabled: bool | None = None
     """True demands the packed path, false the padded one; default: packed wherever the model allows it."""
-    packed_sequence_size: CountOrZero = 0
+    packed_sequence_size: Annotated[int, Ge(0), Le(MOST_TOKENS)] = 0
     """Fill each micro-batch up to this many tokens (best fit, no document is cut) instead of counting examples;
     `batch_size` (default 1) and `grad_acc_steps` then count such bins. 0 keeps `batch_size` examples."""
-    bucket_tokens: Count | None = None
+    bucket_tokens: Annotated[int, Ge(1), Le(MOST_TOKENS)] | None = None
     """Token counts are rounded up to a multiple of this, so that shapes repeat; default: by the lengths of the samples
     and of the run (the plan says which, and what it costs)."""

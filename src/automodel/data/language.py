@@ -11,7 +11,6 @@ samples, each starting with the last token of the one before, so every token is 
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 
 from automodel.config.errors import UserError
 from automodel.config.names import near
+from automodel.data import prompt_template
 from automodel.data.batch import IGNORE
 from automodel.data.chat import ChatTemplate, unsaid
 from automodel.data.classify import text_problem
@@ -46,17 +46,17 @@ KNOWN_LAYOUTS = (
 PROMPT_ROLES = {role for prompt, _ in KNOWN_LAYOUTS for role in (*prompt, "system")}
 
 
-def places_of(template: str, section: str) -> list[str]:
-    """What stands in braces in a prompt's template."""
+def places_of(template: str, where: str) -> list[str]:
+    """What stands in braces in a prompt's template. `where`: what the key is written behind, such as `dataset.`."""
     try:
-        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        return prompt_template.places_of(template)
     except ValueError as error:
-        raise UserError(f"{section}.prompt_template is no valid template: {error}.") from error
+        raise UserError(f"{where}prompt_template {error}") from error
 
 
 def check_prompt(section: str, template: str | None, prompt: Iterable[str], answer: str) -> None:
     """`prompt`: columns that it is made of."""
-    if template is not None and not places_of(template, section):
+    if template is not None and not places_of(template, f"{section}."):
         raise UserError(f"{section}.prompt_template has no place for a column, such as {{question}}.")
     if answer in prompt:
         raise UserError(
@@ -329,7 +329,10 @@ def encoder_of(record: Mapping[str, Any], tokenizer: Any) -> Instructions | Chat
     """An encoder like the one that left this record, for prompts: it is not meant to cut anything."""
     if record["kind"] == "instructions":
         chat = ChatTemplate(tokenizer) if record["chat_template"] else None
-        return Instructions(tokenizer, record["prompt"], record["answer"], 2, True, record["prompt_template"], chat)
+        template = record["prompt_template"]
+        if template is not None:
+            places_of(template, "run/layout.json: ")
+        return Instructions(tokenizer, record["prompt"], record["answer"], 2, True, template, chat)
     if record["kind"] == "chats":
         columns = record["messages"], record["tools"], record["system"]
         return Chats(tokenizer, columns[0], 2, True, ChatTemplate(tokenizer), *columns[1:])

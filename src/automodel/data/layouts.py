@@ -313,7 +313,7 @@ def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str
 
 
 def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str]:
-    places = places_of(cfg.prompt_template or "", columns.section)
+    places = places_of(cfg.prompt_template or "", f"{columns.section}.")
     columns.all_required(places, "prompt_template")
     answers = [name for name in (cfg.target_column, *ANSWER_ROLES) if name and name in columns and name not in places]
     if not answers:
@@ -327,7 +327,7 @@ def _template_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, s
 def _instructions(columns: Columns, request: Request, prompt: dict[str, str], answer: str) -> Layout:
     cfg, tokenizer, notes = request.cfg, request.tokenizer, ()
     if cfg.prompt_template is not None:
-        places = places_of(cfg.prompt_template, columns.section)
+        places = places_of(cfg.prompt_template, f"{columns.section}.")
         further = [name for name in places if name not in prompt and name not in prompt.values()]
         columns.all_required(further, "prompt_template")
         prompt = {**prompt, **{name: name for name in further}}

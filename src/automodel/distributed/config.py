@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from automodel.config.section import Count, Section
+from automodel.config.section import Ranks, Section
 
 ReduceDtype = Literal["fp32", "float32", "torch.float32", "bf16", "bfloat16", "torch.bfloat16"]
 
@@ -23,16 +23,16 @@ class DistributedConfig(Section):
     """How data-parallel ranks share the work: `ddp`, every rank holds the model (the default), or `fsdp2`, every rank
     holds a part of weights, gradients and optimizer states (what `_target_` asks for, and `tp_size` and `cp_size`
     need)."""
-    dp_size: Count | None = None
+    dp_size: Ranks | None = None
     """Data-parallel ranks; `none`: those that were started, or all visible GPUs. A number starts as many on this
     machine."""
-    dp_replicate_size: Count | None = None
+    dp_replicate_size: Ranks | None = None
     """Replicas of the sharded model (HSDP): shards within each, gradients summed between them. Divides `dp_size`."""
-    tp_size: Count = 1
+    tp_size: Ranks = 1
     """Tensor-parallel ranks: neighbours that share every matrix and the vocabulary. Divides the heads."""
-    cp_size: Count = 1
+    cp_size: Ranks = 1
     """Context-parallel ranks: neighbours that share the tokens of a batch."""
-    ep_size: Count = 1
+    ep_size: Ranks = 1
     """Expert-parallel ranks; models with experts come in a later release."""
     sequence_parallel: bool = False
     """Share the tokens among tensor-parallel ranks where nothing is cut: norms and residuals."""

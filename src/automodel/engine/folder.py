@@ -24,6 +24,7 @@ from automodel.config.errors import UserError
 from automodel.config.own_files import OutsideError, file_inside
 from automodel.plan.config import RunConfig
 from automodel.plan.places import run_folder_of
+from automodel.plan.run_place import check_run_place, read_by
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
 BASE = "base.json"  # what tells the weights below an adapter from others
@@ -167,22 +168,16 @@ def refuse_what_it_reads(cfg: RunConfig, resume: bool) -> None:
     if resume:
         return
     folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser().resolve())
-    read = {
-        "model.pretrained_model_name_or_path": cfg.model.pretrained_model_name_or_path,
-        "model.tokenizer": cfg.model.tokenizer,
-        "peft.pretrained_adapter": cfg.peft.pretrained_adapter if cfg.peft else None,
-        "dataset.path": cfg.dataset.path,
-        "validation_dataset.path": cfg.validation_dataset.path if cfg.validation_dataset else None,
-    }
-    for key, value in read.items():
-        place = Path(value).expanduser().resolve() if value else None
-        if place is None or not place.exists():  # a name on the hub
+    for key, value, _ in read_by(cfg):
+        place = Path(value).expanduser().resolve()
+        if not place.exists():  # a name on the hub
             continue
         if folder.run in (place, *place.parents) or (place == folder.root and model_files(place)):
             raise UserError(
                 f"{key}: '{value}' lies in the folder of the new run, which would take its place. Choose another "
                 "folder: checkpoint.checkpoint_dir=./another"
             )
+    check_run_place(cfg)
 
 
 def start_fresh(folder: RunFolder) -> list[str]:

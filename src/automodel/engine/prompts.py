@@ -11,7 +11,6 @@ Prompts are rendered by the very encoder that wrote the training samples, so the
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.language import ANSWER_ROLES, Chats, Instructions, PlainText, encoder_of
 from automodel.data.layouts import Request, choose_layout, is_ready
 from automodel.data.prepare import cache_root
+from automodel.data.prompt_template import places_of
 from automodel.data.python_tokenizers import learned_tokens
 from automodel.data.sources import find_source
 from automodel.data.special_tokens import special_ids
@@ -218,19 +218,15 @@ def _columns_in_config(cfg: DatasetConfig) -> dict[str, Any] | None:
 
     text = Value("string")
     if cfg.column_mapping:
-        places = _places(cfg.prompt_template)
+        places = places_of(cfg.prompt_template or "")
         return dict.fromkeys([*cfg.column_mapping.values(), *places], text)
     if cfg.messages_column:
         return {cfg.messages_column: List({"role": text, "content": text})}
     if cfg.prompt_template is not None:
-        places = _places(cfg.prompt_template)
+        places = places_of(cfg.prompt_template)
         answer = cfg.target_column or next(role for role in ANSWER_ROLES if role not in places)
         return dict.fromkeys([*places, answer], text)
     return None
-
-
-def _places(template: str | None) -> list[str]:
-    return [name for _, name, _, _ in string.Formatter().parse(template or "") if name is not None]
 
 
 def _columns_of_data(cfg: DatasetConfig) -> dict[str, Any] | None:

@@ -57,6 +57,7 @@ from automodel.plan.config import RunConfig
 from automodel.plan.places import with_folder
 from automodel.plan.ranks import Ranks
 from automodel.plan.render import print_plan
+from automodel.plan.run_place import check_run_place
 
 NOTHING_YET = "Stopped before training began: nothing is lost, and nothing that was there is changed."
 
@@ -75,6 +76,7 @@ def dry_run(
     cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False, ranks: Ranks | None = None
 ) -> Prepared:
     """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but the token cache."""
+    check_run_place(cfg)
     prepared = planned(cfg, trust, ranks)
     if as_json:
         print(json.dumps(prepared.plan.to_json(), indent=2))

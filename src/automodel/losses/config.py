@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
 
 from automodel.config.section import NonNegative, Section, ShareBelowOne
 
@@ -23,7 +25,7 @@ class LossConfig(Section):
     label_smoothing: ShareBelowOne = 0.0
     """Share of the target spread over all classes (cross-entropy only). A language model's validation loss and
     perplexity are without it."""
-    z_loss: NonNegative = 0.0
+    z_loss: Annotated[float, Ge(0), Le(100)] = 0.0
     """How much of (log of the softmax's sum)² is added for each label in training (1e-4 is usual): it keeps logits from
     drifting (cross-entropy only)."""
     class_weights: tuple[NonNegative, ...] | None = None

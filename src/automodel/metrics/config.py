@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from automodel.config.section import Section
+from automodel.config.section import PathText, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class WandbConfig(Section):
     """Free text."""
     mode: Literal["online", "offline", "disabled"] | None = None
     """Default: online where a login is found, offline otherwise."""
-    dir: str | None = None
+    dir: PathText | None = None
     """Where offline data goes; default the run folder."""
 
 
@@ -52,5 +52,5 @@ class TensorboardConfig(Section):
 
     enabled: bool = True
     """Write event files."""
-    log_dir: str | None = None
+    log_dir: PathText | None = None
     """Where to; default `run/tensorboard`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from automodel.config.section import Count, Section
+from annotated_types import Ge, Le
+
+from automodel.config.section import PathText, Section, ShareBelowOne
 
 Task = Literal["text-classification", "token-classification", "causal-lm", "seq2seq"]
 
@@ -57,6 +59,9 @@ class ModelConfig(Section):
 
     SLOT: ClassVar[str | None] = "model"
     SHORTHAND: ClassVar[str | None] = "pretrained_model_name_or_path"
+    EXTRA: ClassVar[dict[str, Any]] = {
+        ".*(dropout|pdrop|drop_rate|drop_prob|drop_path|layerdrop).*": ShareBelowOne | bool | None
+    }
     ALIASES: ClassVar[dict[str, str]] = {
         "name": "pretrained_model_name_or_path",
         "path": "pretrained_model_name_or_path",
@@ -64,11 +69,11 @@ class ModelConfig(Section):
         "dtype": "torch_dtype",
     }
 
-    pretrained_model_name_or_path: str
+    pretrained_model_name_or_path: PathText
     """A Hugging Face hub name or a local folder."""
     target: str | None = None
     """The auto class, e.g. `automodel.AutoModelForSequenceClassification.from_pretrained` (or `.from_config`)."""
-    num_labels: Count | None = None
+    num_labels: Annotated[int, Ge(1), Le(10**7)] | None = None
     """Number of classes; taken from the data where it is left out."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
     """How labels are read; inferred from the label column where it is left out."""
@@ -80,11 +85,11 @@ class ModelConfig(Section):
     """Fused kernels: true asks for them where they win, false forbids them."""
     use_sdpa_patching: bool | None = None
     """Accepted for compatibility: the fastest exact attention is always chosen; false asks for plain attention."""
-    tokenizer: str | None = None
+    tokenizer: PathText | None = None
     """Tokenizer name or folder, when it is not the model's own."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
-    cache_dir: str | None = None
+    cache_dir: PathText | None = None
     """Where hub files are kept; default is Hugging Face's cache."""
     local_files_only: bool = False
     """Never reach for the network."""

@@ -86,9 +86,17 @@ def build_optimizer(
         return _by_name(kind, model, groups, cfg)
     except UserError:
         raise
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # a class of the user's may fail in any way
         name = f"{target.__module__}.{target.__qualname__}" if target else cfg.name
         raise UserError(f"optimizer: {name} refused its arguments: {error}.") from error
+
+
+def check_arguments(cfg: OptimizerConfig, target: type | None) -> None:
+    """Builds the optimizer over one small layer. Raises `UserError` where it refuses its arguments, which would
+    otherwise be known only once the weights are loaded."""
+    kind = KINDS[cfg.name]
+    if target is not None or kind.plain:  # the other ones take no arguments but those of the section
+        build_optimizer(nn.Sequential(nn.Linear(2, 2)), cfg, target)
 
 
 def _by_name(kind: Kind, model: nn.Module, groups: list[dict[str, Any]], cfg: OptimizerConfig) -> torch.optim.Optimizer:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from automodel.config.section import Count, CountOrZero, NonNegative, Positive, Section, Share, ShareBelowOne
+from annotated_types import Ge, Gt, Le, Lt
+
+from automodel.config.section import Count, CountOrZero, Decay, Rate, Section, Share, ShareBelowOne
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +18,16 @@ class OptimizerConfig(Section):
     SLOT: ClassVar[str | None] = "optimizer"
     SHORTHAND: ClassVar[str | None] = "name"
     ALIASES: ClassVar[dict[str, str]] = {"learning_rate": "lr", "optim": "name"}
+    EXTRA: ClassVar[dict[str, Any]] = {
+        "momentum|beta1": ShareBelowOne | None,
+        "dampening|alpha|lr_decay": Share,
+        "initial_accumulator_value": Annotated[float, Ge(0), Le(1000)],
+        "clip_threshold": Annotated[float, Gt(0), Le(1000)],
+        "decay_rate": Annotated[float, Ge(-1), Lt(0)],
+        "ns_steps": Annotated[int, Ge(1), Le(99)],  # torch takes fewer than 100
+        "nesterov|centered|amsgrad|decoupled_weight_decay|scale_parameter|maximize|capturable|differentiable": bool,
+        "foreach|fused": bool | None,
+    }
     USUAL: ClassVar[dict[str, Any]] = {"betas": (0.9, 0.999), "eps": 1e-8}  # Adam's
 
     target: str | None = None
@@ -48,18 +60,18 @@ class OptimizerConfig(Section):
     (`automodel-finetune[quant]`), except that 8-bit AdamW has a form of its own in captured steps; a paged one of 32
     bits is the plain one wherever its state fits. `muon` updates the matrices of hidden layers, AdamW the rest.
     `adafactor` is HF Trainer's, without scaling by the size of weights."""
-    lr: Positive = 5e-5
+    lr: Rate = 5e-5
     """Peak learning rate."""
-    weight_decay: NonNegative | None = None
+    weight_decay: Decay | None = None
     """Decoupled weight decay; not applied to biases and norms, as in HF Trainer (`decay_norms_and_biases`). Default 0;
     with a `_target_`, what that class has (`torch.optim.AdamW`: 0.01)."""
     betas: tuple[ShareBelowOne, ShareBelowOne] | None = None
     """Moment decay rates. Default `[0.9, 0.999]` for AdamW and Lion; with a `_target_`, what that class has."""
-    eps: Positive | None = None
+    eps: Annotated[float, Gt(0), Le(1)] | None = None
     """What is added to denominators. Default what the optimizer has: 1e-8 for AdamW, 1e-10 for Adagrad."""
     decay_norms_and_biases: bool = False
     """Apply weight decay to every parameter, as a bare torch optimizer would."""
-    muon_lr: Positive | None = None
+    muon_lr: Rate | None = None
     """`muon`: peak learning rate of the matrices; default `lr`: Muon's steps are scaled to the size of AdamW's."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer (`amsgrad: true`, `momentum: 0.9`)."""
@@ -130,7 +142,7 @@ class LRSchedulerConfig(Section):
     """Optimizer steps of linear warm-up; below 1, a share of all steps."""
     warmup_ratio: Share | None = None
     """Warm-up as a share of all steps; give this or `warmup_steps`."""
-    min_lr: NonNegative | None = None
+    min_lr: Annotated[float, Ge(0), Le(100)] | None = None
     """Where the decay ends; default 0 (`polynomial`: 1e-7, as in transformers)."""
     min_lr_ratio: Share | None = None
     """The same as a share of the peak; give this or `min_lr`."""
@@ -140,9 +152,9 @@ class LRSchedulerConfig(Section):
     """The same as a share of all steps; give this or `decay_steps`."""
     decay_type: Literal["linear", "cosine", "1-sqrt"] | None = None
     """Shape of that decay; default `linear` for `wsd`, `cosine` for `warmup_stable_decay`."""
-    power: Positive = 1.0
+    power: Annotated[float, Gt(0), Le(100)] = 1.0
     """`polynomial`: the exponent."""
-    num_cycles: Positive | None = None
+    num_cycles: Annotated[float, Gt(0), Le(10**6)] | None = None
     """`cosine` and its kin: waves, default half a one; `cosine_with_restarts`: restarts, default 1."""
     timescale: Count | None = None
     """`inverse_sqrt`: steps after which the rate has fallen to 71 % of its peak; default the warm-up, or 10,000."""

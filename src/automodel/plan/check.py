@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from automodel.config.errors import Problem
-from automodel.config.gate import REMOTE_CODE, REMOTE_DATA, canonical
+from automodel.config.errors import ConfigError, Problem, UserError
+from automodel.config.gate import REMOTE_CODE, REMOTE_DATA, canonical, resolve_target
 from automodel.config.load import read_config
 from automodel.config.names import near
-from automodel.config.targets import TASK_CLASSES
+from automodel.config.targets import SLOTS, TASK_CLASSES
 from automodel.data.config import MixtureEntry
 from automodel.data.keys import foreign_keys
 from automodel.data.permitted import refusals
@@ -117,6 +117,7 @@ def check_run(cfg: RunConfig, trust: Sequence[str] = ()) -> list[Problem]:
         _compile(cfg),
         _offload(cfg),
         _quantization(cfg),
+        _optimizer(cfg, trust),
         _loss(cfg),
         _remote_code(cfg, trust),
     )
@@ -356,6 +357,23 @@ def _quantization(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("quantization", "weights in few bits cannot be trained. Add `peft:` for an adapter beside them.")
     if cfg.fp8 is not None and cfg.model.fp8_config is not None:
         yield Problem("model.fp8_config", "is another place for the section `fp8:`, which is given too. Keep one.")
+
+
+def _optimizer(cfg: RunConfig, trust: Sequence[str]) -> Iterator[Problem]:
+    """Arguments that only the optimizer's class can judge. It is torch's, which takes a second to import."""
+    section = cfg.optimizer
+    if not section.extra and (section.target is None or section.target in SLOTS["optimizer"].known):
+        return
+    from automodel.optim.build import check_arguments
+
+    try:
+        target = resolve_target(section.target, "optimizer", section.extra, trust) if section.target else None
+    except ConfigError:  # complained about where it is written
+        return
+    try:
+        check_arguments(section, target)
+    except UserError as error:
+        yield Problem("optimizer", str(error).removeprefix("optimizer: "))
 
 
 def _loss(cfg: RunConfig) -> Iterator[Problem]:

@@ -6,11 +6,13 @@ The whole file is composed here, in the lowest room that needs all of it; every 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Le
 
 from automodel.adapters.config import PeftConfig
 from automodel.checkpoint.config import CheckpointConfig, EarlyStoppingConfig
-from automodel.config.section import Count, CountOrZero, Positive, Section, WholeFile
+from automodel.config.section import Batch, Count, CountOrZero, Positive, Section, Seed, WholeFile
 from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
 from automodel.distributed.config import DistributedConfig
 from automodel.losses.config import LossConfig
@@ -30,15 +32,15 @@ class StepSchedulerConfig(Section):
         "num_train_epochs": "num_epochs",
     }
 
-    grad_acc_steps: Count | None = None
+    grad_acc_steps: Batch | None = None
     """Micro-batches for each optimizer step; default 1, or what `global_batch_size` needs."""
     global_batch_size: Count | None = None
     """Examples for each optimizer step over all ranks; wins over `grad_acc_steps`."""
-    local_batch_size: Count | None = None
+    local_batch_size: Batch | None = None
     """Examples for each micro-batch and rank; the same as `dataloader.batch_size`."""
     max_steps: Count | None = None
     """Stop after this many optimizer steps, whatever the epochs say."""
-    num_epochs: Count | None = None
+    num_epochs: Annotated[int, Ge(1), Le(10**6)] | None = None
     """Passes over the data; default 3, or as many as `max_steps` needs."""
     val_every_steps: Count | None = None
     """Evaluate every N steps; default once an epoch. There is always one at the end."""
@@ -102,7 +104,7 @@ class BenchmarkConfig(Section):
     """Trainers to compare with."""
     warmup_steps: CountOrZero = 10
     """Steps left out of the steady state."""
-    repeat: Count = 1
+    repeat: Annotated[int, Ge(1), Le(1000)] = 1
     """Runs of each side."""
 
 
@@ -131,7 +133,7 @@ task: text-classification
     dataset: DatasetConfig
     task: Task | None = None
     """`text-classification`, `token-classification`, `causal-lm` or `seq2seq`; inferred where possible."""
-    seed: CountOrZero = 42
+    seed: Seed = 42
     """Seeds initialisation, shuffling and dropout."""
     validation_dataset: DatasetConfig | None = None
     """Held-out data; same keys as `dataset`, whose column settings it inherits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from automodel.config.errors import UserError
+from automodel.config.gate import canonical
 from automodel.distributed.layout import ONE, Layout
 from automodel.optim.kinds import ADAMW_8BIT, CAPTURED, Kind
 from automodel.plan.compile_pays import asked_compile
@@ -67,7 +68,7 @@ def decide_capture(
 def _plain_adamw(cfg: RunConfig, kind: Kind | None) -> bool:
     """AdamW with the keys of the section and no others."""
     optimizer = cfg.optimizer
-    adamw = kind in CAPTURED if optimizer.target is None else optimizer.target == "torch.optim.AdamW"
+    adamw = kind in CAPTURED if optimizer.target is None else canonical(optimizer.target) == "torch.optim.AdamW"
     return adamw and not optimizer.extra
 
 

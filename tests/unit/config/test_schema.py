@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 
 import jsonschema
 import pytest
+from annotated_types import Ge, Gt, Le, Lt
 
 from automodel.config.complaints import Complaints
 from automodel.config.dump import to_plain
-from automodel.config.fields import fields_of, sections_of
+from automodel.config.fields import arms, bare, fields_of, sections_of
 from automodel.config.load import load_config
 from automodel.config.read import read_text
 from automodel.config.schema import json_schema, markdown
+from automodel.config.section import Fits
 from automodel.config.tree import to_python
 from automodel.plan.config import RunConfig
+from automodel.plan.places import KEYS
 
 SCHEMA = json_schema(RunConfig)
 
@@ -96,3 +100,37 @@ def test_docs_are_up_to_date():
     assert page.read_text(encoding="utf-8") == markdown(RunConfig), (
         "run `automodel config schema --markdown > docs/config.md`"
     )
+
+
+def numbers_of(hint):
+    """Every number type in a field's type, those in lists and mappings too."""
+    for arm in arms(hint):
+        if bare(arm) in (int, float):
+            yield arm
+        for inner in typing.get_args(arm) if typing.get_origin(arm) in (tuple, dict) else ():
+            yield from numbers_of(inner) if inner is not Ellipsis else ()
+
+
+def test_every_number_has_a_range():
+    """Both ends stand in the schema; what a number means there is checked nowhere else."""
+    found = 0
+    for path, section in sections_of(RunConfig, items=True):
+        for f in fields_of(section).values():
+            for number in numbers_of(f.hint):
+                limits = {type(limit) for limit in getattr(number, "__metadata__", ())}
+                assert limits & {Ge, Gt}, f"{path}.{f.key} has no smallest value"
+                assert limits & {Le, Lt}, f"{path}.{f.key} has no largest value"
+                found += 1
+    assert found > 60
+
+
+def test_every_key_that_may_be_a_path_is_checked_as_one():
+    for key in KEYS:
+        section, *names = RunConfig, *key.split(".")
+        for name in names[:-1]:
+            if name != "*":
+                f = fields_of(section)[name]
+                section = f.section or f.items or section
+        if names[-1] not in ("tracking_uri", "data_files"):  # which may be addresses
+            texts = [arm for arm in arms(fields_of(section)[names[-1]].hint) if bare(arm) is str]
+            assert any(isinstance(limit, Fits) for text in texts for limit in getattr(text, "__metadata__", ())), key

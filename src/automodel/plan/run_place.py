@@ -1,0 +1,81 @@
+"""Where a run may write: not into what it reads.
+
+A run folder or a token cache inside a folder of data adds files that are data the next time: every readable file below
+the folder is read. A run folder that is the dataset, or the model, replaces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from automodel.config.errors import UserError
+from automodel.data.config import BUILDERS, DatasetConfig
+from automodel.plan.config import RunConfig
+
+SAVED = ("dataset_dict.json", "state.json")
+"""Files that tell a folder of `save_to_disk`, of which only the files are read that these name."""
+
+
+def check_run_place(cfg: RunConfig) -> None:
+    """Raises `UserError` where a run would write into what it reads. What lies on the hub has no place here."""
+    for key, folder in _written(cfg):
+        place = _place(folder)
+        if key == "checkpoint.checkpoint_dir" and place.exists() and not place.is_dir():
+            raise UserError(f"{key}: {folder} is a file. Name a folder.")
+        for source, path, all_below in read_by(cfg):
+            other = _place(path)
+            if not other.exists():
+                continue
+            if place == other:
+                raise UserError(f"{key}: '{folder}' is also {source}, which the run reads. {_choose(key)}")
+            if all_below and other in place.parents:
+                raise UserError(
+                    f"{key}: '{folder}' lies in '{path}', every file of which is data ({source}): the next start would "
+                    f"read what this run writes. {_choose(key)} Or choose files with {source.split('.')[0]}.data_files."
+                )
+
+
+def _choose(key: str) -> str:
+    return f"Choose another folder: {key}=./another."
+
+
+def _place(path: str) -> Path:
+    return Path(path).expanduser().resolve()
+
+
+def _written(cfg: RunConfig) -> Iterator[tuple[str, str]]:
+    """Keys of folders that are written to, and their values."""
+    yield "checkpoint.checkpoint_dir", cfg.checkpoint.checkpoint_dir
+    for section, name in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
+        if section is not None and section.cache_dir:
+            yield f"{name}.cache_dir", section.cache_dir
+    if cfg.tensorboard is not None and cfg.tensorboard.log_dir:
+        yield "tensorboard.log_dir", cfg.tensorboard.log_dir
+    if cfg.wandb is not None and cfg.wandb.dir:
+        yield "wandb.dir", cfg.wandb.dir
+
+
+def read_by(cfg: RunConfig) -> Iterator[tuple[str, str, bool]]:
+    """Keys of what is read, their values, and whether every file below is."""
+    yield "model.pretrained_model_name_or_path", cfg.model.pretrained_model_name_or_path, False
+    if cfg.model.tokenizer:
+        yield "model.tokenizer", cfg.model.tokenizer, False
+    if cfg.peft is not None and cfg.peft.pretrained_adapter:
+        yield "peft.pretrained_adapter", cfg.peft.pretrained_adapter, False
+    for section, name in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
+        if section is None:
+            continue
+        if section.path and not (section.path in BUILDERS and section.data_files):
+            yield f"{name}.path", section.path, _reads_all(section.path, section)
+        if section.chat_template:
+            yield f"{name}.chat_template", section.chat_template, False
+        for number, entry in enumerate(section.mixture or ()):
+            yield f"{name}.mixture.{number}.path", entry.path, _reads_all(entry.path, entry)
+
+
+def _reads_all(path: str, section: DatasetConfig | object) -> bool:
+    """Whether every readable file below a folder is data."""
+    folder = _place(path)
+    saved = any((folder / name).is_file() for name in SAVED)
+    return folder.is_dir() and not saved and not getattr(section, "data_files", None)
