@@ -13,6 +13,7 @@ import torch
 import transformers
 from datasets import Dataset, IterableDataset
 
+import marked_words
 from automodel import SFTConfig, SFTTrainer
 from automodel.config.errors import UserError
 from tiny_models import tiny
@@ -110,6 +111,25 @@ def test_the_losses_of_trl(name, tmp_path):
     assert len(theirs["loss"]) == 4
     for key, values in theirs.items():
         assert ours[key] == pytest.approx(values, abs=1e-4), key
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2_5", "llama3"])
+@pytest.mark.parametrize("rows", ["chats", "completions of chats"])
+def test_answers_of_templates_that_do_not_mark_them(family, rows, tmp_path):
+    """TRL takes a training form of the template; ours learns the same tokens without one."""
+    losses = []
+    for home in (Ours, trl):
+        words = marked_words.words(family)
+        template = words.chat_template
+        assert "generation %}" not in template
+        sizes = {"pad_token_id": 0, "max_position_embeddings": 512, "vocab_size": len(words)}
+        options = {"assistant_only_loss": True, **EVALUATES}
+        model = tiny("llama", "causal-lm", **sizes)[1]
+        trainer, found = trained(home, tmp_path, CASES[rows][0], options, words=words, model=model)
+        assert trainer.processing_class.chat_template == template, "generation goes on with the model's own"
+        losses.append(found)
+    for key in ("loss", "eval_loss"):
+        assert losses[0][key] == pytest.approx(losses[1][key], abs=1e-4), key
 
 
 def test_adapters_and_formatting(tmp_path):

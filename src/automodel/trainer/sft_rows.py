@@ -2,7 +2,7 @@
 
     {"text": …}                                      everything is learned, an end-of-text token after it
     {"messages": [{"role": …, "content": …}]}        the tokenizer's chat template; with `assistant_only_loss` the
-                                                     answers alone are learned (the template marks them)
+                                                     answers alone are learned (`sft_answers.py`)
     {"prompt": …, "completion": …}                   texts or lists of messages; the completion alone is learned, unless
                                                      `completion_only_loss=False`
     {"input_ids": …[, "labels" | "completion_mask" | "assistant_masks"]}    tokenised already
@@ -21,7 +21,9 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
+from automodel.data.chat import ChatTemplate
 from automodel.data.messages import ROLES
+from automodel.trainer.sft_answers import Answers
 
 
 @dataclass(frozen=True)
@@ -108,24 +110,35 @@ class RowFormat:
         return ids, learned
 
     def _chat(self, messages: Any, options: dict[str, Any]) -> tuple[list[int], list[bool]]:
+        if self._finds_answers(options):
+            return self._answers(options)([_turn(message) for message in messages])
         made = self._templated(messages, **options)
-        return list(made["input_ids"]), self._answers(made)
+        return list(made["input_ids"]), self._marked(made)
 
-    def _answers(self, made: Any) -> list[bool]:
+    def _finds_answers(self, options: dict[str, Any]) -> bool:
+        """Whether answers alone are learned and the template does not mark them."""
+        self._check_template()
+        if not self.assistant_only:
+            return False
+        template = self.tokenizer.get_chat_template(None, options.get("tools"))
+        return not ChatTemplate(self.tokenizer, template).marks_answers
+
+    def _answers(self, options: dict[str, Any]) -> Answers:
+        keywords = {name: value for name, value in options.items() if name != "tools"}
+        return Answers(self.tokenizer, options.get("tools"), keywords)
+
+    def _marked(self, made: Any) -> list[bool]:
         """What the assistant says, where that alone is learned."""
         if not self.assistant_only:
             return [True] * len(made["input_ids"])
-        marked = [bool(mark) for mark in made["assistant_masks"]]
-        if not any(marked):
-            raise UserError(
-                "SFTTrainer: assistant_only_loss: the chat template marks no answers. It needs {% generation %} … "
-                "{% endgeneration %} around what the assistant says."
-            )
-        return marked
+        return [bool(mark) for mark in made["assistant_masks"]]
 
-    def _templated(self, messages: Any, **options: Any) -> Any:
+    def _check_template(self) -> None:
         if not getattr(self.tokenizer, "chat_template", None):
             raise UserError("SFTTrainer: rows are conversations, but the tokenizer has no chat_template. Set one.")
+
+    def _templated(self, messages: Any, **options: Any) -> Any:
+        self._check_template()
         return self.tokenizer.apply_chat_template(
             [_turn(message) for message in messages],
             tokenize=True,
@@ -138,9 +151,11 @@ class RowFormat:
         prompt, completion = row["prompt"], row["completion"]
         if isinstance(prompt, list):
             options = _of_the_template(row)
-            begin = list(self._templated(prompt, add_generation_prompt=True, **options)["input_ids"])
-            made = self._templated([*prompt, *completion], **options)
-            ids, learned = list(made["input_ids"]), self._answers(made)
+            if self._finds_answers(options):
+                begin = self._answers(options).prompt([_turn(message) for message in prompt])
+            else:
+                begin = list(self._templated(prompt, add_generation_prompt=True, **options)["input_ids"])
+            ids, learned = self._chat([*prompt, *completion], options)
         else:
             self._answers_are_marked()
             begin, ids = self._ids(prompt), self._ended(self._ids(prompt + completion))
