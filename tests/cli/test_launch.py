@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,3 +190,118 @@ def test_ray_train_on_a_local_ray(folder):
     )  # fmt: skip
     assert list(tiny.losses(folder / "out")) == list(range(1, 7)), done.stdout + done.stderr
     assert (folder / "out" / "model.safetensors").exists()
+
+
+HOSTILE = 'x"""\nimport os; os.system("touch INJECTED")\n"""; $(touch INJECTED) `touch INJECTED` \' #'
+
+
+def launched(folder, *typed) -> str:
+    """What `automodel launch` says, in this process."""
+    from typer.testing import CliRunner
+
+    from automodel.cli.launch import app
+
+    return CliRunner().invoke(app, [str(word) for word in typed], catch_exceptions=False).output
+
+
+def test_no_name_and_no_value_becomes_code(folder, monkeypatch):
+    """Every text of a config or command line that a script or manifest holds stays one text."""
+    import ast
+
+    from automodel.distributed.kubernetes import KubernetesJob, manifest
+
+    monkeypatch.chdir(folder)
+    (folder / "run.yaml").rename(folder / "a'b $(touch INJECTED).yaml")
+    config, setting = folder / "a'b $(touch INJECTED).yaml", f"wandb.notes={HOSTILE}"
+    launched(folder, "ray", "-c", config, "--workers", 1, "--name", HOSTILE, "-o", "run.ray.py", setting)
+    tree = ast.parse((folder / "run.ray.py").read_text())
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert sorted(calls) == [
+        "FailureConfig",
+        "RunConfig",
+        "ScalingConfig",
+        "TorchConfig",
+        "TorchTrainer",
+        "trainer.fit",
+    ]
+    assert [type(node) for node in tree.body if isinstance(node, ast.Import)] == []
+    assert setting in [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+
+    launched(folder, "slurm", "-c", config, "--gpus-per-node", 0, "--name", HOSTILE, "-o", "run.sbatch", setting)
+    script = (folder / "run.sbatch").read_text()
+    assert re.fullmatch(r"#SBATCH --job-name=[\w.+-]+", script.splitlines()[1])
+    (folder / "bin" / "srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    shown = folder / "bin" / "show"
+    shown.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    shown.chmod(0o755)
+    (folder / "run.sbatch").write_text(script.replace(f"exec {sys.executable}", f"exec {shown}"))
+    done = subprocess.run(
+        ["bash", "run.sbatch"], env={**os.environ, **environment(folder), "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert yaml.safe_load(done.stdout)[-1] == setting, done.stdout + done.stderr
+
+    kubernetes = ("kubernetes", "-c", config, "--gpus-per-node", 0, "--image", HOSTILE, "--name", HOSTILE)
+    launched(folder, *kubernetes, "--namespace", "n", "-o", "run.k8s.yaml", setting)
+    _, job = yaml.safe_load_all((folder / "run.k8s.yaml").read_text())
+    container = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    assert container["image"] == HOSTILE
+    assert container["command"][2].endswith(" finetune llm -c /etc/automodel/run.yaml --resume-or-start")
+    assert not (folder / "INJECTED").exists()
+
+    pods = manifest(KubernetesJob("n", "i", "", arguments=("--trust", "a; touch INJECTED")))
+    assert "--resume-or-start --trust 'a; touch INJECTED'" in " ".join(pods.split())
+
+
+@pytest.mark.parametrize(
+    "option", [["--partition", "a --uid=0"], ["--time", "1:00\nrm -rf x"], ["--sbatch", "--comment=a\nrm -rf x"]]
+)
+def test_an_option_of_slurm_is_one_option(folder, option):
+    from automodel.config.errors import UserError
+
+    with pytest.raises(UserError, match="is not one option of Slurm"):
+        launched(folder, "slurm", "-c", folder / "run.yaml", *option)
+    assert not (folder / "run.sbatch").exists()
+
+
+KUBECTL = """
+import os, sys
+with open(os.environ["APPLIED"], "a") as file:
+    print(*sys.argv[1:], sys.stdin.read() if sys.argv[-1] == "-" else "", file=file)
+"""
+
+
+def test_kubernetes_gets_variables_from_a_secret_and_no_file_has_them(folder):
+    (folder / "bin" / "kubectl").write_text(f"#!{sys.executable}\n{KUBECTL}")
+    (folder / "bin" / "kubectl").chmod(0o755)
+    more = {"TEAM_TOKEN": "s3cret: 'value'", "APPLIED": str(folder / "applied"), **environment(folder)}
+    typed = ("launch", "kubernetes", "-c", folder / "run.yaml", "--image", "i", "--gpus-per-node", "0")
+    typed += ("--claim", "c", "--namespace", "team", "wandb.notes=${TEAM_TOKEN}", "wandb.group=${UNSET,none}")
+    said = tiny.automodel(*typed, **more)
+    text = (folder / "run.k8s.yaml").read_text()
+    assert "s3cret" not in text + said.stdout + said.stderr
+    assert 'kubectl create secret generic run-variables -n team --from-literal=TEAM_TOKEN="$TEAM_TOKEN"' in said.stdout
+    config, job = yaml.safe_load_all(text)
+    assert yaml.safe_load(config["data"]["run.yaml"])["wandb"]["notes"] == "${TEAM_TOKEN}"
+    pod = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    reference = {"secretKeyRef": {"name": "run-variables", "key": "TEAM_TOKEN"}}
+    assert {"name": "TEAM_TOKEN", "valueFrom": reference} in pod["containers"][0]["env"]
+
+    said = tiny.automodel(*typed, "--submit", **more)
+    secret, manifest = (folder / "applied").read_text().splitlines()
+    assert manifest.split() == ["apply", "-f", str(folder / "run.k8s.yaml")]
+    made = yaml.safe_load(secret.removeprefix("apply -f - "))
+    assert (made["kind"], made["metadata"]) == ("Secret", {"name": "run-variables", "namespace": "team"})
+    assert made["stringData"] == {"TEAM_TOKEN": more["TEAM_TOKEN"]}
+    assert "s3cret" not in said.stdout + said.stderr
+
+
+@pytest.mark.parametrize("kind", [["slurm"], ["ray"], ["kubernetes", "--image", "i"]])
+def test_a_secret_that_was_typed_out_is_not_put_into_a_file(folder, kind):
+    from automodel.config.errors import UserError
+
+    one_rank = ["--workers", "1"] if kind == ["ray"] else ["--gpus-per-node", "0"]
+    with pytest.raises(UserError, match="mlflow.tracking_uri: this looks like a secret") as caught:
+        launched(folder, *kind, *one_rank, "-c", folder / "run.yaml", "mlflow.tracking_uri=https://me:pa55word@host")
+    assert "pa55word" not in str(caught.value)
+    assert sorted(path.name for path in folder.glob("run.*")) == ["run.yaml"]

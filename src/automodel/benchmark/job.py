@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from automodel.config.dump import dump_config, with_hidden_secrets
 from automodel.config.errors import NotYetError, UserError
 from automodel.config.gate import canonical
-from automodel.config.load import dump_config
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.optim.kinds import KINDS
 from automodel.plan.config import RunConfig
@@ -84,6 +84,11 @@ def _without_extras(cfg: RunConfig, steps: int | None, notes: list[str]) -> RunC
 
 def _check_comparable(cfg: RunConfig) -> None:
     """Refuses what Trainer cannot be told to do as well: a comparison of two different things is none."""
+    for key in with_hidden_secrets(cfg):
+        raise UserError(
+            f"{key}: this looks like a secret, and every side reads the config from a file, which must not hold it. "
+            "Put it into a variable of the environment and write `${NAME}`."
+        )
     if cfg.peft is not None and importlib.util.find_spec("peft") is None:
         raise UserError(
             "peft: the other side is Trainer with PEFT, which is not installed: pip install peft accelerate."

@@ -22,6 +22,7 @@ from automodel.benchmark.report import write_comparison_report
 from automodel.benchmark.sides import AUTOMODEL, Side, sides_against
 from automodel.benchmark.tables import comparison_table, ladder_table
 from automodel.config.errors import EXIT_FAILED, EXIT_OK, UserError
+from automodel.config.written import hide_in_setting
 from automodel.plan.config import RunConfig
 
 WORK = ".automodel-benchmark"  # weights and requests, in a folder where everything else is the user's
@@ -111,10 +112,10 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
 
 
 def command_line() -> str:
-    """The command as a person would type it, whatever started this process."""
+    """The command as a person would type it, whatever started this process; without secrets, since files keep it."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
-    return shlex.join([name, *sys.argv[1:]])
+    return shlex.join([name, *map(hide_in_setting, sys.argv[1:])])
 
 
 def _show(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -113,7 +114,10 @@ def prune(
         return
     whole = _newest_whole(every, keep)
     if not whole:
-        raise UserError(f"no checkpoint in {steps} is whole, so none is removed. automodel checkpoint verify {run}")
+        raise UserError(
+            f"no checkpoint in {steps} is whole, so none is removed. automodel checkpoint verify "
+            f"{shlex.quote(str(run))}"
+        )
     best = _best_of(whole[-1])
     kept = {checkpoint.step for checkpoint in whole} | ({best} if best is not None and not drop_best else set())
     doomed = [checkpoint for checkpoint in every if checkpoint.step not in kept and checkpoint.folder.is_dir()]
@@ -165,7 +169,8 @@ def _refuse_link_outside(run: Path, steps: Path) -> None:
     if run.resolve() not in (steps.resolve(), *steps.resolve().parents):
         raise UserError(
             f"{steps} is a link that leads out of {run}, to {steps.resolve()}. Nothing was removed. If these are the "
-            f"checkpoints that you mean, give that folder: automodel checkpoint prune {steps.resolve()}"
+            "checkpoints that you mean, give that folder: automodel checkpoint prune "
+            f"{shlex.quote(str(steps.resolve()))}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +51,7 @@ def evaluate(
     --generate they also answer the prompts, and exact_match and f1 compare the answers with the right ones.
     """
     if run.startswith("-"):
-        raise UserError(f"the run folder comes first: automodel evaluate RUN {run} …")
+        raise UserError(f"the run folder comes first: automodel evaluate RUN {shlex.quote(run)} …")
     settings = collect_overrides(context.args, measures=True)
     for flag, value in (("--max-samples", max_samples), ("--max-new-tokens", max_new_tokens)):
         if value is not None and not generate:

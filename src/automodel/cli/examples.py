@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def copy_example(
         if not new.exists():
             shutil.copyfile(old, new)
             print(f"Copied {new}")
-    print(f"Run it with: automodel finetune llm -c {target.name}" + _from_where(target))
+    print(f"Run it with: automodel finetune llm -c {shlex.quote(target.name)}" + _from_where(target))
 
 
 def _copies(example: Example, target: Path) -> Iterator[tuple[Path, Path]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,7 +39,7 @@ def export(
     run's own data.
     """
     if run.startswith("-"):
-        raise UserError(f"the run folder comes first: automodel export RUN {run} …")
+        raise UserError(f"the run folder comes first: automodel export RUN {shlex.quote(run)} …")
     if stack and merge:
         raise UserError("--stack writes an adapter, --merge a whole model. Stack first, then merge what was written.")
     if stack:

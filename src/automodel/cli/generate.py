@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -67,7 +68,7 @@ def generate(
         if predictor.task != "causal-lm":
             raise UserError(
                 f"'{run}' holds a {predictor.task} model, and `generate` is for causal language models. Use: "
-                f"automodel predict {run} …"
+                f"automodel predict {shlex.quote(str(run))} …"
             )
         rows, items = _prompts(predictor, prompt or [], (input_file, split), text_column, raw)
         watched = len(items) == 1 and input_file is None and num_beams == 1 and not as_json and output is None
@@ -104,7 +105,7 @@ def _check(
 ) -> None:
     """What can be told from the arguments alone."""
     if run.startswith("-"):
-        raise UserError(f"the run folder comes first: automodel generate RUN {run} …")
+        raise UserError(f"the run folder comes first: automodel generate RUN {shlex.quote(run)} …")
     if bool(prompts) == (input_file is not None):
         raise UserError("give either prompts (--prompt TEXT) or a file of them (--input FILE).")
     if input_file is None and text_column:

@@ -6,6 +6,8 @@ config is read first, and layouts that so many ranks cannot have are refused, be
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -76,7 +78,12 @@ def slurm(
     config, settings = files_and_settings(config, context.args, "launch slurm")
     trusted = allowed(trust, allow_remote_data)
     ranks = tasks_per_node or max(1, gpus_per_node)
+    for option, value in (("--partition", partition), ("--account", account), ("--time", time)):
+        _refuse_parts(option, value or "", r"\S+")
+    for option in sbatch or ():
+        _refuse_parts("--sbatch", option, r"--?\w[^\n\r]*")
     _check(config, settings, trusted, nodes * ranks)
+    _refuse_secrets(settings)
     job = SlurmJob(
         name or config[0].stem,
         _command(config, settings, trusted),
@@ -118,8 +125,8 @@ def kubernetes(
     allow_remote_data: RemoteData = False,
 ) -> None:
     """Write a manifest: the config, and a PyTorchJob of Kubeflow's training operator."""
-    from automodel.config.load import dump_config
-    from automodel.distributed.kubernetes import KubernetesJob, manifest
+    from automodel.config.dump import dump_config, with_hidden_secrets
+    from automodel.distributed.kubernetes import KubernetesJob, manifest, secret, secret_command
 
     config, settings = files_and_settings(config, context.args, "launch kubernetes")
     trusted = allowed(trust, allow_remote_data)
@@ -130,12 +137,19 @@ def kubernetes(
             "not see one folder.",
             file=sys.stderr,
         )
+    for key in with_hidden_secrets(cfg):
+        raise _holds_a_secret(key)
+    text = dump_config(cfg)
     more = trust_arguments(trusted)
     job = KubernetesJob(
-        _dns_name(name or config[0].stem), image, dump_config(cfg), nodes, gpus_per_node, claim, mount, namespace,
-        grace, restarts, more,
+        _dns_name(name or config[0].stem), image, text, nodes, gpus_per_node, claim, mount, namespace,
+        grace, restarts, more, _variables_of(text),
     )  # fmt: skip
     path = _write(out or config[0].with_suffix(".k8s.yaml"), manifest(job))
+    if job.variables:
+        if not submit:
+            print(f"Make the Secret with the values of its variables first: {secret_command(job)}")
+        _hand_over(["kubectl", "apply", "-f", "-"], submit, secret(job, os.environ))
     _hand_over(["kubectl", "apply", "-f", str(path)], submit)
 
 
@@ -161,6 +175,7 @@ def ray(
     config, settings = files_and_settings(config, context.args, "launch ray")
     trusted = allowed(trust, allow_remote_data)
     _check(config, settings, trusted, workers)
+    _refuse_secrets(settings)
     command = _command(config, settings, trusted)
     job = RayJob(name or config[0].stem, command, Path.cwd(), workers, not cpu, restarts)
     path = _write(out or config[0].with_suffix(".ray.py"), ray_script(job))
@@ -194,15 +209,55 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def _hand_over(command: list[str], submit: bool) -> None:
+OF_EVERY_PROCESS = ("HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER")
+"""Variables that a pod has of its own; those of this machine would break it."""
+
+
+def _variables_of(text: str) -> list[str]:
+    """The variables of a config whose values pods must get. One that is not set here has a default in the config."""
+    from automodel.config.written import variables_in
+
+    names = list(dict.fromkeys(variables_in(text)))
+    own = [name for name in names if name in OF_EVERY_PROCESS]
+    if own:
+        listed = ", ".join(f"${{{name}}}" for name in own)
+        print(f"warning: {listed} in the config will be those of the pods, not of this machine.", file=sys.stderr)
+    return [name for name in names if name in os.environ and name not in own]
+
+
+def _refuse_secrets(settings: list[str]) -> None:
+    """A script holds the settings as they were typed."""
+    from automodel.config.written import HIDDEN, hide_in_setting
+
+    for setting in settings:
+        if HIDDEN in hide_in_setting(setting):
+            raise _holds_a_secret(setting.partition("=")[0])
+
+
+def _holds_a_secret(key: str) -> UserError:
+    return UserError(
+        f"{key}: this looks like a secret, and the file for the scheduler would hold it. Put it into a variable of the "
+        f"environment and write '{key}=${{NAME}}', or `${{NAME}}` in the config."
+    )
+
+
+def _refuse_parts(option: str, value: str, form: str) -> None:
+    """A line break in an option would be a line of the script, and a space another option."""
+    if value and not re.fullmatch(form, value):
+        raise UserError(f"{option} {value!r} is not one option of Slurm. Give it without line breaks and spaces.")
+
+
+def _hand_over(command: list[str], submit: bool, text: str | None = None) -> None:
+    """Runs the scheduler's command, or says it. `text`: what its standard input gets, which no file holds."""
     if not submit:
-        print(f"Submit it: {shlex.join(command)}")
+        if text is None:
+            print(f"Submit it: {shlex.join(command)}")
         return
     if shutil.which(command[0]) is None:
         raise UserError(
             f"--submit: there is no `{command[0]}` on this machine. The file is written; submit it elsewhere."
         )
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, input=text, text=True, check=False).returncode
     if code:
         print(f"error: `{shlex.join(command)}` ended with exit code {code}", file=sys.stderr)
         raise typer.Exit(EXIT_FAILED)

@@ -118,7 +118,7 @@ def run_reviews(output: Path, minutes: float, samples: int | None, held_out: int
     reviews.write_csv(kept_back, data / "held_out.csv")
     recipe = output / "quickstart.yaml"
     text = RECIPE.format(
-        yaml=recipe,
+        yaml=in_a_comment(recipe),
         model=yaml_text(reviews.model_folder()),
         train=yaml_text(data / "train.csv"),
         held_out=yaml_text(data / "held_out.csv"),
@@ -213,6 +213,11 @@ def plain_console() -> Any:
     from rich.console import Console
 
     return Console(markup=False, highlight=False, soft_wrap=True)
+
+
+def in_a_comment(path: Path) -> str:
+    """A path in a command that a comment shows: on one line, whatever its name."""
+    return "".join(c if c.isprintable() else "?" for c in shlex.quote(str(path)))
 
 
 def yaml_text(value: object) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.cli.examples import examples_root
-from automodel.cli.quickstart import finetune_file, plain_console, yaml_text
+from automodel.cli.quickstart import finetune_file, in_a_comment, plain_console, yaml_text
 from automodel.config.errors import UserError
 from automodel.engine.closing import process_started, shown, this_command
 from automodel.metrics.progress import duration
@@ -131,7 +131,7 @@ def _write_recipe(output: Path, model: Path, minutes: float, samples: int | None
         raise UserError(f"--samples: there are {known} conversations to learn from; {samples} are asked for.")
     recipe = output / "quickstart.yaml"
     text = RECIPE.format(
-        yaml=recipe,
+        yaml=in_a_comment(recipe),
         model=yaml_text(model),
         train=yaml_text(data / "train.jsonl"),
         held_out=yaml_text(data / "held_out.jsonl"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import EXIT_OK
+from automodel.distributed.slurm import job_name
 
 BACKEND = {True: "cpu:gloo,cuda:nccl", False: "gloo"}
 
@@ -36,7 +37,7 @@ class RayJob:
 
 
 def ray_script(job: RayJob) -> str:
-    return f'''"""{job.name}: automodel on {job.workers} Ray workers. Written by `automodel launch ray`."""
+    return f'''"""automodel on {job.workers} Ray workers. Written by `automodel launch ray`."""
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -48,7 +49,7 @@ trainer = TorchTrainer(
     train_loop_config={{"arguments": {list(job.arguments)!r}, "folder": {str(job.folder)!r}}},
     torch_config=TorchConfig(backend={BACKEND[job.gpus]!r}, timeout_s=12 * 3600),
     scaling_config=ScalingConfig(num_workers={job.workers}, use_gpu={job.gpus}),
-    run_config=RunConfig(name={job.name!r}, failure_config=FailureConfig(max_failures={job.restarts})),
+    run_config=RunConfig(name={job_name(job.name)!r}, failure_config=FailureConfig(max_failures={job.restarts})),
 )
 
 if __name__ == "__main__":

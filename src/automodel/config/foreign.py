@@ -7,6 +7,7 @@ has, or two that are usual there.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 
 AXOLOTL, LLAMA_FACTORY = "Axolotl", "LLaMA-Factory"
@@ -56,5 +57,5 @@ def send_to_migrate(file: str, tool: str, because: str) -> str:
     article = "an" if tool == AXOLOTL else "a"
     return (
         f"{file} is {article} {tool} file (it has `{because}`), not a config of automodel. "
-        f"`automodel migrate {file} -o run.yaml` makes one of it."
+        f"`automodel migrate {shlex.quote(str(file))} -o run.yaml` makes one of it."
     )

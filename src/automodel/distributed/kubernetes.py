@@ -4,11 +4,16 @@ One pod a node; in each, torchrun starts a rank for every GPU, and the ranks mee
 operator sets. A pod that is to be moved gets SIGTERM, saves, and ends within the grace period; the operator starts pods
 again that failed, and `--resume-or-start` continues from the last complete checkpoint. The run folder must therefore be
 on a volume that all pods share.
+
+The config keeps `${NAME}` as it was typed. Pods get the values from a Secret, to which the manifest refers and which is
+not part of it: no file has the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +30,7 @@ class KubernetesJob:
     name: str
     image: str
     config: str
-    """The resolved config, as YAML."""
+    """The resolved config, as YAML, with `${NAME}` as it was typed."""
     nodes: int = 1
     gpus_per_node: int = 8
     claim: str | None = None
@@ -38,6 +43,27 @@ class KubernetesJob:
     restarts: int = 10
     arguments: Sequence[str] = ()
     """More of `automodel finetune llm`."""
+    variables: Sequence[str] = ()
+    """Variables of the config, whose values are in the Secret."""
+
+    @property
+    def secret(self) -> str:
+        """The name of the Secret."""
+        return f"{self.name}-variables"
+
+
+def secret(job: KubernetesJob, environment: Mapping[str, str]) -> str:
+    """The Secret with the values that the variables have here. For `kubectl`'s standard input, never for a file."""
+    meta = {"name": job.secret} | ({"namespace": job.namespace} if job.namespace else {})
+    values = {name: environment[name] for name in job.variables}
+    return json.dumps({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": values})
+
+
+def secret_command(job: KubernetesJob) -> str:
+    """The command that makes the Secret from the variables of a shell."""
+    where = ["-n", job.namespace] if job.namespace else []
+    literals = [f'--from-literal={name}="${name}"' for name in job.variables]
+    return " ".join([shlex.join(["kubectl", "create", "secret", "generic", job.secret, *where]), *literals])
 
 
 def manifest(job: KubernetesJob) -> str:
@@ -78,12 +104,18 @@ def _replica(job: KubernetesJob, count: int) -> dict[str, Any]:
     if job.claim:
         volumes.append({"name": "data", "persistentVolumeClaim": {"claimName": job.claim}})
         mounts.append({"name": "data", "mountPath": job.mount})
+    from_secret = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": job.secret, "key": name}}} for name in job.variables
+    ]
     container: dict[str, Any] = {
         "name": "pytorch",  # the operator looks for this name
         "image": job.image,
         "command": ["sh", "-c", _command(job)],
         # How long torchrun waits for ranks that save; a little less than the pod has.
-        "env": [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, job.grace - 30))}],
+        "env": [
+            {"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, job.grace - 30))},
+            *from_secret,
+        ],
         "ports": [{"name": "pytorchjob-port", "containerPort": PORT}],
         "volumeMounts": mounts,
     }
@@ -101,7 +133,7 @@ def _command(job: KubernetesJob) -> str:
         f"torchrun --nnodes={job.nodes} --nproc-per-node={job.gpus_per_node or 1} --node-rank=$RANK "
         "--master-addr=$MASTER_ADDR --master-port=$MASTER_PORT"
     )
-    run = " ".join(["finetune llm -c", f"{CONFIG_FOLDER}/run.yaml", "--resume-or-start", *job.arguments])
+    run = shlex.join(["finetune", "llm", "-c", f"{CONFIG_FOLDER}/run.yaml", "--resume-or-start", *job.arguments])
     return f"exec {torchrun} -m automodel {run}"
 
 

@@ -48,9 +48,14 @@ class SlurmJob:
     """Lines to run on the first node before the ranks start."""
 
 
+def job_name(text: str) -> str:
+    """A name that is one word to Slurm, to Python and to a file system; at a space Slurm would see the next option."""
+    return re.sub(r"[^\w.+-]+", "-", text).strip(".-") or "automodel"
+
+
 def slurm_script(job: SlurmJob) -> str:
     options = {
-        "job-name": re.sub(r"[^\w.+-]+", "-", job.name),  # at a space Slurm would see the next option
+        "job-name": job_name(job.name),
         "nodes": job.nodes,
         "ntasks-per-node": job.tasks_per_node,
         "gpus-per-node": job.tasks_per_node if job.gpus else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import platform
+import shlex
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -357,7 +358,7 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
             if before:
                 run.progress.warn(
                     f"{what}; its model, which was exported before, stays in {run.folder.root}. The last weights: "
-                    f"automodel checkpoint convert {run.folder.root} --out FOLDER"
+                    f"automodel checkpoint convert {shlex.quote(str(run.folder.root))} --out FOLDER"
                 )
                 return before | {"stays": True}
             run.progress.warn(f"{what}; the last weights are exported.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -194,7 +195,7 @@ def _no_model(root: Path) -> UserError:
         run, step = place.parents[2], int(place.name.removeprefix("step-"))
         return UserError(
             f"'{root}' is a checkpoint: weights to resume from, without a config. Give its run, '{run}', or make a "
-            f"model of this step: automodel checkpoint convert {run} --step {step} --out FOLDER"
+            f"model of this step: automodel checkpoint convert {shlex.quote(str(run))} --step {step} --out FOLDER"
         )
     if not folder.holds_run():
         names = sorted(p.name for p in root.iterdir())
@@ -207,7 +208,7 @@ def _no_model(root: Path) -> UserError:
         config = yaml.safe_load(folder.config.read_text()) or {}
     except (OSError, yaml.YAMLError):
         config = {}
-    command = f"automodel finetune llm -c {folder.config}"
+    command = f"automodel finetune llm -c {shlex.quote(str(folder.config))}"
     if config.get("checkpoint", {}).get("enabled") is False:
         return UserError(
             f"the run in '{root}' saved no model, because checkpoint.enabled was false. Train again with it: "
@@ -221,7 +222,8 @@ def _no_model(root: Path) -> UserError:
     if can_resume:
         what = (
             f"Continue it: {command} --resume\n"
-            f"or make a model of its last checkpoint: automodel checkpoint convert {root} --out FOLDER"
+            "or make a model of its last checkpoint: automodel checkpoint convert "
+            f"{shlex.quote(str(root))} --out FOLDER"
         )
     return UserError(f"the run in '{root}' {state}, and its model is saved when a run ends. {what}")
 

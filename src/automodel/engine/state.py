@@ -162,6 +162,6 @@ def check_same_step(
         f"micro-batches of {micro}; {now} rank{'s' if now > 1 else ''} with this config would take {here} in "
         f"micro-batches of {micro_here}. Steps must stay the same{fewer}: fix "
         "step_scheduler.global_batch_size (and dataloader.batch_size):\n  "
-        f"automodel finetune llm -c {config} --resume{launched}{more} step_scheduler.global_batch_size={total} "
-        f"dataloader.batch_size={micro}"
+        f"automodel finetune llm -c {shlex.quote(config)} --resume{launched}{more} "
+        f"step_scheduler.global_batch_size={total} dataloader.batch_size={micro}"
     )

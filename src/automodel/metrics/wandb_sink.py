@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ class WandbTracker:
         elif mode == "offline":
             because = f": {why_offline}" if why_offline else ""
             folder = Path(self._run.dir).parent
-            self._info(f"wandb: recording offline{because}. Upload later with: wandb sync {folder}")
+            self._info(f"wandb: recording offline{because}. Upload later with: wandb sync {shlex.quote(str(folder))}")
         else:
             self._info("wandb: disabled by its mode; nothing is recorded")
 

@@ -129,15 +129,14 @@ class Document:
     def to_yaml(self) -> str:
         """The file's text."""
         self.require()
-        lines = [f"# Made by `automodel migrate` from {self.source}."]
+        lines = [_comment(f"Made by `automodel migrate` from {self.source}.")]
         for title, notes in (("Done differently here", self.differs), ("Not carried over", self.left_out)):
             if notes:
                 lines.append(f"# {title}:")
-                lines += [f"#   {note}" for note in sorted(notes, key=lambda n: n.line)]
+                lines += [_comment(f"  {note}") for note in sorted(notes, key=lambda n: n.line)]
         for section in self.holes():
-            lines.append(
-                f"# `{section}` is not part of {self.source}: write it in place of {FILL_IN}, or give another -c."
-            )
+            said = f"`{section}` is not part of {self.source}: write it in place of {FILL_IN}, or give another -c."
+            lines.append(_comment(said))
         lines.append("")
         values = self.with_holes()
         for section in sorted(values, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER)):
@@ -152,7 +151,12 @@ class Document:
 
 def _line(key: str, value: tuple[Any, str], indent: str) -> str:
     text = f"{indent}{key}: {_scalar(value[0])}"
-    return f"{text}  # {value[1]}" if value[1] else text
+    return f"{text}  {_comment(value[1])}" if value[1] else text
+
+
+def _comment(text: str) -> str:
+    """A comment of one line, whatever the source has written: a line break would begin a key of the config."""
+    return "# " + "".join(c if c.isprintable() else " " for c in text)
 
 
 def _scalar(value: Any) -> str:
@@ -166,7 +170,7 @@ def _scalar(value: Any) -> str:
         return "{" + ", ".join(f"{key}: {_scalar(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str) and _plain(value):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("${", "$${")  # no other tool's text names our variables
 
 
 def _plain(text: str) -> bool:

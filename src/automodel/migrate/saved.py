@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shlex
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(
             f"{path} is not JSON: {error}. Flat settings with comments need no migration: they are a config, as in "
-            f"`automodel finetune llm -c {path}`."
+            f"`automodel finetune llm -c {shlex.quote(str(path))}`."
         ) from error
     if not isinstance(found, dict):
         raise UserError(f"{path} holds a {type(found).__name__}, not the arguments of a Trainer.")
@@ -107,8 +108,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if other and len(found) < FIELDS_SAVED:
         raise UserError(
             f"{path} holds flat settings ({', '.join(other[:4])}), which need no migration: they are a config as "
-            f"they are. `automodel config show -c {path}` shows them in their sections; add `-c` with model and "
-            "dataset where they name none."
+            f"they are. `automodel config show -c {shlex.quote(str(path))}` shows them in their sections; add `-c` "
+            "with model and dataset where they name none."
         )
     return found
 

@@ -8,6 +8,7 @@ that PEFT itself wrote have neither config nor labels; those are then read from 
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,8 @@ def refuse_adapter(name: str) -> None:
     if is_adapter_folder(name):
         raise UserError(
             f"model: '{name}' holds an adapter. Name its base there ({base_of(name)}), and the adapter under "
-            f"peft.pretrained_adapter; or make one model of both: automodel export {name} --merge -o FOLDER."
+            f"peft.pretrained_adapter; or make one model of both: "
+            f"automodel export {shlex.quote(name)} --merge -o FOLDER."
         )
 
 

@@ -107,7 +107,7 @@ def _require_cached(name: str, cfg: ModelConfig, key: str, keywords: dict[str, A
     raise UserError(
         f"{key}: {name!r}{at} is neither a local folder nor in the cache ({cache_dir or constants.HF_HUB_CACHE}), and "
         f"{why}. Check the name and the connection, or download it where there is one "
-        f"(`hf download {name}`) and point {key} at that folder."
+        f"(`hf download {shlex.quote(name)}`) and point {key} at that folder."
     )
 
 

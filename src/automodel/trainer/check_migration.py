@@ -8,6 +8,7 @@ the same weights, and every loss must agree.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -65,7 +66,8 @@ def check_migration(source: Path, config: Path, steps: int) -> str:
     if difference > TOLERANCE * max(1.0, abs(theirs[worst])):
         raise DifferentLossesError(
             f"--check: the losses differ: at step {worst + 1} the script has {theirs[worst]:.5f}, the config "
-            f"{ours[worst]:.5f}. Compare what the script does to its rows with `automodel data preview -c {config}`."
+            f"{ours[worst]:.5f}. Compare what the script does to its rows with `automodel data preview -c "
+            f"{shlex.quote(str(config))}`."
         )
     return f"Checked: {count} steps of both, losses differ by at most {difference:.1e}."
 

@@ -17,6 +17,7 @@ from automodel.migrate.document import Document
 from automodel.migrate.old_names import modern_arguments
 from automodel.migrate.training_arguments import carry_over
 from automodel.migrate.verb import read_source, write_config
+from automodel.plan.check import load_run_config
 
 REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference"
 
@@ -448,3 +449,19 @@ def test_an_address_stays_one_and_says_what_it_needs(tmp_path):
     assert any("--allow-remote-data" in note.text for note in document.differs)
     dataset = migrated(tmp_path, text)["dataset"]
     assert (dataset["path"], dataset["data_files"]) == ("csv", "https://host/train.csv")
+
+
+def test_no_text_of_the_source_becomes_a_key_of_the_config(tmp_path):
+    """Neither in comments, which end with their line, nor as a reference to a variable of the environment."""
+    hostile = "\nmodel: evil\u2028#"
+    document = Document(f"a{hostile}.yaml")
+    document.set("model.pretrained_model_name_or_path", f"x{hostile}", f"origin{hostile}")
+    document.set("dataset.prompt_template", "${SECRET} {text}", "")
+    document.drop(1, f"key{hostile}")
+    document.note(2, f"note{hostile}")
+    (tmp_path / "run.yaml").write_text(document.to_yaml())
+    found = yaml.safe_load(document.to_yaml())
+    assert found["model"] == {"pretrained_model_name_or_path": f"x{hostile}"}
+    assert set(found) == {"model", "dataset"}
+    cfg = load_run_config([tmp_path / "run.yaml"], ["dataset.path=x.csv"])
+    assert cfg.dataset.prompt_template == "${SECRET} {text}"
