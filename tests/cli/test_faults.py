@@ -78,6 +78,24 @@ def test_a_full_disk_ends_the_run_at_the_next_save_and_keeps_the_last_checkpoint
     assert summary["steps"] == 8
 
 
+@pytest.mark.parametrize("left", ["nothing", "half a line"])
+def test_a_history_that_was_lost_is_said_when_the_run_goes_on(folder, monkeypatch, left):
+    Disk(monkeypatch, {8})
+    with pytest.raises(UserError, match="step 8 could not be written"):
+        finetune(folder)
+    monkeypatch.undo()
+    metrics = folder / "out" / "run" / "metrics.jsonl"
+    if left == "nothing":
+        metrics.unlink()
+    else:
+        first, second = metrics.read_text().splitlines()[:2]
+        metrics.write_text(f"{first}\n{second[:9]}")
+    _, said = finetune(folder, resume=True)
+    what = "is missing or empty: what was logged up to" if left == "nothing" else "ends at step 1: what was logged from"
+    assert what in said
+    assert "step 6 is lost to the report" in said
+
+
 def test_a_disk_that_was_full_from_the_beginning_leaves_nothing_to_resume(folder, monkeypatch):
     Disk(monkeypatch, {2})
     with pytest.raises(UserError, match="There is no earlier checkpoint. Make room and start again;"):

@@ -377,7 +377,10 @@ class CheckpointStore:
         who = f"rank {rank}: " if len(reasons) > 1 else ""
         kept = catalog.seem_whole(self.folder)
         good = f"The checkpoint of step {kept[-1].step} is kept" if kept else "There is no earlier checkpoint"
-        text = f"the checkpoint of step {step} could not be written to {self.folder}: {who}{reason}. {good}"
+        what = f"the checkpoint of step {step} could not be written to {self.folder}"
+        if kept and kept[-1].step == step:  # what follows its rename failed: `LATEST`, or older ones that go
+            what = f"{self.folder} could not be changed after the checkpoint of step {step} was written"
+        text = f"{what}: {who}{reason}. {good}"
         if self.on_error == "continue":
             self.warn(f"{text}; training goes on (checkpoint.on_error: continue).")
             return

@@ -44,8 +44,10 @@ def export(
         raise UserError("--stack writes an adapter, --merge a whole model. Stack first, then merge what was written.")
     if stack:
         from automodel.adapters.combine import stack_folders
+        from automodel.checkpoint.new_folder import new_folder
 
-        ranks = stack_folders([run, *stack], out)
+        with new_folder(out.expanduser()) as writing:
+            ranks = stack_folders([run, *stack], writing)
         print(f"{1 + len(stack)} adapters as one in {out}: rank {ranks}. It computes their sum, in PEFT's format.")
         return
     if not merge:

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import codecs
-import errno
 import json
-import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from automodel.config.errors import EXIT_FAILED, Interrupted, UserError
+from automodel.config.machine_errors import of_the_machine
 from automodel.config.written import as_written
 
 # Verb, its module, and its line in `automodel --help`. Each module has a typer `app`.
@@ -162,22 +161,11 @@ def main() -> None:
     except UserError as error:
         report(error)
     except Exception as error:
-        refused = _refused_by_the_disk(error)
-        if refused is None or sys.argv[1:2] == ["run"]:  # somebody's script has its own errors
+        line = of_the_machine(error)
+        if line is None or sys.argv[1:2] == ["run"]:  # a script has its own errors
             raise
-        print(f"error: {refused}", file=sys.stderr)
+        print(f"error: {line}", file=sys.stderr)
         raise SystemExit(EXIT_FAILED) from error
-
-
-def _refused_by_the_disk(error: Exception) -> str | None:
-    """A full disk, or one that may not be written to, is no mistake of ours: its name instead of a traceback."""
-    full = "(os error 28)" in str(error)  # safetensors, which writes by itself and has no numbers for errors
-    number = errno.ENOSPC if full else getattr(error, "errno", None)
-    if number not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-        return None
-    name = getattr(error, "filename2", None) or getattr(error, "filename", None) or "a file"
-    way = "Make room" if number in (errno.ENOSPC, errno.EDQUOT) else "Allow it"
-    return f"the file system refused {name}: {os.strerror(number)}. {way}, or name another place."
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.machine_errors import shortage
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
 from automodel.data.exact_json import as_written, holds_json, with_all_digits
@@ -173,6 +174,8 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
             raise UserError(f"{section}.path: '{files[0]}' has no rows.") from error
         if _no_room(error):
             raise unwritable(cache, "there is not enough space on the disk") from error
+        if shortage(error) is not None:
+            raise
         raise UserError(unreadable(files, paths, format, error, section)) from error
 
 

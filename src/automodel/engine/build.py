@@ -31,7 +31,7 @@ from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
 from automodel.kernels import ahead
 from automodel.metrics.compute import LANGUAGE_MODELS
-from automodel.metrics.jsonl import EarlierParts, earlier_parts
+from automodel.metrics.jsonl import EarlierParts, earlier_parts, missing_history
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
 from automodel.models.same_base import sample_of
@@ -92,7 +92,10 @@ def build(
     earlier = EarlierParts()
     if resume:
         state, notes = _restore(folder, checkpoints, step, loader, prepared, base, state.best)
-        earlier = earlier_parts(folder.run / "metrics.jsonl", folder.read_json("summary.json"))
+        history = folder.run / "metrics.jsonl"
+        earlier = earlier_parts(history, folder.read_json("summary.json"))
+        lost = missing_history(history, state.step, cfg.step_scheduler.log_every_steps)
+        notes += [lost] if lost else []
         started -= earlier.seconds  # the run's time, not the process's
     progress = progress_of(plan.total_steps, state.step)
     if checkpoints is not None:

@@ -18,6 +18,7 @@ from automodel.adapters.attach import attach
 from automodel.adapters.kept import KEPT
 from automodel.checkpoint import catalog
 from automodel.checkpoint.catalog import Checkpoint, DamagedCheckpointError
+from automodel.checkpoint.new_folder import check_new, new_folder
 from automodel.config.errors import UserError
 from automodel.data.saved_tokenizer import as_training_read
 from automodel.distributed.config import DistributedConfig
@@ -57,8 +58,7 @@ def convert_checkpoint(
     folder, target = RunFolder(Path(run).expanduser()), Path(out).expanduser()
     if not folder.config.is_file():
         raise UserError(f"'{run}' is no run folder: {folder.config} is missing.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
+    check_new(target)
     checkpoint, notes = _whole(folder, step)
     kept = folder.read_json(KEPT)
     cfg = as_heard(load_run_config([folder.config], WITHOUT_TRACKERS, trust, reads_data=False), kept)
@@ -69,8 +69,9 @@ def convert_checkpoint(
     check_fit(own, saved, str(checkpoint.folder))  # ty: ignore[invalid-argument-type]
     for name, tensor in own.items():
         tensor.data = saved[name].read()  # in the precision it was saved in
-    save_hf_folder(model, tokenizer, target)
-    folder.hand_on(target, LAYOUT, *([BASE] if cfg.peft is not None else []))  # `generate` asks as training did
+    with new_folder(target) as writing:
+        save_hf_folder(model, tokenizer, writing)
+        folder.hand_on(writing, LAYOUT, *([BASE] if cfg.peft is not None else []))  # `generate` asks as training did
     return Converted(target, checkpoint.step, notes)
 
 

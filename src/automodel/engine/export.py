@@ -3,12 +3,11 @@
 The adapter is added to the base in fp32, rounded once to the dtype that is asked for, and saved. Then the folder is
 loaded again as any other tool would load it, and must answer a few real rows (the run's own training data, or texts
 that are given) with the logits that base and adapter gave: to fp32 tolerance in fp32, to that of the dtype otherwise.
-A folder that does not is removed.
+A folder that does not is removed, and the folder that was asked for appears only when all of it is there.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from automodel.adapters.attach import merge
 from automodel.adapters.peft_folder import is_adapter_folder
+from automodel.checkpoint.new_folder import check_new, new_folder
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.engine.folder import LAYOUT, RunFolder
 from automodel.engine.read_data import read_data
@@ -63,8 +63,7 @@ def export_merged(
     saved, target = open_saved(folder, trust=trust), Path(out).expanduser()
     if not is_adapter_folder(saved.folder):
         raise UserError(f"'{folder}' holds no adapter: it is a plain Hugging Face folder already, nothing to merge.")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
+    check_new(target)
     wanted = DTYPES[dtype] if dtype else _own_dtype(saved)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = _rows(saved, texts, trust)
@@ -72,16 +71,13 @@ def export_merged(
     before = [_logits(model, row) for row in rows]
     layers = merge(model)
     _compare(before, [_logits(model, row) for row in rows], torch.float32)
-    save_hf_folder(model.to(wanted), saved.tokenizer, target)
-    del model
-    source = replace(saved.source, pretrained_model_name_or_path=str(target))
-    try:
+    with new_folder(target) as writing:
+        save_hf_folder(model.to(wanted), saved.tokenizer, writing)
+        del model
+        source = replace(saved.source, pretrained_model_name_or_path=str(writing))
         written = load_model(source, read_hf_config(source), saved.task, dtype=torch.float32, device=device).eval()
         difference = _compare(before, [_logits(written, row) for row in rows], wanted)
-    except Exception:
-        shutil.rmtree(target)
-        raise
-    RunFolder(saved.folder).hand_on(target, LAYOUT)  # `generate` asks as the training data did
+        RunFolder(saved.folder).hand_on(writing, LAYOUT)  # `generate` asks as the training data did
     name = next(name for name, value in DTYPES.items() if value == wanted)
     return Exported(target, layers, name, len(rows), difference)
 

@@ -115,6 +115,17 @@ def earlier_parts(path: Path, summary: dict[str, Any] | None) -> EarlierParts:
     )
 
 
+def missing_history(path: Path, step: int, log_every: int) -> str | None:
+    """What to say where the file of a run that goes on after `step` has lost lines: it is gone, or was cut. Two log
+    steps are left out: their lines are written late, so that a kill may cost them."""
+    last = max((line["step"] for line in read_metrics(path)), default=0)
+    if step - last <= 2 * log_every:
+        return None
+    if last == 0:
+        return f"{path} is missing or empty: what was logged up to step {step} is lost to the report."
+    return f"{path} ends at step {last}: what was logged from there to step {step} is lost to the report."
+
+
 def _last_time(lines: list[dict[str, Any]]) -> float:
     return max((line.get("time", 0.0) for line in lines), default=0.0)
 

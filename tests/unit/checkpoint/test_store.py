@@ -241,3 +241,19 @@ def test_randomness_round_trip():
     second = (torch.rand(4), random.random(), np.random.rand())
     assert torch.equal(first[0], second[0])
     assert first[1:] == second[1:]
+
+
+def test_a_checkpoint_that_was_written_is_not_said_to_have_failed(tmp_path, monkeypatch):
+    """Its rename went well, and the disk refused what follows."""
+    store = CheckpointStore(tmp_path)
+    store.save(2, tensors(2.0), {})
+
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(catalog, "point_latest", refuse)
+    with pytest.raises(SaveFailedError) as told:
+        store.save(6, tensors(6.0), {})
+    assert "could not be changed after the checkpoint of step 6 was written: Input/output error" in str(told.value)
+    assert "The checkpoint of step 6 is kept" in str(told.value)
+    assert "step 6 could not be written" not in str(told.value)
