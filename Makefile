@@ -1,5 +1,4 @@
-# Two commands do everything: `make quickstart` and `make test`. Each makes .venv and installs what it needs;
-# a second run skips that.
+# `make quickstart` and `make test` come first. Each makes .venv and installs what it needs; a second run skips that.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help quickstart chat test test-architectures check lint format types rooms lengths dist package fresh clean
+.PHONY: help quickstart chat test test-slow test-architectures test-versions check lint format types rooms lengths dist package fresh clean
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
@@ -31,14 +30,21 @@ quickstart: $(VENV)/.demo  ## fine-tune a real classifier on real reviews, on th
 chat: $(VENV)/.demo        ## the same for a small chat model
 	@OMP_NUM_THREADS=$$(nproc) $(BIN)/automodel quickstart --task chat $(ARGS)
 
-test: $(VENV)/.dev         ## the test suite
-	@$(BIN)/python -m pytest -n 2 -q $(ARGS)
+# The tiers of tests. Of every room and behaviour the quick tier has tests; the slow one has the long runs and the second proofs.
+test: $(VENV)/.dev         ## the quick tests: under 8 minutes on two idle cores
+	@$(BIN)/python -m pytest -n 2 -q -m "not slow" $(ARGS)
 
-# A third tier: an hour, or twenty minutes on an idle machine. Stopped and started again, it goes on where it was.
+test-slow: $(VENV)/.dev    ## the tests marked slow
+	@$(BIN)/python -m pytest -n 2 -q -m slow $(ARGS)
+
+test-versions:             ## the quick tests with the oldest and the newest versions that pyproject.toml allows
+	@$(PYTHON) tests/versions.py $(ARGS)
+
+# An hour, or twenty minutes on an idle machine. Stopped and started again, it goes on where it was.
 test-architectures: $(VENV)/.dev  ## every class that transformers maps, beside stock transformers
 	@$(BIN)/python tests/architectures/sweep.py $(ARGS)
 
-check: lint types rooms test  ## what CI runs
+check: lint types rooms test test-slow  ## before a change is submitted
 
 lint: $(VENV)/.dev         ## ruff
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -66,5 +72,5 @@ fresh:                     ## what CI runs, in a clean clone of HEAD with nothin
 	@parent=$$(mktemp -d) && git clone -q . $$parent/main && ln -s "$$(realpath ../shared)" $$parent/shared \
 	  && $$parent/main/.ci/run && rm -rf $$parent
 
-clean:                     ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+clean:                     ## remove virtual environments, packages and caches
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest dist .pytest_cache .ruff_cache

@@ -31,8 +31,12 @@ def shared_data() -> Path:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """A green run without the data beside the checkout is not what CI sees: said where it is read."""
+    """Says where it is read what a green run did not run, and which tests belong to the slow tier."""
     missing = [report for report in terminalreporter.stats.get("skipped", []) if "../shared" in str(report.longrepr)]
     if missing:
         line = f"{len(missing)} tests did not run: ../shared is not beside this checkout"
         terminalreporter.write_line(line, yellow=True)
+    for report in terminalreporter.stats.get("passed", []):
+        if report.duration > 10 and "slow" not in report.keywords:
+            line = f"{report.nodeid} took {report.duration:.0f} s: mark it slow if it does on two idle cores"
+            terminalreporter.write_line(line, yellow=True)

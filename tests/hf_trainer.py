@@ -17,6 +17,7 @@ def trainer_losses(
     import transformers
     from torch.utils.data import SequentialSampler
     from transformers import (
+        AutoConfig,
         AutoTokenizer,
         DataCollatorForSeq2Seq,
         DataCollatorForTokenClassification,
@@ -28,7 +29,9 @@ def trainer_losses(
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     torch.manual_seed(42)
-    stock = getattr(transformers, AUTO[task]).from_pretrained(folder / "start")
+    capped = AutoConfig.from_pretrained(folder / "start").model_type == "gemma2"
+    attention = {"attn_implementation": "eager"} if capped else {}  # transformers 5.17 would take SDPA, without the cap
+    stock = getattr(transformers, AUTO[task]).from_pretrained(folder / "start", **attention)
     if task == "text-classification":
         collator = DataCollatorWithPadding(tokenizer)
     elif task == "token-classification":

@@ -148,6 +148,7 @@ SETTINGS: dict[str, dict] = {
         "attn_logit_softcapping": 0.02,  # low, or the small scores of a tiny model would never reach it
         "final_logit_softcapping": 0.5,
         "query_pre_attn_scalar": 8,
+        "attn_implementation": "eager",  # transformers 5.17 would take SDPA, which leaves the cap out
     },
     "gemma3_text": {**_DECODER, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]},
     "arcee": _DECODER,

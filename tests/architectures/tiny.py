@@ -189,9 +189,35 @@ def mapped() -> list[tuple[str, str]]:
     return sorted((kind, task) for task, (_, names) in TASKS.items() for kind in names)
 
 
+PARTS = {
+    "encoder-decoder": {
+        "encoder": {"model_type": "bert"},
+        "decoder": {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+    },
+    "musicgen": {
+        "text_encoder": {"model_type": "t5"},
+        "audio_encoder": {"model_type": "encodec"},
+        "decoder": {"model_type": "musicgen_decoder"},
+    },
+    "musicgen_melody": {
+        "text_encoder": {"model_type": "t5"},
+        "audio_encoder": {"model_type": "encodec"},
+        "decoder": {"model_type": "musicgen_melody_decoder"},
+    },
+}
+
+
+def default_config(kind: str) -> PreTrainedConfig:
+    """The default config of a model type. Where transformers 5.17 has none, its parts are those of later versions."""
+    wanted = CONFIG_MAPPING[kind]
+    if kind not in PARTS or not getattr(wanted, "has_no_defaults_at_init", False):
+        return wanted()
+    return wanted(**copy.deepcopy(PARTS[kind]))
+
+
 def tiny_config(kind: str, **overrides: Any) -> PreTrainedConfig:
     """The default config of a model type with small sizes; `overrides` win."""
-    default = CONFIG_MAPPING[kind]()
+    default = default_config(kind)
     small = _small(default)
     _merge(small, EXCEPTIONS.get(kind, {}))
     _merge(small, overrides)

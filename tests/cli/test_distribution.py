@@ -10,8 +10,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import automodel
+from versions import constraints
 
 ROOT = Path(__file__).parents[2]
 TEXTS = [
@@ -50,3 +52,22 @@ def test_no_line_installs_the_other_program():
         assert not re.search(r"pip install [^\n`#]*(?<![\w-])automodel(?![\w./-])", path.read_text(encoding="utf-8")), (
             path
         )
+
+
+def test_versions_that_did_not_pass_the_tests_are_not_installed(project):
+    """Libraries whose next version can change numbers are bounded above; the tested set lies within every bound."""
+    requirements = [Requirement(r) for extra in ("compare", "demo") for r in project["optional-dependencies"][extra]]
+    requirements += map(Requirement, project["dependencies"])
+    bounded = {r.name for r in requirements if "<" in {s.operator for s in r.specifier}}
+    assert bounded == {"torch", "transformers", "datasets", "accelerate", "peft", "trl"}
+    tested = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    for requirement in requirements:
+        assert tested[requirement.name] in requirement.specifier, requirement
+
+
+def test_both_ends_of_the_versions_are_constraints_that_pip_can_meet(project):
+    oldest, newest = (dict(line.split("==") for line in constraints(end)) for end in ("oldest", "newest"))
+    assert newest.keys() == {"torch", "triton"}
+    for requirement in map(Requirement, project["dependencies"]):
+        assert oldest[requirement.name] in requirement.specifier, requirement
+    assert oldest["transformers"] == "5.17"

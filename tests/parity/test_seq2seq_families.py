@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 import yaml
 from rich.console import Console
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES as MAPPED
 
 import tiny_runs as tiny
-from architectures.tiny import tiny_model
+from architectures.tiny import default_config, tiny_model
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE, PaddedBatch
 from automodel.engine.run import finetune
@@ -23,7 +22,7 @@ from automodel.models.forward import make_forward
 from automodel.models.tasks import require_task, tasks_of
 from automodel.plan.check import load_run_config
 
-LISTENS = {kind for kind in MAPPED if not CONFIG_MAPPING[kind]().is_encoder_decoder}
+LISTENS = {kind for kind in MAPPED if not default_config(kind).is_encoder_decoder}
 """Decoders with an audio encoder, which transformers lists among the encoder-decoders."""
 OWN_LOSS = {"prophetnet"}
 """What the logits alone do not give: the losses of several tokens ahead (`test_own_loss.py`)."""
@@ -77,7 +76,7 @@ def test_loss_and_gradients_are_stock(kind):
 
 @pytest.mark.parametrize("kind", sorted(LISTENS))
 def test_decoders_that_listen_are_no_encoder_decoders(kind):
-    config = CONFIG_MAPPING[kind]()
+    config = default_config(kind)
     assert "seq2seq" not in tasks_of(config)
     with pytest.raises(UserError, match=f"is a {config.model_type} model"):
         require_task(config, "seq2seq", "name")

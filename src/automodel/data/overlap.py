@@ -23,9 +23,14 @@ def held_out_and_learned(train: TokenStore, validation: TokenStore) -> int | Non
     if train.input_ids.nbytes + validation.input_ids.nbytes > CHECKSUM_LIMIT:
         return None
     held_out, learned = _marks(validation), _marks(train)
-    like = np.flatnonzero(np.isin(learned, held_out))
-    alike = np.flatnonzero(np.isin(held_out, learned[like]))
-    return int(np.isin(_sums(validation, alike), _sums(train, like)).sum())
+    like = np.flatnonzero(_is_in(learned, held_out))
+    alike = np.flatnonzero(_is_in(held_out, learned[like]))
+    return int(_is_in(_sums(validation, alike), _sums(train, like)).sum())
+
+
+def _is_in(marks: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """By sorting: numpy 2.0's table of what is known fails beyond 63 bits."""
+    return np.isin(marks, known, kind="sort")
 
 
 def _marks(store: TokenStore) -> np.ndarray:

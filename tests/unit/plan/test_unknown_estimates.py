@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from transformers import Gemma3nTextConfig
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from architectures.tiny import TASKS, tiny_config
+from architectures.tiny import TASKS, default_config, tiny_config
 from automodel.data.config import DatasetConfig
 from automodel.models.config import ModelConfig
 from automodel.plan import fitting, kernels_ahead
@@ -38,7 +37,7 @@ def line_of(plan, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_family_has_an_estimate_or_a_reason(kind):
-    shape, why = shape_or_why(CONFIG_MAPPING[kind]())
+    shape, why = shape_or_why(default_config(kind))
     assert (shape is None) == bool(why)
     assert estimate(shape, 10**6, SETTING).total > 0
 
