@@ -20,6 +20,13 @@ import torch
 from automodel.config.errors import UserError
 from automodel.models.angles import KEYS_OF_ANGLES, with_own_angles
 from automodel.models.config import ModelConfig
+from automodel.models.file_checks import (
+    check_attributes,
+    check_config,
+    check_no_adapter,
+    check_tokenizer,
+    check_weights,
+)
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model, find_tokenizer
 from automodel.models.tasks import forget_code_that_is_not_run, infer_task, require_task, tasks_of
@@ -69,6 +76,9 @@ def load_hf_config(
 ) -> PreTrainedConfig:
     """The model's config with the run's labels and the file's extra attributes in it."""
     source = find_model(cfg)
+    check_attributes(cfg.extra | {"attn_implementation": cfg.attn_implementation}, cfg.trust_remote_code)
+    if not (cfg.target or "").endswith(".from_config"):
+        check_weights(source)
     wanted = {**cfg.extra, **_given_names(cfg.extra.get("id2label"), cfg.num_labels)}
     labels = _label_attributes(cfg, task, num_labels, label_names, problem_type)
     if wanted.keys() & KEYS_OF_ANGLES:
@@ -140,11 +150,13 @@ def _read_config(source: Source, attributes: dict[str, Any]) -> tuple[PreTrained
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    check_config(source)
     try:
         with quiet_transformers():
             found = AutoConfig.from_pretrained(source.name, return_unused_kwargs=True, **source.keywords, **attributes)
-        if not source.keywords.get("trust_remote_code"):
+        if not source.trusted:
             forget_code_that_is_not_run(found[0])
+            forget_absent_attention(found[0])
         return found
     except StrictDataclassError as error:
         raise UserError(f"model: the config of {source.name!r} is not valid: {_one_line(error)}") from error
@@ -159,6 +171,18 @@ def _read_config(source: Source, attributes: dict[str, Any]) -> tuple[PreTrained
         raise UserError(f"model: the config of {source.name!r} could not be read: {_one_line(error)}") from error
 
 
+def forget_absent_attention(config: PreTrainedConfig) -> None:
+    """A file may name flash attention, which transformers downloads where it is not installed: then the choice is
+    left to transformers, which takes what torch has. The function is the same."""
+    from automodel.models.auto import attention_to_use
+
+    parts: list[Any] = [config, *(getattr(config, name, None) for name in type(config).sub_configs)]
+    for part in parts:
+        named = getattr(part, "_attn_implementation", None)
+        if isinstance(named, str) and attention_to_use(named, None) is None:
+            part._attn_implementation_internal = None
+
+
 def _unknown_attribute(key: str, config: PreTrainedConfig) -> str:
     known = [name for name in config.to_dict() if not name.startswith("_")] + list(config.attribute_map)
     near = difflib.get_close_matches(key, known, n=1)
@@ -171,10 +195,13 @@ def load_tokenizer(cfg: ModelConfig, hf_config: PreTrainedConfig | None = None) 
     from transformers import AutoTokenizer
 
     source = find_tokenizer(cfg)
+    check_tokenizer(source)
     try:
         with quiet_transformers():
             tokenizer: Any = AutoTokenizer.from_pretrained(source.name, **source.keywords)
-    except Exception as error:  # its failures have no common type: OSError, ValueError, ImportError, rust errors
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # no common type: OSError, ValueError, ImportError, and panics of Rust code
         raise UserError(
             f"model.tokenizer: no tokenizer could be read from {source.name!r}: {_one_line(error)}. Set "
             "`model.tokenizer` to a hub name or folder that has one."
@@ -273,6 +300,8 @@ def _load_weights(
 ) -> Any:
     from safetensors import SafetensorError
 
+    check_weights(source)
+    check_no_adapter(source)
     try:
         model, report = auto_class.from_pretrained(
             source.name,
@@ -391,7 +420,7 @@ def _takes_token_types(hf_config: PreTrainedConfig, task: str) -> bool:
     return "token_type_ids" in inspect.signature(mapping[type(hf_config)].forward).parameters
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300]
 
 

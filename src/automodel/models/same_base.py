@@ -19,6 +19,8 @@ PLACES, BYTES = 4, 1024
 """Of a tensor, at equal distances."""
 MOST_READS = 20_000
 """Thousands of experts are sampled in fewer places each."""
+LARGEST_HEADER = 100_000_000
+"""Bytes: what the safetensors library itself allows."""
 FORM = "tensors-"
 """Begins what is told of every tensor; earlier versions looked at files."""
 
@@ -32,8 +34,8 @@ def sample_of(cfg: ModelConfig) -> str | None:
     try:
         stored = stored_in(find_model(cfg))
         return None if stored is None else _hash(sorted(set(stored.values())))
-    except (OSError, ValueError, KeyError, SafetensorError):  # whoever loads them says what is wrong
-        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError):
+        return None  # the file is damaged, as loading the model says
 
 
 def known(sample: str | None) -> str | None:
@@ -46,9 +48,14 @@ def _hash(paths: list[Path]) -> str:
     for path in paths:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")  # of the header: names, dtypes, shapes and places
+            size = path.stat().st_size
+            if length > min(size, LARGEST_HEADER):
+                raise ValueError("the header is longer than the file")
             header = file.read(length)
             total.update(header)
             spans = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+            if any(not 0 <= begin <= end <= size for begin, end in spans):
+                raise ValueError("a tensor lies outside of the file")
             places = max(1, min(PLACES, MOST_READS // max(1, len(spans))))
             for begin, end in spans:
                 for place in range(places):

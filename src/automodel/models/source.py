@@ -38,6 +38,11 @@ class Source:
         return {"adapter_kwargs": known}
 
     @property
+    def trusted(self) -> bool:
+        """Whether code that comes with it may run."""
+        return bool(self.keywords.get("trust_remote_code"))
+
+    @property
     def folder(self) -> Path | None:
         return Path(self.name) if os.path.isdir(self.name) else None
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from automodel.models.config import ModelConfig
+from automodel.models.file_checks import check_no_adapter, check_weights
 from automodel.models.load import is_new_head, without_memory
 from automodel.models.onto_gpu import Way
 from automodel.models.quiet import quiet_transformers
@@ -140,6 +141,8 @@ def open_weights(
 def _open(cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype, seed: int) -> OpenWeights | None:
     source = find_model(cfg)
     stored = stored_in(source)
+    check_weights(source)
+    check_no_adapter(source)
     if stored is None or converts(hf_config.model_type):
         return None
     asked = {

@@ -132,6 +132,6 @@ def model_config(cfg: ModelConfig) -> dict[str, Any] | None:
         path = Path(cached)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return config if isinstance(config, dict) else None
