@@ -29,6 +29,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.config.machine_errors import shortage
+from automodel.config.run_folders import not_of_runs
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
 from automodel.data.exact_json import as_written, holds_json, with_all_digits
@@ -92,12 +93,12 @@ def split_of(path: Path, root: Path) -> str | None:
 
 
 def data_files(root: Path) -> list[Path]:
-    """The readable files below a folder, in a stable order."""
+    """The readable files below a folder, in a stable order; what runs have written there is no data."""
     found = []
-    for path in sorted(root.rglob("*")):
+    for path in not_of_runs(root):
         hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
         ours = path.name in NOT_DATA or path.name.lower().startswith(NOT_DATA_WORDS)
-        if path.is_file() and not hidden and not ours and shape_of(path):
+        if not hidden and not ours and shape_of(path):
             found.append(path)
     return found
 

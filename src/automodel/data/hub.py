@@ -9,8 +9,11 @@ full name (`stanfordnlp/imdb`).
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -104,7 +107,7 @@ class HubSource:
                     raise
                 except Exception as other:
                     # A copy that is there but cannot be read says more than a hub that cannot be reached.
-                    failure = other if Path(place).is_dir() else failure
+                    failure = other if os.path.isabs(place) else failure
             raise self._explained(failure) from failure
 
     def _load_from(self, place: str, spec: str) -> Any:
@@ -134,13 +137,14 @@ class HubSource:
             raise UserError(f"{self.section}.path: {builder_refused(place)}")
         options = {k: v for k, v in self.cfg.extra.items() if k in ("data_dir", "token", "storage_options")}
         files = self.cfg.data_files
-        builder = datasets.load_dataset_builder(
-            place,
-            self.cfg.name,
-            data_files=list(files) if isinstance(files, tuple) else files,
-            revision=None if Path(place).is_dir() else self.cfg.revision,
-            **options,
-        )
+        with _no_folder_of_that_name(place):
+            builder = datasets.load_dataset_builder(
+                place,
+                self.cfg.name,
+                data_files=list(files) if isinstance(files, tuple) else files,
+                revision=None if os.path.isabs(place) else self.cfg.revision,
+                **options,
+            )
         reader = type(builder).__module__.removeprefix("datasets.packaged_modules.").split(".")[0]
         if reader not in (*BUILDERS, FROM_TABLES):
             raise UserError(
@@ -177,6 +181,16 @@ class HubSource:
                 f"may read. {text.splitlines()[0]}"
             )
         return UserError(f"{self.section}.path: the dataset '{name}' cannot be loaded: {text.splitlines()[0]}")
+
+
+@contextmanager
+def _no_folder_of_that_name(name: str) -> Generator[None]:
+    """`datasets` takes a folder of the name of a dataset for the dataset. That of a run is out of its sight here."""
+    if os.path.isabs(name) or not os.path.exists(name):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as empty, chdir(empty):
+        yield
 
 
 def cached_places(name: str, revision: str | None) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from automodel.config.errors import UserError
 from automodel.config.own_files import file_inside
+from automodel.config.run_folders import could_be_on_hub, holds_runs
 from automodel.data import files as local
 from automodel.data.config import BUILDERS, BUILT_IN_TARGETS, PATTERN, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
@@ -97,7 +98,7 @@ def find_source(
         root, found = _named_files(cfg, section, memory)
         return _file_source(cfg, role, section, memory, root, found, cfg.path)
     path = Path(cfg.path).expanduser()
-    if path.is_dir():
+    if path.is_dir() and not names_the_hub(cfg.path):
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             _refuse_choice(cfg, section, "was written by save_to_disk")
             return SavedSource(cfg, role, section, memory, path)
@@ -112,7 +113,7 @@ def find_source(
         if not found:
             raise UserError(
                 f"{section}.path: the folder '{cfg.path}' holds no data files. Readable are {local.READABLE}, and "
-                "folders written by save_to_disk."
+                f"folders written by save_to_disk.{_or_the_hub(cfg.path)}"
             )
         return _file_source(cfg, role, section, memory, path, found)
     if path.is_file():
@@ -136,6 +137,10 @@ def find_source(
     return HubSource(cfg, role, section)
 
 
+def _or_the_hub(path: str) -> str:
+    return " Where the dataset of that name on the hub is meant, rename the folder." if could_be_on_hub(path) else ""
+
+
 def _refuse_choice(cfg: DatasetConfig, section: str, what: str) -> None:
     """`data_files` beside a path that leaves nothing to choose: one of the two was not meant."""
     if cfg.data_files:
@@ -145,9 +150,19 @@ def _refuse_choice(cfg: DatasetConfig, section: str, what: str) -> None:
         )
 
 
+def names_the_hub(path: str, folder: Path | None = None) -> bool:
+    """Whether a path means a dataset on the hub although there is a folder of that name: runs have written into the
+    folder, and it holds no data."""
+    folder = folder or Path(path)
+    if not could_be_on_hub(path) or not folder.is_dir() or not holds_runs(folder):
+        return False
+    saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+    return not saved and not local.data_files(folder)
+
+
 def is_local(path: str, data_files: Any = None) -> bool:
     """Whether rows are read from files here, so that what is said of the hub has no meaning."""
-    here = Path(path).expanduser().exists() or any(c in path for c in PATTERN)
+    here = (Path(path).expanduser().exists() and not names_the_hub(path)) or any(c in path for c in PATTERN)
     return bool(path) and (here or (path in BUILDERS and bool(data_files)))
 
 

@@ -22,6 +22,7 @@ from automodel.checkpoint import catalog
 from automodel.checkpoint.disk import is_whole, left_over_of, replace_text
 from automodel.config.errors import UserError
 from automodel.config.own_files import OutsideError, file_inside
+from automodel.config.run_folders import MODEL_FILE
 from automodel.plan.config import RunConfig
 from automodel.plan.places import run_folder_of
 from automodel.plan.run_place import check_run_place, read_by
@@ -31,13 +32,6 @@ BASE = "base.json"  # what tells the weights below an adapter from others
 LAYOUT = "layout.json"  # how the model is asked
 REMOVED = ".removed-run-"  # an earlier run that a new one is about to remove
 WRITTEN_ANEW = ("plan.json", "summary.json", EXPORTED)  # by every start or end of a run
-MODEL_FILE = re.compile(
-    r"adapter_(config\.json|model\.safetensors)"
-    r"|(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?"
-    r"|(config|generation_config|tokenizer.*|special_tokens_map|added_tokens|vocab)\.json"
-    r"|vocab\.txt|merges\.txt|chat_template\.jinja|.*\.model"
-)
-"""What transformers writes for a model and its tokenizer. A user's own notes or data beside them are no model."""
 
 
 @dataclass(frozen=True)

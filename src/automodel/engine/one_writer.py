@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,14 +23,26 @@ MOST_OTHERS = 3  # times that a folder is found to be another one than was opene
 
 
 @contextmanager
-def only_writer(checkpoint_dir: str, ranks: Alone) -> Generator[None]:
-    """Holds the run folder for as long as the block lasts. Raises `UserError` where another run holds it."""
+def only_writer(checkpoint_dir: str, ranks: Alone) -> Generator[Callable[[], None]]:
+    """Holds the run folder, where there is one, for as long as the block lasts; the block gets a function that makes it
+    and holds it where there is none. Until the data and the model have been read, none is made: its name may be that
+    of a dataset on the hub. Raises `UserError` where another run holds it."""
     root = Path(checkpoint_dir).expanduser()
-    made = [folder for folder in (root, *root.parents) if not folder.exists()]
+    made: list[Path] = []
     held: list[int] = []
+
+    def hold() -> None:
+        if not held and root.is_dir():
+            held.extend(_lock(root))
+
+    def make_and_hold() -> None:
+        if not held:
+            made.extend(folder for folder in (root, *root.parents) if not folder.exists())
+            held.extend(_lock(root))
+
     try:
-        ranks.told(lambda: held.extend(_lock(root)))
-        yield
+        ranks.told(hold)
+        yield lambda: ranks.told(make_and_hold)
     finally:
         for folder in made if ranks.first else ():  # an error before the run began leaves nothing behind
             with suppress(OSError):

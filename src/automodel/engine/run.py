@@ -7,7 +7,7 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,9 +116,18 @@ def finetune(
     if resume and overwrite:
         raise UserError("--resume continues a run and --overwrite replaces it; give one of them.")
     refuse_what_it_reads(cfg, resume)
-    with _told(console, "Stopped."), only_writer(cfg.checkpoint.checkpoint_dir, ranks):
+    with _told(console, "Stopped."), only_writer(cfg.checkpoint.checkpoint_dir, ranks) as make_and_hold:
         options = {"resume": resume, "overwrite": overwrite}
-        folder = RunFolder(Path(ranks.told(lambda: str(open_folder(cfg.checkpoint.checkpoint_dir, **options).root))))
+
+        def open_now() -> RunFolder:
+            opened = ranks.told(lambda: str(open_folder(cfg.checkpoint.checkpoint_dir, **options).root))
+            return RunFolder(Path(opened))
+
+        def begin() -> None:
+            make_and_hold()
+            open_now()  # another run may have begun there while this one was reading
+
+        folder = open_now()
         if resume:
             check_same_run(cfg, folder)
         begun = (folder.read_json("plan.json") or {}) if resume else {}
@@ -133,7 +142,7 @@ def finetune(
             prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
         )
         with fp32_products(tf32), kept_heap(prepared.plan.device):
-            return _carry_out(prepared, folder, console, resume, started, observer or NOBODY, tells_next)
+            return _carry_out(prepared, folder, begin, console, resume, started, observer or NOBODY, tells_next)
 
 
 @contextmanager
@@ -157,13 +166,14 @@ def _since_the_best(run: Run) -> str:
 def _carry_out(
     prepared: Prepared,
     folder: RunFolder,
+    begin: Callable[[], None],
     console: Any,
     resume: bool,
     started: float,
     observer: Observer,
     tells_next: bool,
 ) -> Finished:
-    """Loads, trains, saves and reports: everything the plan says."""
+    """Loads, trains, saves and reports: everything the plan says. `begin` makes the run folder this run's."""
 
     def progress_of(total: int, start: int) -> Progress:
         return Progress(
@@ -189,6 +199,7 @@ def _carry_out(
             f"This run already finished its {run.state.step} steps. To train further, raise step_scheduler.max_steps "
             "or num_epochs on the command line; otherwise there is nothing to resume."
         )
+    begin()
     if prepared.ranks.first:
         if not resume:
             # Only now: whatever could be wrong with the new run has not cost the old one.

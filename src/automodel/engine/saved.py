@@ -26,6 +26,7 @@ from automodel.checkpoint import catalog
 from automodel.config.environment import filled_tree
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
+from automodel.config.run_folders import trained_from_same_name
 from automodel.data.config import DatasetConfig
 from automodel.data.inheritance import members_of
 from automodel.data.prepare import choose_max_length
@@ -171,7 +172,8 @@ def require_model(folder: str | Path) -> Path:
     finish_interrupted_save(root)
     if not (root / "config.json").is_file() and not is_adapter_folder(root):
         raise _no_model(root)
-    return root
+    # Without `./`, a name could be one of the hub's.
+    return root.absolute() if trained_from_same_name(str(root)) else root
 
 
 def _in_cache(name: str) -> Path | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.config.hub import endpoint, hub_answers
+from automodel.config.run_folders import could_be_on_hub, folder_or_hub, trained_from_same_name
 from automodel.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -69,11 +70,14 @@ def find_tokenizer(cfg: ModelConfig) -> Source:
 
 def _find(name: str, cfg: ModelConfig, key: str, must_hold: str | None) -> Source:
     folder = os.path.expanduser(name)
+    if trained_from_same_name(name):
+        raise UserError(f"{key}: {folder_or_hub(name)}")
     if os.path.isdir(folder):
         if must_hold and not os.path.isfile(os.path.join(folder, must_hold)):
             raise UserError(
                 f"{key}: the folder {folder!r} holds no {must_hold}, so it is not a Hugging Face model folder "
                 f"(it holds: {_listing(folder)}). Point it at the folder that `save_pretrained` wrote."
+                + (" Where the model of that name on the hub is meant, rename the folder." * could_be_on_hub(name))
             )
         return Source(folder, {"trust_remote_code": cfg.trust_remote_code})
     if os.path.isfile(folder):

@@ -21,9 +21,11 @@ from typing import Any, TypeVar
 import yaml
 
 from automodel.config.environment import filled
+from automodel.config.run_folders import trained_from_same_name
 from automodel.config.section import Typed
 from automodel.config.tree import Place
 from automodel.data.config import BUILDERS, PATTERN
+from automodel.data.sources import names_the_hub
 from automodel.plan.config import RunConfig
 
 T = TypeVar("T")
@@ -41,6 +43,7 @@ KEYS = (
     "tensorboard.log_dir",
 )
 """Keys whose values may be paths."""
+MODELS = ("model.pretrained_model_name_or_path", "model.tokenizer")
 _NOTED = "# Relative paths are those of the folder that the run was started in: "
 
 
@@ -113,6 +116,8 @@ def as_meant(cfg: RunConfig, places: Mapping[str, Place]) -> tuple[RunConfig, li
     def change(key: str, value: str) -> str:
         file = places[key].name if key in places else ""
         homes = known.setdefault(file, homes_of(file) if file else ())
+        if homes and _of_the_hub(key, value, homes):
+            return value
         placed, home = found_at(value, homes, always=key == RUN_FOLDER)
         if home is not None and homes and home != homes[-1]:
             elsewhere.setdefault((file, home), []).append(key)
@@ -144,6 +149,17 @@ def _at(config: Any, path: str) -> Any:
     for key in path.split("."):
         config = config[int(key)] if isinstance(config, list | tuple) else _value(config, key)
     return config
+
+
+def _of_the_hub(key: str, value: str, homes: Sequence[str]) -> bool:
+    """Whether a name means the hub although there is a folder of that name: a run has written it since."""
+    here = os.path.realpath(os.curdir)
+    folder = next(filter(None, (_there(home, value) for home in (*homes, here))), None)
+    if folder is None:
+        return False
+    if key.endswith(".path"):
+        return names_the_hub(value, Path(folder))
+    return key in MODELS and trained_from_same_name(value, Path(folder))
 
 
 def found_at(value: str, homes: Sequence[str], always: bool = False) -> tuple[str, str | None]:

@@ -1,7 +1,8 @@
 """Where a run may write: not into what it reads.
 
 A run folder or a token cache inside a folder of data adds files that are data the next time: every readable file below
-the folder is read. A run folder that is the dataset, or the model, replaces it.
+the folder is read. A run folder that is the dataset, or the model, replaces it; one that has the name of a model on the
+hub would be taken for that model the next time. (Datasets are told from run folders by what is in them.)
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from automodel.config.errors import UserError
+from automodel.config.run_folders import could_be_on_hub
 from automodel.data.config import BUILDERS, DatasetConfig
+from automodel.data.sources import names_the_hub
 from automodel.plan.config import RunConfig
 
 SAVED = ("dataset_dict.json", "state.json")
@@ -26,6 +29,11 @@ def check_run_place(cfg: RunConfig) -> None:
         for source, path, all_below in read_by(cfg):
             other = _place(path)
             if not other.exists():
+                if _hides(key, place, source, path):
+                    raise UserError(
+                        f"{key}: '{folder}' makes a folder '{path}', which would be taken for the '{path}' of the hub "
+                        f"({source}) from then on. {_choose(key)}"
+                    )
                 continue
             if place == other:
                 raise UserError(f"{key}: '{folder}' is also {source}, which the run reads. {_choose(key)}")
@@ -34,6 +42,14 @@ def check_run_place(cfg: RunConfig) -> None:
                     f"{key}: '{folder}' lies in '{path}', every file of which is data ({source}): the next start would "
                     f"read what this run writes. {_choose(key)} Or choose files with {source.split('.')[0]}.data_files."
                 )
+
+
+def _hides(key: str, place: Path, source: str, path: str) -> bool:
+    """Whether a folder that is written to would stand in the way of a name on the hub."""
+    of_data = source.endswith(".path") and key == "checkpoint.checkpoint_dir"
+    if of_data or source.endswith("chat_template") or not could_be_on_hub(path):
+        return False
+    return _place(path) in (place, *place.parents)
 
 
 def _choose(key: str) -> str:
@@ -66,11 +82,14 @@ def read_by(cfg: RunConfig) -> Iterator[tuple[str, str, bool]]:
     for section, name in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
         if section is None:
             continue
-        if section.path and not (section.path in BUILDERS and section.data_files):
+        by_format = section.path in BUILDERS and section.data_files
+        if section.path and not by_format and not names_the_hub(section.path):
             yield f"{name}.path", section.path, _reads_all(section.path, section)
         if section.chat_template:
             yield f"{name}.chat_template", section.chat_template, False
         for number, entry in enumerate(section.mixture or ()):
+            if names_the_hub(entry.path):
+                continue
             yield f"{name}.mixture.{number}.path", entry.path, _reads_all(entry.path, entry)
 
 

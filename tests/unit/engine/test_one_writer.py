@@ -90,16 +90,29 @@ def test_a_folder_that_was_made_anew_is_opened_again_but_not_for_ever(tmp_path, 
 
 
 def test_a_run_that_never_began_leaves_no_folder(tmp_path):
-    with only_writer(str(tmp_path / "a" / "b"), FIRST):
+    with only_writer(str(tmp_path / "a" / "b"), FIRST) as make_and_hold:
+        assert list(tmp_path.iterdir()) == []
+        make_and_hold()
         assert (tmp_path / "a" / "b").is_dir()
     assert list(tmp_path.iterdir()) == []
-    with only_writer(str(tmp_path / "a" / "b"), FIRST):
+    with only_writer(str(tmp_path / "a" / "b"), FIRST) as make_and_hold:
+        make_and_hold()
         (tmp_path / "a" / "b" / "config.json").write_text("{}")
     assert (tmp_path / "a" / "b" / "config.json").exists()
 
 
+def test_a_folder_that_another_run_made_meanwhile_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(one_writer, "LET_GO_S", 0.2)
+    with only_writer(str(tmp_path / "a"), FIRST) as make_and_hold:
+        with only_writer(str(tmp_path / "a"), FIRST) as of_another:
+            of_another()
+            with pytest.raises(UserError, match="another run is writing into .* at this moment"):
+                make_and_hold()
+        make_and_hold()
+
+
 def test_what_is_no_folder_is_left_to_others(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with only_writer(str(tmp_path / "file"), FIRST):
-        pass
+    with only_writer(str(tmp_path / "file"), FIRST) as make_and_hold:
+        make_and_hold()
     assert (tmp_path / "file").read_text() == "mine"
