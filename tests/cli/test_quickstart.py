@@ -15,7 +15,7 @@ import pytest
 
 from automodel.cli.demo import budget, reviews, wheels
 from automodel.cli.demo.wheels import Wheel, package_folder
-from automodel.cli.quickstart import duration, shown, yaml_text
+from automodel.cli.quickstart import _count_for, duration, plain_console, shown, yaml_text
 from automodel.config.errors import UserError
 from tiny_runs import automodel
 
@@ -145,6 +145,35 @@ def test_without_the_network_the_commands_are_said_and_nothing_stays(monkeypatch
 def test_the_number_of_reviews_follows_time_and_machine(minutes, gflops, expected):
     speed = None if gflops is None else gflops * 1e9
     assert budget.reviews_for(minutes, 1000, 3900, speed) == expected
+
+
+def test_the_measuring_is_part_of_the_minutes():
+    """Fewer reviews are held out where there are few minutes, and what is chosen takes no longer than asked for."""
+    assert [budget.held_out_for(minutes) for minutes in (1, 2, 3.99, 4, 60)] == [250, 500, 996, 1000, 1000]
+    for minutes in (1.0, 2.0, 4.0, 8.0):
+        held_out = budget.held_out_for(minutes)
+        for speed in (60e9, 120e9, 260e9, 500e9):
+            count = budget.reviews_for(minutes, held_out, 3900, speed)
+            assert count == budget.LEAST or budget.minutes_for(count, held_out, speed) <= minutes
+    trained, measured = budget.minutes_for(900, 0, 1e11), budget.minutes_for(0, 900, 1e11)
+    start = budget.minutes_for(0, 0, 1e11)
+    assert measured - start == pytest.approx((trained - start) / 3)
+
+
+@pytest.mark.parametrize(
+    ("gflops", "said"),
+    [
+        (20, "so this will take about 11 minutes and not 2: 600 reviews are the fewest that teach it enough."),
+        (200, "so 700 reviews are used instead of 1,000, to stay within 2 minutes. `--samples 1000` uses them all."),
+        (2000, ""),
+    ],
+)
+def test_what_will_take_longer_says_how_long(monkeypatch, capsys, gflops, said):
+    monkeypatch.setattr(budget, "matrix_flops", lambda: gflops * 1e9)
+    _count_for(2.0, budget.held_out_for(2.0), plain_console())
+    printed = capsys.readouterr().out.strip()
+    assert printed.endswith(said)
+    assert bool(printed) == bool(said)
 
 
 def test_the_machine_is_measured():

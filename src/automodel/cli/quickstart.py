@@ -22,7 +22,6 @@ from automodel.metrics.progress import duration
 
 app = typer.Typer(help="Fine-tune a real model on real reviews, in minutes.")
 
-HELD_OUT = 1_000
 LEAST_REVIEWS = 32
 SENTENCES = (
     "A warm, funny film with a lot of heart; I left the cinema smiling.",
@@ -66,7 +65,9 @@ def quickstart(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Run folder. [default: ./quickstart or ./quickstart-chat]")
     ] = None,
-    minutes: Annotated[float, typer.Option(min=1, max=60, help="Time to spend; more reviews fit into more.")] = 4.0,
+    minutes: Annotated[
+        float, typer.Option(min=1, max=60, help="Time to aim for: how much is learned follows it.")
+    ] = 4.0,
     task: Annotated[
         Literal["reviews", "chat"],
         typer.Option(help="A classifier of film reviews, or a chat model that learns to answer in JSON."),
@@ -76,13 +77,14 @@ def quickstart(
         int | None, typer.Option(min=1, help="Examples to learn from, instead of as many as fit into --minutes.")
     ] = None,
     held_out: Annotated[
-        int | None, typer.Option(min=2, help="Reviews to measure on; half of them positive. [default: 1000]")
+        int | None,
+        typer.Option(min=2, help="Reviews to measure on; half of them positive. [default: 250 a minute, at most 1000]"),
     ] = None,
 ) -> None:
     """Fine-tune a real pretrained model on real data and see that it works.
 
     Everything comes from PyPI packages; no account and no model hub is needed. The default takes two to four minutes
-    on two CPU cores and ends with a classifier, its accuracy on reviews it has never seen, and a report.
+    on two idle CPU cores and ends with a classifier, its accuracy on reviews it has never seen, and a report.
     """
     # Threads that wait by spinning take the cores away from each other when anything else runs on this machine: a step
     # took 0.6 s or 3.5 s. It has to be set before torch is loaded.
@@ -94,13 +96,14 @@ def quickstart(
         if held_out is not None:
             raise UserError("--held-out belongs to the reviews; the chat example has its own 16 held-out questions.")
         raise typer.Exit(run_chat(output or Path("quickstart-chat"), minutes, samples, overwrite))
-    raise typer.Exit(run_reviews(output or Path("quickstart"), minutes, samples, held_out or HELD_OUT, overwrite))
+    raise typer.Exit(run_reviews(output or Path("quickstart"), minutes, samples, held_out, overwrite))
 
 
-def run_reviews(output: Path, minutes: float, samples: int | None, held_out: int, overwrite: bool) -> int:
+def run_reviews(output: Path, minutes: float, samples: int | None, held_out: int | None, overwrite: bool) -> int:
     """The whole of it; returns the exit code."""
-    from automodel.cli.demo import reviews
+    from automodel.cli.demo import budget, reviews
 
+    held_out = held_out or budget.held_out_for(minutes)
     _check_counts(samples, held_out)
     from automodel.engine.folder import open_folder
 
@@ -149,13 +152,19 @@ def _count_for(minutes: float, held_out: int, console: Any) -> int:
     speed = budget.matrix_flops()
     full = budget.reviews_for(minutes, held_out, _most(held_out), None)
     count = budget.reviews_for(minutes, held_out, _most(held_out), speed)
-    if count < full:
-        assert speed is not None
+    if speed is None:
+        return count
+    takes = budget.minutes_for(count, held_out, speed)
+    machine = f"This machine multiplies at {speed / 1e9:,.0f} GFLOP/s just now"
+    if takes > 1.1 * minutes:
         console.print(
-            f"This machine multiplies at {speed / 1e9:,.0f} GFLOP/s just now, so {count:,} reviews are used instead of "
-            f"{full:,}, to stay within {minutes:g} minutes. `--samples {full}` uses them all."
-            + " Fewer would teach it too little, so it may take longer."
-            * (count == budget.LEAST)
+            f"{machine}, so this will take about {takes:.2g} minutes and not {minutes:g}: {count:,} reviews are the "
+            "fewest that teach it enough."
+        )
+    elif count < full:
+        console.print(
+            f"{machine}, so {count:,} reviews are used instead of {full:,}, to stay within {minutes:g} minutes. "
+            f"`--samples {full}` uses them all."
         )
     return count
 
