@@ -11,9 +11,9 @@ AUTO = {
 
 
 def trainer_losses(
-    folder, model, rows, *, accumulation: int, batch: int, task: str, steps: int, weight_decay: float = 0.01
+    folder, model, rows, *, accumulation: int, batch: int, task: str, steps: int, weight_decay: float = 0.01, kind=None
 ):
-    """Losses of stock Trainer from the weights in `folder/start`, with the tokenizer in `model`."""
+    """Losses of stock Trainer, or of `kind`, from the weights in `folder/start`, with the tokenizer in `model`."""
     import transformers
     from torch.utils.data import SequentialSampler
     from transformers import (
@@ -48,7 +48,7 @@ def trainer_losses(
             if "loss" in logs:
                 losses.append(logs["loss"])
 
-    class InOrder(Trainer):
+    class InOrder(kind or Trainer):
         def _get_train_sampler(self, *args):
             return SequentialSampler(self.train_dataset)
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from automodel.checkpoint import tensor_file
 from automodel.checkpoint.store import CheckpointStore, SaveFailedError
 from automodel.distributed.shards import fill
-from automodel.distributed.world import Alone, joined
+from automodel.distributed.world import Alone
+from forked_ranks import spawn
 
 SHAPES = {"rows": (10, 7), "columns": (6, 9), "both": (8, 8), "copies": (5, 3), "few": (3,), "scalar": ()}
 
@@ -43,22 +40,6 @@ def laid_out(ranks: Alone, tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     }
     sharded = {name: distribute_tensor(tensors[name].clone(), mesh, how) for name, (mesh, how) in placed.items()}
     return {**sharded, "scalar": tensors["scalar"].clone()}
-
-
-def spawn(ranks: int, work: Callable, *arguments) -> None:
-    """The work on so many ranks; forked, since torch is imported already."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.start_processes(_rank, (ranks, port, work, arguments), nprocs=ranks, start_method="fork")
-
-
-def _rank(rank: int, ranks: int, port: int, work: Callable, arguments: tuple) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with joined() as group:
-        work(group, *arguments)
 
 
 def groups(ranks: Alone, step: int) -> dict:

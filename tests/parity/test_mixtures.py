@@ -1,6 +1,6 @@
 """Mixtures of experts: losses of whole runs are those of stock transformers, the router's own loss included.
 
-The router's loss (`output_router_logits: true`) is added for each micro-batch; with one of them in a step it is exactly
+The balance loss (`output_router_logits: true`) is one of each micro-batch; with one of them in a step it is exactly
 what transformers adds.
 """
 
@@ -91,4 +91,4 @@ def test_losses_are_those_of_transformers(tmp_path, monkeypatch, kind, router):
     assert held_out < ours[0] - (0.5 if router else 0.0), "an evaluation has no part of the router's loss"
     decisions = json.loads((tmp_path / "checkpoints/run/plan.json").read_text())["decisions"]
     plan = {line["name"]: line["value"] for line in decisions}
-    assert plan["router"] == ("its loss counts 0.3" if router else "no loss of its own")
+    assert plan["router"] == ("balance loss, weight 0.3" if router else "no balance loss")

@@ -39,10 +39,11 @@ from automodel.models.block_support import (
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.config import ModelConfig
 from automodel.models.decoder_parts import DECODERS
-from automodel.models.families import FAMILIES, PackingSupport, balance_of, packing_support
+from automodel.models.families import FAMILIES, PackingSupport, packing_support
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
 from automodel.models.load import load_hf_config, without_memory
+from automodel.models.router import router_of
 from automodel.plan.check import wrong_direction
 from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
@@ -162,6 +163,7 @@ def model_facts(
 ) -> ModelFacts:
     """What the plan must know of the model. `words`: its word table, where rows of it may be left out."""
     shape, no_shape = shape_or_why(hf_config)
+    router = router_of(skeleton)
     return ModelFacts(
         name=typed_at(cfg, "model.pretrained_model_name_or_path", cfg.model.pretrained_model_name_or_path),
         model_type=hf_config.model_type,
@@ -186,7 +188,7 @@ def model_facts(
         trained=0 if adapter is None else count_trained(adapter, skeleton),
         adapter_in_words="" if adapter is None else adapter.in_words(),
         experts=sum(p.numel() for name, p in skeleton.named_parameters() if ".experts." in name and p.dim() == 3),
-        balance=balance_of(skeleton) if task == "causal-lm" else 0.0,
+        balance=0.0 if router is None else router.weight,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from automodel.distributed.grid import sum_over_all
 from automodel.distributed.shards import cut_like, fill
 from automodel.engine.optimizer_state import AdamWRecord, is_plain_adamw, load_into_torch
 from automodel.engine.step import Forward, Named, StepResult, TrainStep, check_fit, labels_of, model_tensors
+from automodel.engine.step_balance import StepBalance
 from automodel.losses.task_loss import TaskLoss
 from automodel.losses.unprojected import Outputs
 from automodel.optim.build import set_lr
@@ -66,9 +68,14 @@ class Whole(nn.Module):
         self.model = model
         self.call, self.loss, self.compute, self.cut = call, loss, compute, cut
 
-    def forward(self, batch: Batch, scale: Tensor | None = None) -> Outputs:
+    def forward(
+        self, batch: Batch, scale: Tensor | None = None, weighed: Callable[[Outputs], Outputs] | None = None
+    ) -> Outputs:
+        """`weighed`: gives the balance loss of routers its weight in the step."""
         with self.compute():
             outputs = self.call(batch)
+        if weighed is not None:
+            outputs = weighed(outputs)
         return outputs if scale is None else self.loss.scaled_sum(outputs, labels_of(batch), scale)
 
 
@@ -103,13 +110,14 @@ class ShardedStep(TrainStep):
         count, tokens, samples = self.counted(count, batch)
         count = count or 1.0
         rounds = self.ranks.highest(len(own))
+        balance = self.balance_of_step(rounds, count, tokens)
         loss = torch.zeros((), device=self.device)
         for number in range(rounds):
             reduces(self.whole, number == rounds - 1)
             if number < len(own):
-                loss += self._micro_step(own[number], count)
+                loss += self._micro_step(own[number], count, balance)
             else:
-                self._micro_step(self.blank(), count, weight=0.0)
+                self._micro_step(self.blank(), count, balance, weight=0.0)
         loss = sum_over_all(loss if self.counts_labels else torch.zeros_like(loss))
         norm = clip_by_global_norm(self.parameters, self.max_norm)
         self.optimizer.step()
@@ -121,12 +129,18 @@ class ShardedStep(TrainStep):
         documents = (batch.num_tokens, batch.num_documents) if self.counts_documents else (0, 0)
         return self.ranks.total([count if self.counts_documents else 0, *documents])
 
-    def _micro_step(self, batch: Batch, count: float, weight: float = 1.0) -> Tensor:
+    def _micro_step(
+        self, batch: Batch, count: float, balance: StepBalance | None = None, weight: float = 1.0
+    ) -> Tensor:
         if self.whole.cut is not None:
             batch = self.whole.cut(batch)
         batch = batch.to(self.device, non_blocking=True)
         scale = torch.full((), weight / count, device=self.device)
-        loss = self.whole(batch, scale)
+        weighed = None
+        if balance is not None:
+            speaks = bool(weight) and self.counts_documents
+            weighed = partial(balance.weighed, tokens=batch.num_tokens, speaks=speaks)
+        loss = self.whole(batch, scale, weighed)
         loss.backward()
         return loss.detach()
 

@@ -31,10 +31,12 @@ from automodel.engine.optimizer_state import (
     load_into_torch,
     record_of_torch,
 )
+from automodel.engine.step_balance import StepBalance
 from automodel.engine.used_rows import AllRows
 from automodel.losses.task_loss import TaskLoss
 from automodel.losses.unprojected import Outputs
 from automodel.models.recompute import forget_pass
+from automodel.models.router import router_of
 from automodel.optim.build import load_state_tensors, set_lr, state_tensors
 from automodel.optim.schedule import Schedule
 
@@ -181,6 +183,9 @@ class TrainStep:
         self.updated = False
         self.rows = rows or AllRows()
         self.ranks, self.wire = ranks, wire
+        router = router_of(model)
+        self.expert_loads = () if router is None else router.sizes
+        """Experts of each load that the balance loss of routers is made of."""
         self.warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
         self.short_of_memory = False
         """Whether some step found no memory at first, which is said once."""
@@ -192,8 +197,9 @@ class TrainStep:
         count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
         # Over all ranks: the loss is divided by the labels of the whole step, whoever has them.
         count, tokens, samples = self.ranks.total([count, batch.num_tokens, batch.num_documents])
+        count = count or 1.0  # nothing but classes of weight zero teaches nothing
         with self.ranks.in_step():
-            losses = self._losses_of(batch, count or 1.0)  # nothing but classes of weight zero teaches nothing
+            losses = self._losses_of(batch, count, tokens)
         own = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)  # a rank without documents
         loss = self.ranks.sum_gradients(self.parameters, own, self.wire)
         self.scaler.unscale_(self.optimizer)
@@ -217,11 +223,11 @@ class TrainStep:
         set_lr(self.optimizer, lr)
         return lr
 
-    def _losses_of(self, batch: StepBatch, count: float) -> list[Tensor]:
+    def _losses_of(self, batch: StepBatch, count: float, tokens: float) -> list[Tensor]:
         """Forward and backward of all micro-batches. Where memory is short because it lies in pieces, they are begun
         once more in one piece: what is free goes back to the GPU. Not among ranks, which would wait for each other."""
         try:
-            return self._micro_steps(batch, count)
+            return self._micro_steps(batch, count, tokens)
         except torch.OutOfMemoryError:
             if self.ranks.together:
                 raise
@@ -237,18 +243,25 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         forget_pass(self.model)
         self.free_unused()
-        return self._micro_steps(batch, count)
+        return self._micro_steps(batch, count, tokens)
 
     def free_unused(self) -> None:
         release_memory()
 
-    def _micro_steps(self, batch: StepBatch, count: float) -> list[Tensor]:
+    def _micro_steps(self, batch: StepBatch, count: float, tokens: float) -> list[Tensor]:
         losses = []
+        balance = self.balance_of_step(len(batch.micro_batches), count, tokens)
         for number, micro_batch in enumerate(batch.micro_batches, start=1):
             if number == len(batch.micro_batches):
                 self.ranks.last_micro_batch(self.parameters, self.wire)
-            losses.append(self._micro_step(micro_batch, count))
+            losses.append(self._micro_step(micro_batch, count, balance))
+        balance.finish()  # of a rank without documents
         return losses
+
+    def balance_of_step(self, own: int, count: float, tokens: float) -> StepBalance:
+        """What weighs the balance losses of a step with so many micro-batches of this rank. `count`, `tokens`: labels
+        and tokens of the whole step."""
+        return StepBalance(self.expert_loads, self.ranks, own, labels=count, tokens=tokens, device=self.device)
 
     def probe(self, batch: Batch) -> None:
         """Forward and backward of a batch, leaving no gradients: does it work?"""
@@ -257,10 +270,12 @@ class TrainStep:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def _micro_step(self, batch: Batch, count: float) -> Tensor:
+    def _micro_step(self, batch: Batch, count: float, balance: StepBalance | None = None) -> Tensor:
         batch = batch.to(self.device, non_blocking=True)
         with self.compute():
             outputs = self.forward(batch)
+        if balance is not None:
+            outputs = balance.weighed(outputs, batch.num_tokens)
         # The loss scale goes in with the rest: gradients that are made with the loss must not underflow either.
         scale = self.scaler.scale(torch.ones((), device=self.device))
         loss = self.loss.scaled_sum(outputs, labels_of(batch), scale / count)

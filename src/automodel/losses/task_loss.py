@@ -13,8 +13,9 @@ Formulas, per label, equal to what transformers computes as a mean over the same
 Slots that only fill up a fixed shape carry IGNORE (integers) or NaN (floats) and contribute nothing.
 
 A language model may leave its last product to the loss (`Unprojected`): same numbers, no logits in memory. A mixture of
-experts may add its router's loss (`Balanced`), which counts once for each label of its micro-batch: in a step of one
-batch that is what transformers adds, and in a step of several their mean.
+experts may add the balance loss of its routers (`Balanced`). Alone it counts once for each label of its batch, so that
+the mean over them is what transformers gives; a step says how much each of its micro-batches weighs
+(`engine/step_balance.py`).
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class TaskLoss:
         if isinstance(outputs, Unprojected):
             return self._linear_sum(outputs, labels, 1.0, backward_follows=False)
         if isinstance(outputs, Balanced):
-            return self.sum(outputs.logits, labels) + outputs.balance.float() * (labels != IGNORE).sum()
+            weighs = (labels != IGNORE).sum() if outputs.labels is None else outputs.labels
+            return self.sum(outputs.logits, labels) + outputs.balance * weighs
         logits = outputs.float()
         if self.problem == "classes":
             logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)

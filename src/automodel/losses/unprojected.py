@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from automodel.losses.router_balance import ExpertLoad
+
 if TYPE_CHECKING:
     from automodel.losses.vocabulary_parallel import VocabularyPart
 
@@ -43,11 +45,19 @@ class Unprojected:
 
 @dataclass(frozen=True)
 class Balanced:
-    """Logits of a mixture of experts, and what its router has to pay for uneven loads: the family's own auxiliary loss,
-    times its coefficient."""
+    """Logits of a mixture of experts, and what its routers did (`router_balance.py`)."""
 
     logits: Tensor
-    balance: Tensor
+    loads: tuple[ExpertLoad, ...]
+    """One; of an encoder-decoder two."""
+    weight: float
+    """Of the balance loss."""
+    labels: Tensor | float | None = None
+    """How many labels the balance loss weighs as much as; none: as many as the batch has."""
+
+    @property
+    def balance(self) -> Tensor:
+        return self.weight * torch.stack([load.balance() for load in self.loads]).sum()
 
 
 Outputs = Tensor | Unprojected | Balanced

@@ -271,10 +271,3 @@ def _last_token_that_is_not_pad(
     last_real_T = real_T.cummax(0).values
     first_R = last_R - position_ids_T.index_select(0, last_R)
     return torch.maximum(last_real_T.index_select(0, last_R), first_R)
-
-
-def balance_of(model: Any) -> float:
-    """How much the loss of a mixture's router counts: transformers makes it where `output_router_logits` is true."""
-    if not getattr(model.config, "output_router_logits", False):
-        return 0.0
-    return getattr(model, "router_aux_loss_coef", None) or getattr(model, "aux_loss_coef", None) or 0.0

@@ -25,7 +25,6 @@ from automodel.data.batch import Batch, PackedBatch, PaddedBatch
 from automodel.losses.unprojected import Balanced, Outputs, Unprojected
 from automodel.models.families import (
     Family,
-    balance_of,
     family_of,
     packing_support,
     pooled_hidden_states,
@@ -33,6 +32,7 @@ from automodel.models.families import (
 )
 from automodel.models.lm_head import unprojected_head
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
+from automodel.models.router import Router, router_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,8 +53,9 @@ def make_loss_forward(
     logits = make_forward(model, task, path, swapped)
     if fused and swapped and task == "text-classification":
         return _fused_head_forward(model, logits)
-    if task == "causal-lm" and path == "padded" and balance_of(model):
-        return _balanced_forward(model)
+    router = router_of(model) if path == "padded" else None
+    if router is not None:
+        return _balanced_forward(model, task, router)
     project_later = unprojected_head(model) if fused and task == "causal-lm" else None
     if project_later is None:
         return logits
@@ -277,35 +278,47 @@ def _rectangle(batch: PaddedBatch) -> dict[str, Tensor]:
 
 
 def _padded_forward(model: Any) -> Forward:
-    no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-
-    def forward(batch: Batch) -> Tensor:
-        assert isinstance(batch, PaddedBatch)
-        return model(**_rectangle(batch), **no_cache).logits
-
-    return forward
+    call = _padded_call(model)
+    return lambda batch: call(batch).logits
 
 
-def _balanced_forward(model: Any) -> LossForward:
-    weight = balance_of(model)
+def _balanced_forward(model: Any, task: str, router: Router) -> LossForward:
+    call = _seq2seq_call(model) if task == "seq2seq" else _padded_call(model)
 
     def forward(batch: Batch) -> Outputs:
         assert isinstance(batch, PaddedBatch)
-        outputs = model(**_rectangle(batch), use_cache=False)
-        return Balanced(outputs.logits, weight * outputs.aux_loss)
+        outputs = call(batch)
+        loads = router.loads(outputs, batch.attention_mask_BS)
+        return Balanced(outputs.logits, loads, router.weight) if loads else outputs.logits
 
     return forward
 
 
+def _padded_call(model: Any) -> Callable[[Batch], Any]:
+    """From a batch to all that the model puts out."""
+    no_cache = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+    def call(batch: Batch) -> Any:
+        assert isinstance(batch, PaddedBatch)
+        return model(**_rectangle(batch), **no_cache)
+
+    return call
+
+
 def _seq2seq_forward(model: Any) -> Forward:
+    call = _seq2seq_call(model)
+    return lambda batch: call(batch).logits
+
+
+def _seq2seq_call(model: Any) -> Callable[[Batch], Any]:
     """The decoder reads the target moved by one place, as the model's own code moves it: in a method, or inside its
     forward, which does so where it is given labels. FSMT's method writes into the labels, so it gets a copy of them."""
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
 
-    def forward(batch: Batch) -> Tensor:
+    def call(batch: Batch) -> Any:
         assert isinstance(batch, PaddedBatch)
         labels = batch.labels.clone()
         target = {"labels": labels} if shift is None else {"decoder_input_ids": shift(labels=labels)}
-        return model(**_rectangle(batch), **target, use_cache=False).logits
+        return model(**_rectangle(batch), **target, use_cache=False)
 
-    return forward
+    return call

@@ -66,7 +66,7 @@ def make_plan(
         lines=lines,
     )  # fmt: skip
     lines += adapter(cfg, task, model.trained, model.parameters, model.adapter_in_words)
-    lines += mixture(cfg, model)
+    lines += mixture(cfg, model, batches.grad_acc_steps, layout.data_ranks)
     lines += how_it_learns(cfg, total, fitting.kind)
     validate, save = _intervals(cfg, data, batches.steps_per_epoch, total, lines)
     lines += room

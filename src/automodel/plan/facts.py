@@ -62,7 +62,7 @@ class ModelFacts:
     experts: int = 0
     """Parameters in stacks of experts, which are no linear layers."""
     balance: float = 0.0
-    """How much the loss of their router counts; 0: there is none."""
+    """The weight of the balance loss of its routers; 0: there is none."""
 
 
 @dataclass(frozen=True)

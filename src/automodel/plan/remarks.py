@@ -116,20 +116,27 @@ def adapter(cfg: RunConfig, task: str, trained: int, parameters: int, words: str
         yield Decision("use_triton", "not needed", reason)
 
 
-def mixture(cfg: RunConfig, model: ModelFacts) -> Iterator[Decision]:
-    """What a mixture of experts has besides."""
-    if not model.experts:
+def mixture(cfg: RunConfig, model: ModelFacts, grad_acc_steps: int, ranks: int) -> Iterator[Decision]:
+    """What a mixture of experts has besides. `ranks`: that have documents of their own."""
+    if not model.experts and not model.balance:
         return
-    if cfg.peft is not None:
+    if cfg.peft is not None and model.experts:
         held = ", and they are not packed into few bits" if cfg.quantization is not None else ""
         share = f"{model.experts / model.parameters:.0%} of the parameters lie in stacks"
         reason = f"{share}, which are no linear layers: no adapter stands beside them{held}"
         yield Decision("experts", "as they are", reason)
     if model.balance:
         reason = "model.output_router_logits is true; in evaluations it does not count"
-        yield Decision("router", f"its loss counts {model.balance:g}", reason)
+        if ranks > 1:
+            reason += f"; of the tokens of all {ranks} ranks together"
+        if grad_acc_steps > 1:
+            reason += f"; of each of {grad_acc_steps} micro-batches, weighted by its tokens"
+        if grad_acc_steps * ranks > 1:
+            parts = "the micro-batches" if ranks == 1 else "micro-batches and ranks"
+            reason += f"; HF Trainer adds up those of {parts}, about {grad_acc_steps * ranks} times as much"
+        yield Decision("router", f"balance loss, weight {model.balance:g}", reason)
     else:
-        yield Decision("router", "no loss of its own", "model.output_router_logits is not true, or its weight is 0")
+        yield Decision("router", "no balance loss", "model.output_router_logits is not true, or its weight is 0")
 
 
 def sinks(cfg: RunConfig) -> Iterator[Decision]:
