@@ -83,6 +83,7 @@ def test_exports_that_cannot_be(run, arguments, message):
     assert not (run / "new").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_numbers(run, tmp_path):
     """Six steps, a stop, six more: the adapter of twelve steps in one go, dropout included."""
     tiny.write_run(tmp_path, text=PEFT + "lr_scheduler: {name: constant}\n")
@@ -104,6 +105,7 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(run, tmp_path):
     assert (replaced.returncode, "were replaced since" in replaced.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_an_adapter(run, tmp_path):
     (tmp_path / "run.yaml").write_text(
         (run / "run.yaml").read_text().replace(PEFT, "").replace(str(run / "out"), str(tmp_path / "out"))
@@ -123,6 +125,7 @@ def test_a_run_starts_from_an_adapter(run, tmp_path):
         assert message in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_language_model_generates_from_its_adapter(tmp_path):
     tiny.write_run(tmp_path, kind="llama", text=PEFT + "task: causal-lm\n")
     text = (tmp_path / "run.yaml").read_text().replace("task: text-classification\n", "")

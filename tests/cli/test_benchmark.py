@@ -74,6 +74,7 @@ def test_report_and_logs_are_there_and_weights_are_not(compared):
     assert not list(folder.rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_causal_lm_with_accumulation_agrees_with_tuned_trainer(tmp_path, monkeypatch):
     """Labels on part of the tokens, micro-batches of unequal label counts, another schedule, decay and clipping."""
     from rich.console import Console
@@ -193,6 +194,7 @@ def test_the_examples_config_is_valid():
     assert cfg.benchmark.against == ("hf-trainer", "hf-trainer-tuned")
 
 
+@pytest.mark.slow
 def test_an_adapter_against_trainer_with_peft(tmp_path):
     pytest.importorskip("peft")
     path = tiny.write_run(tmp_path, text=AT_ONCE.replace("20", "6") + "peft: {dim: 4}\n")

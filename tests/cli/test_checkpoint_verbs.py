@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import tiny_runs as tiny
+from tiers import quick
 
 SETTINGS = (
     "step_scheduler: {max_steps: 8, log_every_steps: 4, val_every_steps: 2, ckpt_every_steps: 2}\n"
@@ -61,7 +62,7 @@ def test_verify_names_the_damaged_file(run):
     assert tiny.automodel("checkpoint", "verify", run, "--step", "8").returncode == 0
 
 
-@pytest.mark.parametrize("how", ["no manifest", "no folder"])
+@pytest.mark.parametrize("how", quick(["no manifest", "no folder"], "no folder"))
 def test_what_is_missing_is_damage(trained, run, how):
     newest = run / "run" / "steps" / "step-00000008"
     (newest / "manifest.json").unlink() if how == "no manifest" else shutil.rmtree(newest)
@@ -91,7 +92,7 @@ def test_prune_forgets_what_is_missing(run):
     assert tiny.automodel("checkpoint", "verify", run).stdout.count("whole") == 1
 
 
-@pytest.mark.parametrize("how", ["truncated", "changed"])
+@pytest.mark.parametrize("how", quick(["truncated", "changed"], "truncated"))
 def test_prune_keeps_the_newest_that_is_whole(run, how):
     newest = run / "run" / "steps" / "step-00000008" / "model.safetensors"
     data = newest.read_bytes()

@@ -39,6 +39,7 @@ def measured(folder, run, **more) -> tuple[int, str]:
     return json.loads(done.stdout)["rows"], done.stderr
 
 
+@pytest.mark.slow
 def test_verbs_read_what_the_run_read(work):
     home, other = work / "home", work / "other"
     assert measured(other, "../home/r/out") == (16, "")

@@ -53,6 +53,7 @@ def wait_for_a_step(process) -> str:
     raise AssertionError("the process ended before its first step")
 
 
+@pytest.mark.slow
 def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     process = start(run, gpus=2)
     assert "ranks        2, ddp  (all 2 visible GPUs (--nproc-per-node 1 for one)" in wait_for_a_step(process)
@@ -84,6 +85,7 @@ def test_a_stop_saves_and_a_lost_rank_ends_the_job(run):
     assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
+@pytest.mark.slow
 def test_gpus_that_nobody_asked_for_are_left_alone_where_one_does_better(run):
     """Two would have a step of 2 × 40 examples, and there are 48."""
     settings = ("--overwrite", "dataloader.batch_size=40", "step_scheduler.global_batch_size=none")

@@ -12,6 +12,8 @@ import pytest
 
 import tiny_runs as tiny
 
+pytestmark = pytest.mark.slow
+
 TOPICS = ("world", "sports", "business", "science")
 GUESSING = 1 / len(TOPICS)
 HELD_OUT = 160  # of which 25 % would be right by chance, with a standard deviation of 3.4 %

@@ -249,6 +249,7 @@ def test_what_this_machine_or_model_cannot_do_is_refused_by_name(parts, change, 
     assert tiny.automodel("config", "validate", *files, cwd=tmp_path, **machine).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_experimental_fragment_over_a_quantised_base(parts, machine, tmp_path):
     parts[2].write_text(parts[2].read_text() + "quantization:\n  load_in_4bit: true\n  bnb_4bit_quant_type: nf4\n")
     done = finetune(tmp_path, machine, "-c", parts[0], "-c", parts[2], *SHORT)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tiny_runs as tiny
+from tiers import quick
 
 SETTINGS = (
     "step_scheduler: {num_epochs: 4, log_every_steps: 1, val_every_steps: 9, ckpt_every_steps: 4}\n"
@@ -96,7 +97,7 @@ def test_kill_nine_at_ten_random_moments(reference):
             shutil.rmtree(reference / "out")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", quick([signal.SIGTERM, signal.SIGINT], signal.SIGTERM))
 def test_a_signal_saves_and_exits_and_the_run_continues_exactly(reference, number):
     process = start(reference)
     wait_for_step(process, 7)

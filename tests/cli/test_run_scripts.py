@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import tiny_runs as tiny
+from tiers import quick
 
 SCRIPTS = Path(__file__).parent / "hf_scripts"
 TOLERANCE = 1e-4
@@ -109,7 +110,7 @@ def clean(folder: Path) -> None:
     shutil.rmtree(folder / "out", ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("name", quick(PATHS, "text_classification", "causal_lm", "custom_collator", "resume"))
 def test_a_script_runs_unchanged_and_gives_the_losses_of_stock(name, folder, logged, monkeypatch):
     if name == "causal_lm_peft":
         pytest.importorskip("peft")

@@ -17,6 +17,7 @@ def torchrun(what: str, ranks: int, script: str = "one_rank.py") -> subprocess.C
     return subprocess.run([*command, *what.split()], env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_ranks_talk():
     done = torchrun("talk", 3)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import torch
 import tiny_models
 import tiny_runs as tiny
 from hf_trainer import trainer_losses
+from tiers import quick
 
 STEPS = 50
 
@@ -29,7 +30,7 @@ checkpoint: {{checkpoint_dir: {folder}/out}}
 
 # Accumulation is compared on the causal LM and against itself below: transformers 5.22's Trainer multiplies loss and
 # gradients of encoder classifiers by the accumulation steps (their forward takes kwargs but ignores the item count).
-@pytest.mark.parametrize("kind", ["bert", "distilbert"])
+@pytest.mark.parametrize("kind", quick(["bert", "distilbert"], "distilbert"))
 def test_classification_losses_equal_hf_trainer(tmp_path, kind):
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -101,7 +102,7 @@ ARCHITECTURES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", quick(ARCHITECTURES, "bert", "albert", "modernbert", "qwen3", "gpt2"))
 def test_every_architecture_classifies_to_the_same_losses(tmp_path, monkeypatch, kind):
     """In this process, for speed: the same engine, the same Trainer, twelve families."""
     from automodel.engine.run import finetune

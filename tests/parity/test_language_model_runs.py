@@ -12,6 +12,7 @@ import torch
 import tiny_models
 import tiny_runs as tiny
 from hf_trainer import trainer_losses
+from tiers import quick
 
 STEPS = 30
 PACKED = (
@@ -58,7 +59,7 @@ def run(folder, out: str = "out", steps: int = STEPS, batch: int = 8, accumulati
     return list(tiny.losses(folder / out).values()), plan
 
 
-@pytest.mark.parametrize("kind", [*PACKED, *PADDED])
+@pytest.mark.parametrize("kind", quick([*PACKED, *PADDED], "llama", "gemma2", "gpt2", "falcon"))
 def test_thirty_losses_equal_hf_trainer(tmp_path, language_model, kind):
     rows = [{**row, "attention_mask": [1] * len(row["input_ids"])} for row in language_model(kind)]
     theirs = trainer_losses(tmp_path, tmp_path / "start", rows, accumulation=2, batch=4, task="causal-lm", steps=STEPS)
@@ -94,7 +95,7 @@ def test_packed_and_padded_runs_have_the_same_losses(tmp_path, language_model):
     assert padded == pytest.approx(packed, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", [*PACKED, *PADDED])
+@pytest.mark.parametrize("kind", quick([*PACKED, *PADDED], "llama", "gpt_neox", "falcon"))
 def test_the_folder_loads_in_stock_transformers_with_identical_logits(tmp_path, language_model, monkeypatch, kind):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

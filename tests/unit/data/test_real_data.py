@@ -14,6 +14,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.prepare import prepare
 from automodel.data.squad import make_squad_dataset
 from automodel.data.text_classification import TextClassificationDataset
+from tiers import quick
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,7 @@ def test_squad_dev(run, tokenizers):
     assert plain.max_length == 1024
 
 
-@pytest.mark.parametrize("example", ["smollm2_squad", "llama_3_2_1b_squad"])
+@pytest.mark.parametrize("example", quick(["smollm2_squad", "llama_3_2_1b_squad"], "llama_3_2_1b_squad"))
 def test_every_question_fits_into_the_examples(run, example):
     wanted = yaml.safe_load((Path(__file__).parents[3] / "examples" / "llm" / f"{example}.yaml").read_text())["dataset"]
     mapping = {"column_mapping": wanted["column_mapping"]} if "column_mapping" in wanted else {}

@@ -74,6 +74,7 @@ def test_a_run_goes_on_with_its_adapter_whatever_became_of_the_one_it_began_with
         assert (folder / "adapter_config.json").read_text() == (root / "whole" / "adapter_config.json").read_text()
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_without_the_folder_too(halfway):
     root, out, tensors = halfway
     shutil.rmtree(root / "first")
