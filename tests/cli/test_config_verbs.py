@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tiny_runs as tiny
 from automodel.cli.options import collect_overrides
 from automodel.config.errors import UserError
 from automodel.config.load import load_config
@@ -32,7 +33,29 @@ def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 def test_validate(folder):
     done = run(folder, "validate", "-c", "run.yaml")
-    assert (done.returncode, done.stdout) == (0, "ok: run.yaml is a valid config\n")
+    assert done.returncode == 0
+    assert done.stdout == (
+        "ok: run.yaml is a valid config\n"
+        "  not looked at: bert, reviews.csv, and whether it fits in memory. `--deep` looks.\n"
+    )
+
+
+def test_validate_looks_where_it_is_asked_to(tmp_path):
+    tiny.write_run(tmp_path)
+    cache = str(tmp_path / "cache")
+    found = tiny.automodel("config", "validate", "run.yaml", "--deep", cwd=tmp_path, AUTOMODEL_CACHE=cache)
+    assert found.stdout == (
+        "ok: run.yaml is a valid config\n"
+        "  looked at: the model's config, the tokenizer, 48 rows of dataset and 16 of validation_dataset. "
+        "Not at the weights.\n"
+    )
+    wrong = ["model=org/none", "dataset=missing.csv"]
+    done = tiny.automodel("config", "validate", "run.yaml", "--deep", *wrong, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(
+        "error: 2 problems with the model and the data\n- model.pretrained_model_name_or_path:"
+    )
+    assert "\n- dataset.path: there is no file or folder 'missing.csv'" in done.stderr
 
 
 def test_validate_mentions_what_is_not_built(folder):
@@ -42,6 +65,7 @@ def test_validate_mentions_what_is_not_built(folder):
         "ok: run.yaml + more.yaml is a valid config\n"
         "  not yet: fp8.recipe_name: `rowwise` comes in a later release. Use `tensorwise`, or leave it out.\n"
         "  `automodel finetune` refuses these keys until they are built.\n"
+        "  not looked at: bert, reviews.csv, and whether it fits in memory. `--deep` looks.\n"
     )
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from threading import Thread
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request, build_opener
 
 PROBE_S = 4.0
 NO_WAY = (407, 502, 503, 504)  # what a proxy says that does not reach the hub
@@ -41,7 +41,7 @@ def hub_answers() -> bool:
 
 def _asked() -> bool:
     try:
-        with urlopen(Request(endpoint(), method="HEAD"), timeout=PROBE_S):
+        with build_opener().open(Request(endpoint(), method="HEAD"), timeout=PROBE_S):
             return True
     except HTTPError as error:  # the hub itself says no to this request, but it is there
         return error.code not in NO_WAY

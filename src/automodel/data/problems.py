@@ -9,19 +9,20 @@ from automodel.config.errors import UserError
 
 
 class SeveralProblems(UserError):
-    """Problems that were found together. Whoever collects it takes them one by one."""
+    """Problems that were found together; `subject`: with what. Whoever collects it takes them one by one."""
 
-    def __init__(self, found: Sequence[UserError]) -> None:
+    def __init__(self, found: Sequence[UserError], subject: str = "the data") -> None:
         self.found = tuple(found)
         listed = "\n".join(f"- {error}".replace("\n", "\n  ") for error in self.found)
-        super().__init__(f"{len(self.found)} problems with the data\n{listed}")
+        super().__init__(f"{len(self.found)} problems with {subject}\n{listed}")
 
 
 class Problems:
     """Collects errors of steps that do not need each other, and raises them together."""
 
-    def __init__(self) -> None:
+    def __init__(self, subject: str = "the data") -> None:
         self.found: list[UserError] = []
+        self.subject = subject
 
     @contextmanager
     def collecting(self) -> Generator[None]:
@@ -41,4 +42,4 @@ class Problems:
         if len(self.found) == 1:
             raise self.found[0]
         if self.found:
-            raise SeveralProblems(self.found)
+            raise SeveralProblems(self.found, self.subject)

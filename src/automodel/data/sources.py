@@ -45,6 +45,10 @@ class Source(Protocol):
         """A hash of the content that can be had without loading it; None where it cannot."""
         ...
 
+    def check(self) -> None:
+        """Raises `UserError` where the rows are not there, or not in reach. Reads none of them."""
+        ...
+
     def load(self) -> Any:
         """A map-style `datasets.Dataset`, with split and limit applied."""
         ...
@@ -259,6 +263,9 @@ class FileSource:
     def choice(self, rows: Any) -> SplitChoice | None:
         return None if self.whole else choice_among(self._spec(), list(self.splits))
 
+    def check(self) -> None:
+        self._spec()
+
     def content_key(self) -> str:
         return digest(self._spec(), [self._content(name) for name in split_names(self._spec())])
 
@@ -329,6 +336,9 @@ class SavedSource:
     def choice(self, rows: Any) -> SplitChoice | None:
         return choice_among(self._spec(), list(self._splits()))
 
+    def check(self) -> None:
+        self._spec()
+
     def content_key(self) -> str:
         folders, spec = self._splits(), self._spec()
         parts = []
@@ -372,6 +382,9 @@ class CallableSource:
 
     def choice(self, rows: Any) -> None:
         return None  # its own affair
+
+    def check(self) -> None:
+        return None  # calling it is the only way to know
 
     def load(self) -> Any:
         try:

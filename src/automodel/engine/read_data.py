@@ -13,11 +13,12 @@ from typing import Any, Literal
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_DATA, resolve_target
 from automodel.data.config import DatasetConfig
-from automodel.data.inheritance import inherit
+from automodel.data.inheritance import inherit, members_of
 from automodel.data.keys import check_keys
-from automodel.data.prepare import PreparedData, prepare
+from automodel.data.prepare import PreparedData, cache_root, prepare
 from automodel.data.problems import Problems
 from automodel.data.saved_tokenizer import as_training_read
+from automodel.data.sources import find_source
 from automodel.engine.classes import check_names, known_classes
 from automodel.engine.ends import check_ends
 from automodel.engine.known_tokens import check_tokens
@@ -26,6 +27,7 @@ from automodel.models.adapted import refuse_adapter
 from automodel.models.few_bits import refuse_few_bits
 from automodel.models.languages import name_languages
 from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
+from automodel.models.source import find_tokenizer
 from automodel.models.tasks import infer_task
 from automodel.plan.config import RunConfig
 
@@ -49,8 +51,7 @@ class RunData:
 
 def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     """Tokenised data of a run. Raises `UserError` with everything that is wrong with either part of it."""
-    task, hf_config = _task(cfg)
-    tokenizer = load_tokenizer(cfg.model, hf_config)
+    task, hf_config, tokenizer = _model_side(cfg, trust)
     name_languages(tokenizer, cfg.dataset, cfg.validation_dataset)
     restore = truncation_of(tokenizer)
     limits = model_limits(hf_config, task)
@@ -121,6 +122,31 @@ def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:
     if section.target is None:
         return None
     return resolve_target(section.target, "dataset", section.extra, trust)
+
+
+def _model_side(cfg: RunConfig, trust: Sequence[str]) -> tuple[str, Any, Any]:
+    """Task, config and tokenizer of the model. Where they cannot be had, nothing can be tokenised; but whether the data
+    are there is looked up, and said together."""
+    problems = Problems("the model and the data")
+    with problems.collecting():
+        task, hf_config = _task(cfg)
+        return task, hf_config, load_tokenizer(cfg.model, hf_config)
+    if cfg.model.tokenizer is not None:
+        with problems.collecting():
+            find_tokenizer(cfg.model)
+    sections = [("dataset", cfg.dataset)]
+    if (held_out := cfg.validation_dataset) is not None and (held_out.path or held_out.target or held_out.mixture):
+        sections.append(("validation_dataset", inherit(cfg.dataset, held_out)))
+    for where, section in sections:
+        with problems.collecting():
+            target = custom_target(section, trust)
+            for place, part in members_of(section, where):
+                with problems.collecting():
+                    role = "train" if where == "dataset" else "validation"
+                    given: Any = {"resolved_target": target, "memory": cache_root(part), "remote": REMOTE_DATA in trust}
+                    find_source(part, role=role, section=place, **given).check()
+    problems.raise_if_any()
+    raise AssertionError("a model without a problem was not read")
 
 
 def _task(cfg: RunConfig) -> tuple[str, Any]:
