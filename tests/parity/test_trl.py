@@ -83,6 +83,12 @@ def few_objects_to_look_through():
     gc.unfreeze()
 
 
+BESIDE = ("entropy", "mean_token_accuracy", "num_tokens")
+OF_TRAINING = ("loss", "learning_rate", *BESIDE, "aux_loss")
+LOGGED = (*OF_TRAINING, "eval_loss", *(f"eval_{name}" for name in BESIDE), "eval_aux_loss")
+"""What log lines have in TRL."""
+
+
 def trained(home, folder, rows, options, family="llama", words=None, model=None, made=Dataset.from_list, **given):
     transformers.set_seed(1)
     data = made(rows)
@@ -95,7 +101,7 @@ def trained(home, folder, rows, options, family="llama", words=None, model=None,
     )  # fmt: skip
     trainer.train()
     history = trainer.state.log_history
-    return trainer, {key: [e[key] for e in history if key in e] for key in ("loss", "eval_loss", "learning_rate")}
+    return trainer, {key: [e[key] for e in history if key in e] for key in LOGGED}
 
 
 class Ours:
@@ -108,7 +114,11 @@ def test_the_losses_of_trl(name, tmp_path):
     trainer, ours = trained(Ours, tmp_path / "ours", rows, options)
     theirs = trained(trl, tmp_path / "theirs", rows, options)[1]
     assert trainer.acceleration.path == "packed"
-    assert len(theirs["loss"]) == 4
+    assert [len(theirs[key]) for key in ("loss", *BESIDE)] == [4] * 4
+    evaluations = 2 if "eval_strategy" in options else 0
+    assert [len(theirs[key]) for key in ("eval_loss", "eval_entropy", "eval_mean_token_accuracy")] == [evaluations] * 3
+    assert trainer.model.model_tags == ["trl", "sft"]
+    assert trainer.aux_loss_enabled is False
     for key, values in theirs.items():
         assert ours[key] == pytest.approx(values, abs=1e-4), key
 
@@ -137,7 +147,8 @@ def test_adapters_and_formatting(tmp_path):
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     given = {"peft_config": config, "formatting_func": lambda row: f"what is {row['text']} ?"}
     ours, theirs = (trained(home, tmp_path, TEXTS, {"max_length": 20}, **given)[1] for home in (Ours, trl))
-    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+    for key in LOGGED:
+        assert ours[key] == pytest.approx(theirs[key], abs=1e-4), key
     assert ours["loss"][0] != pytest.approx(ours["loss"][-1], abs=1e-4)
 
 
@@ -146,7 +157,7 @@ def test_evaluated_means_of_models_that_count_labels_otherwise(loss_only, tmp_pa
     """GPT-2's training counts every row's first token; its evaluation does not, in TRL."""
     options = {**EVALUATES, "prediction_loss_only": loss_only}
     ours, theirs = (trained(home, tmp_path, TEXTS, options, family="gpt2")[1] for home in (Ours, trl))
-    for key in ("loss", "eval_loss"):
+    for key in LOGGED:
         assert ours[key] == pytest.approx(theirs[key], abs=1e-4), key
 
 
@@ -176,7 +187,7 @@ def test_a_tokenizer_that_pads_on_the_left(tmp_path):
     ours, theirs = (trained(home, tmp_path, TEXTS, EVALUATES, "gpt2", words=words) for home in (Ours, trl))
     assert ours[0].acceleration.path == "packed"
     assert words.padding_side == "left"
-    for key in ("loss", "eval_loss"):
+    for key in LOGGED:
         assert ours[1][key] == pytest.approx(theirs[1][key], abs=1e-4), key
 
 
@@ -221,9 +232,40 @@ def mixture():
     ],
 )
 def test_the_loss_of_a_router(options, tmp_path):
-    ours, theirs = (trained(home, tmp_path, TEXTS, options, model=mixture())[1] for home in (Ours, trl))
-    for key in ("loss", "eval_loss"):
+    (mine, ours), (stock, theirs) = (trained(home, tmp_path, TEXTS, options, model=mixture()) for home in (Ours, trl))
+    enabled = options.get("router_aux_loss_coef") != 0.0
+    assert mine.aux_loss_enabled == stock.aux_loss_enabled == enabled
+    assert bool(theirs["aux_loss"]) == enabled
+    for key in LOGGED:
         assert ours[key] == pytest.approx(theirs[key], abs=1e-4), key
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_checkpointing": True, "gradient_accumulation_steps": 2},
+        {"label_smoothing_factor": 0.1},
+        {"torch_empty_cache_steps": 100, "prediction_loss_only": True},
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_lines_of_trainers_own_steps(options, family, tmp_path):
+    found = [trained(home, tmp_path, PAIRS, {**EVALUATES, **options}, family=family) for home in (Ours, trl)]
+    assert found[0][0].acceleration.path == "stock"
+    for key in LOGGED:
+        assert found[0][1][key] == pytest.approx(found[1][1][key], abs=1e-4), key
+    assert len(found[1][1]["eval_entropy"]) == 2
+
+
+def test_what_evaluate_gives_back_and_that_predictions_have_no_line(tmp_path):
+    values = []
+    for home in (Ours, trl):
+        trainer = trained(home, tmp_path, TEXTS, {"per_device_eval_batch_size": 2})[0]
+        if home is Ours:
+            trainer.predict(Dataset.from_list(PAIRS[:4]))
+        values.append(trainer.evaluate(Dataset.from_list(TEXTS[:5])))
+    names = ["eval_entropy", "eval_mean_token_accuracy", "eval_num_tokens", "eval_loss"]
+    assert [values[0][name] for name in names] == pytest.approx([values[1][name] for name in names], abs=1e-4)
 
 
 def test_a_router_that_is_not_there(tmp_path):

@@ -201,6 +201,7 @@ class CapturedStep:
         self.settle()  # what was put off must not be done twice
         random_state = torch.cuda.get_rng_state()
         changed = [self.loss_sum, self.last_loss, self.seed, *self.optimizer.gradient_buffers]
+        changed += [] if self.loss.tally is None else [self.loss.tally.sums]
         before = [t.clone() for t in changed]
         try:
             with self._on_stream():

@@ -23,7 +23,8 @@ stored): in bf16 k chunks round k times, a relative error of about 2⁻⁹·√k
 1 GiB (`logits_memory.py`) 8,192 tokens of Llama 3 are two chunks. `tests/unit/kernels/test_linear_cross_entropy.py`
 holds eight of them against fp64.
 
-Without gradients (evaluation), only losses are made, and, if wanted, whether each row's label has the highest logit.
+If wanted, whether each row's label has the highest logit, and the entropy of its distribution, are counted on the way.
+Without gradients (evaluation), only these and the losses are made.
 
 Shapes: R rows, N width, V words, C rows of a chunk.
 """
@@ -31,7 +32,7 @@ Shapes: R rows, N width, V words, C rows of a chunk.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +44,12 @@ from automodel.kernels.few_classes import are_few, few_classes_cross_entropy
 from automodel.kernels.logits_memory import padded_width, rows_at_a_time
 from automodel.kernels.side_by_side import fixed_place
 
+if TYPE_CHECKING:
+    from automodel.kernels.token_scores import TokenScores
+
 IGNORE = -100
 WARPS, VEC = 32, 16
+LOWEST_BELOW = -1e4  # of a logit, under the highest one of its row: its probability is 0
 
 
 class CrossEntropy(NamedTuple):
@@ -95,11 +100,25 @@ def cross_entropy_sum(logits_RV: Tensor, labels_R: Tensor, form: CrossEntropy) -
     return loss
 
 
+class RowScores(NamedTuple):
+    """Of each row: its loss, whether its label has the highest logit, and the entropy of its distribution."""
+
+    losses_R: Tensor
+    right_R: Tensor | None = None
+    entropy_R: Tensor | None = None
+
+
 def cross_entropy_rows_reference(
-    logits_CV: Tensor, labels_C: Tensor, scale: Tensor | float, form: CrossEntropy, learns: bool, scores: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """(losses, whether the label has the highest logit, if `scores`) of each row; logits are overwritten by their
-    gradients where `learns`. In place and in few passes: on a CPU the traffic is what this costs."""
+    logits_CV: Tensor,
+    labels_C: Tensor,
+    scale: Tensor | float,
+    form: CrossEntropy,
+    learns: bool,
+    scores: bool = False,
+    entropy: bool = False,
+) -> RowScores:
+    """Losses of rows, and what else is wanted of them; logits are overwritten by their gradients where `learns`. In
+    place and in few passes: on a CPU the traffic is what this costs."""
     right_C = (logits_CV.argmax(1) == labels_C).int() if scores else None  # neither scale nor cap changes the order
     z_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     if form.logit_scale != 1.0:
@@ -114,9 +133,14 @@ def cross_entropy_rows_reference(
     highest_C = z_CV.amax(1)
     wanted_C = z_CV.gather(1, at_C1).squeeze(1)
     mean_C = z_CV.mean(1) if form.label_smoothing else None
-    z_CV = z_CV.sub_(highest_C.unsqueeze(1)).exp_()
+    below_CV = z_CV.sub_(highest_C.unsqueeze(1))
+    z_CV = below_CV.exp() if entropy else below_CV.exp_()
     sums_C = z_CV.sum(1)
     lse_C = highest_C + sums_C.log()
+    entropy_C = None
+    if entropy:  # a logit of -inf has probability 0, and 0 · -inf is no number
+        expected_C = below_CV.clamp_(min=LOWEST_BELOW).mul_(z_CV).sum(1) / sums_C
+        entropy_C = torch.where(labels_C == IGNORE, 0.0, sums_C.log() - expected_C)
     losses_C = lse_C - wanted_C
     if mean_C is not None:
         losses_C = (1.0 - form.label_smoothing) * losses_C + form.label_smoothing * (lse_C - mean_C)
@@ -131,7 +155,7 @@ def cross_entropy_rows_reference(
             z_CV.mul_(slope_CV)
         if z_CV is not logits_CV:
             logits_CV.copy_(z_CV)
-    return losses_C, right_C
+    return RowScores(losses_C, right_C, entropy_C)
 
 
 @functools.cache
@@ -147,23 +171,25 @@ def _rows(
     first: int,
     scale: Tensor,
     form: CrossEntropy,
-    losses_R: Tensor,
-    right_R: Tensor | None,
+    into: RowScores,
     learns: bool,
 ) -> None:
-    """One chunk's losses into `losses_R` (and `right_R`); its logits become gradients where `learns`."""
+    """One chunk's losses, and what else there is a place for, into `into`; its logits become gradients where
+    `learns`."""
+    losses_R, right_R, entropy_R = into
     (rows, vocabulary), stride = logits_CV.shape, logits_CV.stride(0)
     if not runs_triton(logits_CV):
-        chunk, scores = slice(first, first + rows), right_R is not None
-        losses_R[chunk], right = cross_entropy_rows_reference(logits_CV, labels_R[chunk], scale, form, learns, scores)
-        if right_R is not None and right is not None:
-            right_R[chunk] = right
+        chunk, wanted = slice(first, first + rows), (right_R is not None, entropy_R is not None)
+        made = cross_entropy_rows_reference(logits_CV, labels_R[chunk], scale, form, learns, *wanted)
+        for place_R, values in zip(into, made):
+            if place_R is not None and values is not None:
+                place_R[chunk] = values
         return
     from automodel.kernels.linear_cross_entropy_triton import cross_entropy_rows_kernel
 
     lanes, vec, warps = launch_shape(vocabulary)
     cross_entropy_rows_kernel[(rows,)](
-        logits_CV, labels_R, scale, losses_R, right_R, first,
+        logits_CV, labels_R, scale, losses_R, right_R, entropy_R, first,
         V=vocabulary, STRIDE=stride, LANES=lanes, VEC=vec, IGNORE=IGNORE,
         LOGIT_SCALE=float(form.logit_scale), SOFTCAP=float(form.softcap or 0.0), Z_LOSS=float(form.z_loss),
         SMOOTHING=float(form.label_smoothing), LEARNS=learns, num_warps=warps,
@@ -171,8 +197,7 @@ def _rows(
 
 
 class _Made(NamedTuple):
-    losses_R: Tensor
-    right_R: Tensor | None
+    rows: RowScores
     dhidden_RN: Tensor | None
     dweight_VN: Tensor | None
     dbias_V: Tensor | None
@@ -188,6 +213,7 @@ def _chunk_by_chunk(
     chunk_rows: int | None,
     wanted: tuple[bool, bool, bool] = (False, False, False),
     scores: bool = False,
+    entropy: bool = False,
     onto_VN: Tensor | None = None,
     place_VN: Tensor | None = None,
 ) -> _Made:
@@ -198,6 +224,8 @@ def _chunk_by_chunk(
     wide = torch.promote_types(hidden_RN.dtype, torch.float32)
     losses_R = torch.empty(R, dtype=wide, device=device)
     right_R = torch.empty(R, dtype=torch.int32, device=device) if scores else None
+    entropy_R = torch.empty(R, dtype=wide, device=device) if entropy else None
+    into = RowScores(losses_R, right_R, entropy_R)
     dhidden_RN = torch.empty_like(hidden_RN) if wanted[0] else None
     dweight_VN = onto_VN
     if wanted[1] and R == 0 and onto_VN is None:
@@ -211,7 +239,7 @@ def _chunk_by_chunk(
             torch.mm(rows_CN, weight_VN.t(), out=logits_CV)
         else:
             torch.addmm(bias_V, rows_CN, weight_VN.t(), out=logits_CV)
-        _rows(logits_CV, labels_R, first, scale, form, losses_R, right_R, learns=any(wanted))
+        _rows(logits_CV, labels_R, first, scale, form, into, learns=any(wanted))
         if dhidden_RN is not None:
             torch.mm(logits_CV, weight_VN, out=dhidden_RN[first : first + chunk])
         if wanted[1]:
@@ -224,7 +252,7 @@ def _chunk_by_chunk(
             dbias_V += logits_CV.sum(0, dtype=wide)
     if dbias_V is not None and bias_V is not None:
         dbias_V = dbias_V.to(bias_V.dtype)
-    return _Made(losses_R, right_R, dhidden_RN, dweight_VN, dbias_V)
+    return _Made(into, dhidden_RN, dweight_VN, dbias_V)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -240,18 +268,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_rows: int | None,
         unit_upstream: bool,
         into_grad: bool,
+        tally: TokenScores | None,
     ) -> Tensor:
         wanted = tuple(ctx.needs_input_grad[:3])
         into_grad = into_grad and wanted[1] and weight_VN.is_leaf
         onto = weight_VN.grad if into_grad and _takes_products(weight_VN) else None
         # A gradient that waits for the next step has its place (`flat_parameters.py`), which is free by now.
         place = fixed_place([weight_VN]) if into_grad and weight_VN.grad is None else None
+        counts = tally is not None
         made = _chunk_by_chunk(
-            hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted, onto_VN=onto, place_VN=place
+            hidden_RN, weight_VN, bias_V, labels_R, scale, form, chunk_rows, wanted, counts, counts, onto, place
         )
-        ctx.gradients, ctx.unit_upstream = made[2:] if onto is None else (made[2], None, made[4]), unit_upstream
+        dweight_VN = made.dweight_VN if onto is None else None
+        ctx.gradients, ctx.unit_upstream = (made.dhidden_RN, dweight_VN, made.dbias_V), unit_upstream
         ctx.weight = weight_VN if into_grad else None
-        return made.losses_R.sum() * scale
+        _count(tally, made.rows, labels_R)
+        return made.rows.losses_R.sum() * scale
 
     @staticmethod
     @once_differentiable
@@ -264,7 +296,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradients = [None if g is None else g.mul_(upstream) for g in gradients]
         if ctx.weight is not None and ctx.weight.grad is None:
             ctx.weight.grad, gradients[1] = gradients[1], None
-        return *gradients, None, None, None, None, None, None
+        return *gradients, None, None, None, None, None, None, None
+
+
+def _count(tally: TokenScores | None, rows: RowScores, labels_R: Tensor) -> None:
+    if tally is not None and rows.entropy_R is not None and rows.right_R is not None:
+        tally.add(rows.entropy_R, rows.right_R, labels_R)
 
 
 def _takes_products(weight_VN: Tensor) -> bool:
@@ -297,21 +334,28 @@ def linear_cross_entropy(
     chunk_rows: int | None = None,
     unit_upstream: bool = False,
     into_grad: bool = False,
+    tally: TokenScores | None = None,
 ) -> Tensor:
     """Cross-entropy of the rows that carry a label, summed and multiplied by `scale`; 0-dim, fp32. `scale`: a 0-dim
     tensor on the device, or a number where nothing is captured. `unit_upstream`: the caller calls `backward()` on the
     result itself, so that nothing need be multiplied by the upstream gradient. `into_grad`, together with it: the
-    weight's gradient goes into `.grad`, in part already now."""
+    weight's gradient goes into `.grad`, in part already now. `tally`: counts entropy and right labels."""
     assert unit_upstream or not into_grad, "what was added to .grad cannot be multiplied afterwards"
     scale = _checked(hidden_RN, weight_VN, scale)
     hidden_RN, labels_R = hidden_RN.contiguous(), labels_R.contiguous()
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden_RN, weight_VN, bias))
     if not learns:
-        return _chunk_by_chunk(hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows).losses_R.sum() * scale
-    if unit_upstream and form == PLAIN and are_few(hidden_RN, weight_VN):
+        counts = tally is not None
+        made = _chunk_by_chunk(
+            hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows, scores=counts, entropy=counts
+        )
+        rows = made.rows
+        _count(tally, rows, labels_R)
+        return rows.losses_R.sum() * scale
+    if unit_upstream and form == PLAIN and tally is None and are_few(hidden_RN, weight_VN):
         return few_classes_cross_entropy(hidden_RN, weight_VN, bias, labels_R, scale)
     return _LinearCrossEntropy.apply(
-        hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows, unit_upstream, into_grad
+        hidden_RN, weight_VN, bias, labels_R, scale, form, chunk_rows, unit_upstream, into_grad, tally
     )
 
 
@@ -324,11 +368,14 @@ def linear_cross_entropy_scores(
     bias: Tensor | None = None,
     form: CrossEntropy = PLAIN,
     chunk_rows: int | None = None,
+    tally: TokenScores | None = None,
 ) -> Scores:
-    """Summed loss and the number of labels that have the highest logit, for evaluation."""
-    scale = _checked(hidden_RN, weight_VN, 1.0)
-    made = _chunk_by_chunk(
-        hidden_RN.contiguous(), weight_VN, bias, labels_R.contiguous(), scale, form, chunk_rows, scores=True
-    )
-    assert made.right_R is not None
-    return Scores(made.losses_R.sum(), made.right_R.sum())
+    """Summed loss and the number of labels that have the highest logit, for evaluation. `tally`: counts entropy and
+    right labels besides."""
+    scale, labels_R = _checked(hidden_RN, weight_VN, 1.0), labels_R.contiguous()
+    rows = _chunk_by_chunk(
+        hidden_RN.contiguous(), weight_VN, bias, labels_R, scale, form, chunk_rows, scores=True, entropy=bool(tally)
+    ).rows
+    assert rows.right_R is not None
+    _count(tally, rows, labels_R)
+    return Scores(rows.losses_R.sum(), rows.right_R.sum())

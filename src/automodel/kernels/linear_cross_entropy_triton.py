@@ -31,13 +31,13 @@ def seen(x, LOGIT_SCALE: tl.constexpr, SOFTCAP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first"])
 def cross_entropy_rows_kernel(
-    LOGITS, LABELS, SCALE, LOSS, RIGHT, first,
+    LOGITS, LABELS, SCALE, LOSS, RIGHT, ENTROPY, first,
     V: tl.constexpr, STRIDE: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, IGNORE: tl.constexpr,
     LOGIT_SCALE: tl.constexpr, SOFTCAP: tl.constexpr, Z_LOSS: tl.constexpr, SMOOTHING: tl.constexpr,
     LEARNS: tl.constexpr,
 ):  # fmt: skip
-    """LOGITS (chunk, STRIDE) become their gradients where LEARNS; LABELS, LOSS and RIGHT are those of all rows, of
-    which this chunk begins at `first`. RIGHT may be None."""
+    """LOGITS (chunk, STRIDE) become their gradients where LEARNS; LABELS, LOSS, RIGHT and ENTROPY are those of all
+    rows, of which this chunk begins at `first`. RIGHT and ENTROPY may be None."""
     row = tl.program_id(0)
     base = LOGITS + row.to(tl.int64) * STRIDE
     lanes = tl.arange(0, LANES)[:, None] * VEC + tl.arange(0, VEC)[None, :]
@@ -46,6 +46,8 @@ def cross_entropy_rows_kernel(
         tl.store(LOSS + first + row, 0.0)
         if RIGHT is not None:
             tl.store(RIGHT + first + row, 0)
+        if ENTROPY is not None:
+            tl.store(ENTROPY + first + row, 0.0)
         if LEARNS:
             for start in range(0, V, LANES * VEC):
                 cols = start + lanes
@@ -59,13 +61,20 @@ def cross_entropy_rows_kernel(
         total = tl.zeros((LANES,), tl.float32)
         plain_sum = tl.zeros((LANES,), tl.float32)
         beaten = tl.zeros((LANES,), tl.int32)
+        below = tl.zeros((LANES,), tl.float32)  # Σ exp2(power - highest) · (power - highest)
         for start in range(0, V, LANES * VEC):
             cols = start + lanes
             x = tl.load(base + cols, mask=cols < STRIDE, other=0.0).to(tl.float32)
             z = tl.where(cols < V, seen(x, LOGIT_SCALE, SOFTCAP), float("-inf"))
             power = z * LOG2_E
             most = tl.maximum(highest, tl.max(power, axis=1))
-            total = total * tl.exp2(highest - most) + tl.sum(tl.exp2(power - most[:, None]), axis=1)
+            fall = highest - most
+            if ENTROPY is not None:
+                under = tl.where(cols < V, power - most[:, None], 0.0)
+                # A logit of -inf has probability 0, and 0 · -inf is no number.
+                parts = tl.exp2(under) * tl.maximum(under, -10000.0)
+                below = tl.exp2(fall) * (below + fall * total) + tl.sum(tl.where(cols < V, parts, 0.0), axis=1)
+            total = total * tl.exp2(fall) + tl.sum(tl.exp2(power - most[:, None]), axis=1)
             highest = most
             if SMOOTHING > 0.0:
                 plain_sum += tl.sum(tl.where(cols < V, z, 0.0), axis=1)
@@ -75,7 +84,8 @@ def cross_entropy_rows_kernel(
                 beats = (cols < V) & ((x > own) | ((x == own) & (cols < label)))
                 beaten = tl.maximum(beaten, tl.max(beats.to(tl.int32), axis=1))
         most = tl.max(highest, axis=0)
-        lse_power = most + tl.log2(tl.sum(total * tl.exp2(highest - most), axis=0))
+        summed = tl.sum(total * tl.exp2(highest - most), axis=0)
+        lse_power = most + tl.log2(summed)
         lse = lse_power * LN_2
         loss = lse - seen(own, LOGIT_SCALE, SOFTCAP)
         if SMOOTHING > 0.0:
@@ -85,6 +95,10 @@ def cross_entropy_rows_kernel(
         tl.store(LOSS + first + row, loss)
         if RIGHT is not None:
             tl.store(RIGHT + first + row, 1 - tl.max(beaten, axis=0))
+        if ENTROPY is not None:
+            fall = tl.where(total > 0.0, highest - most, 0.0)  # a thread without columns has nothing to add
+            expected = tl.sum(tl.exp2(fall) * (below + fall * total), axis=0) / summed
+            tl.store(ENTROPY + first + row, (tl.log2(summed) - expected) * LN_2)
         if LEARNS:
             unit = tl.load(SCALE) * LOGIT_SCALE
             gain = unit * (1.0 + 2.0 * Z_LOSS * lse)

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from automodel.config.errors import UserError
 from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy, linear_cross_entropy_scores
+from automodel.kernels.token_scores import TokenScores
 from automodel.losses.config import LossConfig
 from automodel.losses.unprojected import Balanced, Outputs, Unprojected
 
@@ -58,6 +59,8 @@ class TaskLoss:
     z_loss: float = 0.0
     likelihood: bool = False
     """Evaluations measure how likely the labels are (perplexity): without smoothing, which is for learning."""
+    tally: TokenScores | None = None
+    """Counts entropy and right labels of what is learned, where somebody asks for them."""
 
     @property
     def plain(self) -> bool:
@@ -101,14 +104,19 @@ class TaskLoss:
         right here, for an upstream gradient of 1, and that of the head's weight goes straight into `.grad`."""
         if isinstance(outputs, Unprojected):
             return self._linear_sum(outputs, labels, scale, backward_follows=True)
+        if self.tally is not None:
+            logits = outputs.logits if isinstance(outputs, Balanced) else outputs
+            self.tally.add_logits(logits.flatten(0, -2), labels.flatten())
         return self.sum(outputs, labels) * scale
 
-    def scores(self, outputs: Outputs, labels: Tensor) -> Scored:
+    def scores(self, outputs: Outputs, labels: Tensor, tally: TokenScores | None = None) -> Scored:
         """The summed loss without what is there for learning: `z_loss`, a language model's smoothing, a router's
-        balance."""
+        balance. `tally`: counts entropy and right labels besides."""
         outputs = outputs.logits if isinstance(outputs, Balanced) else outputs
         plain = replace(self, z_loss=0.0, label_smoothing=0.0 if self.likelihood else self.label_smoothing)
         if not isinstance(outputs, Unprojected):
+            if tally is not None:
+                tally.add_logits(outputs.flatten(0, -2), labels.flatten())
             return Scored(plain.sum(outputs, labels), outputs.float(), None)
         if outputs.vocabulary is not None:
             from automodel.losses.vocabulary_parallel import vocabulary_parallel_scores
@@ -119,8 +127,9 @@ class TaskLoss:
             )  # fmt: skip
             return Scored(loss, None, right)
         loss, right = linear_cross_entropy_scores(
-            outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), bias=outputs.bias_V, form=plain._form(outputs)
-        )
+            outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), bias=outputs.bias_V, form=plain._form(outputs),
+            tally=tally,
+        )  # fmt: skip
         return Scored(loss, None, right)
 
     def _form(self, outputs: Unprojected) -> CrossEntropy:
@@ -147,6 +156,7 @@ class TaskLoss:
             form=self._form(outputs),
             unit_upstream=backward_follows,
             into_grad=backward_follows,
+            tally=self.tally if backward_follows else None,
         )
 
     def count(self, labels: Tensor, num_labels: int) -> float:

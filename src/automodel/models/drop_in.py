@@ -42,6 +42,7 @@ from transformers.modeling_outputs import (
 
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
+from automodel.kernels.token_scores import TokenScores
 from automodel.losses.unprojected import Unprojected
 from automodel.models.changed import as_made, own_loss, what_changed
 from automodel.models.families import family_of, packing_support
@@ -96,6 +97,8 @@ class Calls:
         self.forwards: dict[Any, Callable[..., Any]] = {}
         self.loss_alone = False
         """Whether the caller looks at the loss and at nothing else (`loss_alone`)."""
+        self.tally: TokenScores | None = None
+        """Counts entropy and right labels of language models (`counting_tokens`)."""
 
     def __deepcopy__(self, memo: Any) -> Calls:
         return Calls(self.task, self.kernels)
@@ -131,6 +134,20 @@ def loss_alone(model: Any) -> Generator[None]:
         yield
     finally:
         calls.loss_alone = before
+
+
+@contextmanager
+def counting_tokens(model: Any, tally: TokenScores) -> Generator[None]:
+    """Inside this block `tally` counts what the model's calls learn, where their loss is made without all logits."""
+    calls = getattr(model.get_base_model() if hasattr(model, "get_base_model") else model, _STATE, None)
+    if calls is None:
+        yield
+        return
+    calls.tally = tally
+    try:
+        yield
+    finally:
+        calls.tally = None
 
 
 def path_taken(model: Any) -> tuple[str, str]:
@@ -357,8 +374,9 @@ def _language(
     form = CrossEntropy(outputs.logit_scale, outputs.softcap)
     with torch.autocast(hidden_RN.device.type, enabled=False):  # dtypes are settled (`lm_head.py`)
         loss = linear_cross_entropy(
-            hidden_RN, outputs.weight_VN, labels_R, scale=count.reciprocal(), bias=outputs.bias_V, form=form
-        )
+            hidden_RN, outputs.weight_VN, labels_R, scale=count.reciprocal(), bias=outputs.bias_V, form=form,
+            tally=calls.tally,
+        )  # fmt: skip
     made = _output(loss=loss)
     made["logits"] = _logits_later(batch, outputs)
     if not model.training and not calls.loss_alone:

@@ -116,7 +116,7 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
         batch = batch.to(fast.plan.device, non_blocking=True)
         with fast.step.compute():
             outputs = fast.step.forward(batch)
-        scored = fast.loss.scores(outputs, labels_of(batch))
+        scored = fast.loss.scores(outputs, labels_of(batch), trainer.evaluated_scores)
         losses.append(scored.loss / divisor)
         weights.append(len(chosen))
         if not loss_only:

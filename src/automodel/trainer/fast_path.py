@@ -240,6 +240,7 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
     model, args = trainer.model, trainer.args
     problem = problem_type(model.config, rows.store.labels) if task == "text-classification" else None
     loss = make_loss(LossConfig(), task, problem, getattr(model.config, "num_labels", None))
+    loss = dataclasses.replace(loss, tally=trainer.token_scores)
     cfg = run_config(args, task, steps, model.dtype)
     hardware = hardware_of(args.device)
     lengths = rows.store.lengths

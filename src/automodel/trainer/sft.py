@@ -19,7 +19,9 @@ import torch
 import transformers
 
 from automodel.config.errors import UserError
+from automodel.models.drop_in import counting_tokens
 from automodel.trainer.arguments import TrainingArguments
+from automodel.trainer.sft_metrics import MODES, LineMetrics
 from automodel.trainer.sft_packing import STRATEGIES, FlatCollator, packed_rows
 from automodel.trainer.sft_rows import RowFormat, columns_of, prepared
 from automodel.trainer.trainer import Trainer
@@ -111,6 +113,8 @@ class SFTTrainer(Trainer):
     """TRL's SFTTrainer for supervised tuning, on the drop-in Trainer."""
 
     counts_as_trained = False
+    _evaluates = False
+    """Whether an evaluation runs, so that a log line is its own."""
 
     @classmethod
     def ours(cls) -> type:
@@ -166,6 +170,9 @@ class SFTTrainer(Trainer):
         super().__init__(
             model, args, data_collator, train_dataset, eval_dataset, processing_class=words, **given
         )  # fmt: skip
+        self._line = LineMetrics(self.accelerator)
+        self.token_scores, self.evaluated_scores = (self._line.scores[mode] for mode in MODES)
+        self.model.add_model_tags(["trl", "sft"])  # what TRL's models are found by on the hub
 
     def _set_signature_columns_if_needed(self) -> None:
         """Collators are given what TRL gives them; `position_ids` of rows, which the model would take, nobody pads."""
@@ -186,16 +193,48 @@ class SFTTrainer(Trainer):
         """As in TRL, the loss of a mixture's router is a mean over the batches of a step. Trainer adds that of each
         batch to losses that are divided by the labels of the whole step, so it would count once for each."""
         own = self.compute_loss_func is not None or self.label_smoother is not None
-        if not self._balance or own or num_items_in_batch is None:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-        counted = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-        wanted = 1 / self.current_gradient_accumulation_steps
-        loss = loss - (counted - wanted) * self._balance * outputs.aux_loss.to(loss.device)
+        mode, labels = "train" if self.model.training else "eval", inputs.get("labels")
+        scores = self._line.scores[mode]
+        calls = scores.calls
+        with counting_tokens(self.model, scores):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if labels is not None and scores.calls == calls:
+            self._line.count_logits(mode, outputs, labels)
+        if mode == "train":
+            self._line.count_tokens(inputs)
+        balance = getattr(outputs, "aux_loss", None) if self.aux_loss_enabled else None
+        if balance is not None:
+            self._line.balances[mode].append(balance.detach().to(self.args.device))
+        if balance is not None and not own and num_items_in_batch is not None:
+            counted = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+            wanted = 1 / self.current_gradient_accumulation_steps
+            loss = loss - (counted - wanted) * self._balance * balance.to(loss.device)
         return (loss, outputs) if return_outputs else loss
 
+    @property
+    def aux_loss_enabled(self) -> bool:
+        """Whether the loss of a router is part of the loss, as TRL names it."""
+        return self._balance != 0
+
+    def _fast_step(self, fast: Any, held: list[Any], epoch: int, steps_in_epoch: int) -> None:
+        super()._fast_step(fast, held, epoch, steps_in_epoch)
+        self._line.tokens += sum(h.batch.num_tokens for h in held)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds what TRL's lines have beside the loss, of what was trained or evaluated since the last line."""
+        mode = "eval" if self._evaluates else "train"
+        values = self._line.take(mode)
+        logs.update(values if mode == "train" else {f"eval_{name}": value for name, value in values.items()})
+        super().log(logs, start_time)
+
     def evaluate(self, eval_dataset: Any = None, *args: Any, **given: Any) -> Any:
-        return super().evaluate(self._as_at_first(eval_dataset), *args, **given)
+        dataset = self._as_at_first(eval_dataset)
+        self._line.forget("eval")  # of predictions, which have no line
+        before, self._evaluates = self._evaluates, True
+        try:
+            return super().evaluate(dataset, *args, **given)
+        finally:
+            self._evaluates = before
 
     def predict(self, test_dataset: Any, *args: Any, **given: Any) -> Any:
         return super().predict(self._as_at_first(test_dataset), *args, **given)

@@ -30,6 +30,7 @@ import transformers
 
 from automodel.config.errors import UserError
 from automodel.kernels import ahead
+from automodel.kernels.token_scores import TokenScores
 from automodel.models.drop_in import loss_alone, speed_up
 from automodel.trainer.acceleration import Acceleration
 from automodel.trainer.fast_evaluation import Evaluations, cannot, evaluate_rows
@@ -68,6 +69,10 @@ class Trainer(transformers.Trainer):
     lr_scheduler: Any
     model: Any
     _fast: FastPath | None = None
+    token_scores: TokenScores | None = None
+    """Counts entropy and right labels of what is trained, where a subclass logs them."""
+    evaluated_scores: TokenScores | None = None
+    """The same of what is evaluated."""
     counts_as_trained: ClassVar[bool] = True
     """Whether an evaluated batch is divided by the count of labels that a trained one would be."""
 

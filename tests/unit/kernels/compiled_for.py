@@ -326,19 +326,22 @@ def loss_cases():
     from automodel.kernels.logits_memory import padded_width
 
     kinds = types("*i64", "LABELS") | types("*fp32", "SCALE LOSS") | types("*i32", "RIGHT") | types("i32", "first")
+    kinds |= types("*fp32", "ENTROPY")
     for name, words, dtype, cap, learns in (
         ("llama-3", 128_256, "*bf16", 0.0, True),
         ("llama-3 evaluated", 128_256, "*bf16", 0.0, False),
         ("gpt-2", 50_257, "*bf16", 0.0, True),
         ("gemma-2", 256_000, "*bf16", 30.0, True),
         ("llama-3 fp32", 128_256, "*fp32", 0.0, True),
+        ("llama-3 with its entropy", 128_256, "*bf16", 0.0, True),
     ):
         lanes, vec, warps = launch_shape(words)
         sizes = constant(
             V=words, STRIDE=padded_width(words), LANES=lanes, VEC=vec, IGNORE=IGNORE, LOGIT_SCALE=1.0, SOFTCAP=cap,
             Z_LOSS=0.0, SMOOTHING=0.0, LEARNS=learns,
         )  # fmt: skip
-        sizes |= constant(RIGHT=None) if learns else {}
+        if "entropy" not in name:
+            sizes |= constant(ENTROPY=None) | (constant(RIGHT=None) if learns else {})
         yield f"{LOSS_KERNEL} {name}", cross_entropy_rows_kernel, kinds | types(dtype, "LOGITS") | sizes, warps
 
 

@@ -1,5 +1,7 @@
 """The loss without logits against F.cross_entropy in fp64: loss and gradients, in torch and in Triton's interpreter."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from automodel.kernels.linear_cross_entropy import (
     linear_cross_entropy_scores,
 )
 from automodel.kernels.logits_memory import BUFFER_BYTES, padded_width, rows_at_a_time, saved_bytes, stored_bytes
+from automodel.kernels.token_scores import TokenScores
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}  # fp32
 FORMS = {
@@ -196,6 +199,59 @@ def test_scores_without_gradients(path, form):
     with torch.no_grad():
         again = linear_cross_entropy(hidden, weight, labels, bias=bias, form=form)
     torch.testing.assert_close(again, found.loss)
+
+
+def expected_scores(hidden, weight, labels, bias, form):
+    """Mean entropy and accuracy of the rows with a label, in fp64 from torch's own distribution."""
+    z = F.linear(*(None if t is None else t.detach().double() for t in (hidden, weight, bias))) * form.logit_scale
+    z = z if form.softcap is None else form.softcap * torch.tanh(z / form.softcap)
+    kept = labels != IGNORE
+    entropy = torch.distributions.Categorical(logits=z[kept]).entropy().mean()
+    return float(entropy), float((z[kept].argmax(1) == labels[kept]).double().mean())
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_entropy_and_right_labels_are_counted_on_the_way(path, form, learns):
+    hidden, weight, labels, bias = draw(bias=True)
+    with torch.no_grad():
+        hidden[:5] = weight[labels[:5].clamp(min=0)] * 3  # some that are right
+    expected = expected_scores(hidden, weight, labels, bias, form)
+    tally, plain = TokenScores("cpu"), linear_cross_entropy(hidden, weight, labels, bias=bias, form=form)
+    if learns:
+        loss = linear_cross_entropy(
+            hidden, weight, labels, bias=bias, form=form, chunk_rows=16, unit_upstream=True, tally=tally
+        )
+        torch.autograd.grad(loss, hidden)
+        torch.testing.assert_close(loss, plain, **TOLERANCE)
+    else:
+        linear_cross_entropy_scores(hidden.detach(), weight, labels, bias=bias, form=form, chunk_rows=16, tally=tally)
+    assert tally.take() == pytest.approx(expected, rel=1e-4)
+    assert 0 < expected[1] < 1
+    assert tally.take() is None, "they are read once"
+
+
+def test_entropy_of_words_that_cannot_come_and_of_many_words(path):
+    """A logit of -inf has probability 0, which times its logarithm is 0; one word for sure has entropy 0."""
+    labels = torch.tensor([1, 0, 2])
+    bias = torch.zeros(5000)
+    bias[[3, 4999]] = float("-inf")
+    weight = torch.zeros(5000, 2)
+    weight[2, 1] = 1e3
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    tally = TokenScores("cpu")
+    linear_cross_entropy_scores(hidden, weight, labels, bias=bias, tally=tally)
+    entropy, right = tally.take()
+    assert entropy == pytest.approx(2 / 3 * math.log(4998), rel=1e-5)
+    assert right == pytest.approx(2 / 3)
+
+
+def test_means_of_micro_batches_count_alike_and_one_without_labels_counts_as_nothing():
+    tally, logits = TokenScores("cpu"), torch.tensor([[0.0, 0.0], [0.0, 30.0], [0.0, 0.0]])
+    tally.add_logits(logits, torch.tensor([0, 1, IGNORE]))
+    tally.add_logits(logits[:1], torch.tensor([1]))
+    tally.add_logits(logits[:1], torch.tensor([IGNORE]))
+    assert tally.take() == pytest.approx(((math.log(2) / 2 + math.log(2) + 0) / 3, (1 + 0 + 0) / 3), rel=1e-6)
 
 
 def test_of_equal_logits_the_first_is_the_answer(path):
