@@ -1,8 +1,7 @@
 """The balance loss of every router that transformers maps, by the definition in `losses/router_balance.py`.
 
 A run of ours weighs the balance loss of each micro-batch by its tokens; Trainer, stock and ours, adds them up. Each is
-compared with a reference of exactly that; with one micro-batch in a step all are the same. PhiMoE draws its experts at
-random while it trains, so its curves are not compared.
+compared with a reference of exactly that; with one micro-batch in a step all are the same.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ EXCEPTIONS = {
     "qwen4_exp": {"text_config": ON},
 }
 QUICK = ("jamba", "mixtral", "nllb-moe", "olmoe", "qwen2_moe", "qwen3_moe")
-RANDOM = ("phimoe",)
 WITHOUT = ("doge", "switch_transformers")
 
 
@@ -55,11 +53,7 @@ ROUTERS = [
     for kind, task in tiny.mapped()
     if task in ("causal-lm", "seq2seq") and has_balance_loss(kind) and kind not in WITHOUT
 ]
-CURVES = [
-    pytest.param(kind, task, marks=() if kind in QUICK else pytest.mark.slow)
-    for kind, task in ROUTERS
-    if kind not in RANDOM
-]
+CURVES = [pytest.param(kind, task, marks=() if kind in QUICK else pytest.mark.slow) for kind, task in ROUTERS]
 
 
 def router(kind, task):

@@ -4,8 +4,9 @@ transformers wraps each layer's call (`GradientCheckpointingLayer`), swapped blo
 layer and keeps what goes into each; `selective` in every other one, beginning with the first, which leaves the last
 layer of an even number alone: a fused one computes only the rows that are read, and there is little to save.
 
-Recomputing has to draw the same dropout again, so torch saves the random state before each layer, on the host: nothing
-that a CUDA graph could record. A model without dropout in its layers does not need that, and is checkpointed without.
+Recomputing has to draw the same dropout and the same noise before a router again, so torch saves the random state
+before each layer, on the host: nothing that a CUDA graph could record. A model that draws nothing in its layers does
+not need that, and is checkpointed without.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ OUTSIDE = ("classifier", "pooler", "summary", "seq_classif", "qa_", "embd", "emb
 
 
 def layer_dropout(config: Mapping[str, Any]) -> str | None:
-    """The first key of a model's config (as a mapping) that lets layers drop something at random. Code that comes with
-    a model may do so without a key."""
+    """The first key of a model's config (as a mapping) that lets layers draw random numbers: to drop something, or as
+    noise before a router. Code that comes with a model may do so without a key."""
     if config.get("auto_map"):
         return "auto_map"
     for key, value in config.items():
@@ -29,7 +30,7 @@ def layer_dropout(config: Mapping[str, Any]) -> str | None:
             inner = layer_dropout(value)
             if inner is not None:
                 return inner
-        named = "dropout" in key or "pdrop" in key or "layerdrop" in key or key == "drop_path_rate"
+        named = any(part in key for part in ("dropout", "pdrop", "layerdrop", "jitter")) or key == "drop_path_rate"
         if named and isinstance(value, int | float) and value > 0 and not key.startswith(OUTSIDE):
             return key
     return None
