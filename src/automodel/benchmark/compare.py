@@ -5,8 +5,9 @@ saved, with everything in between (trying the largest batch, captures, compilati
 Trainer writes the last one before its model and this library beside it). Its steady-state sister is `step_speedup`, the
 ratio of the median step times, and `wall_speedup` compares the whole processes.
 
-A speed-up with another loss curve is a bug report, so agreement is part of the result: where every side sees the data
-in the same order, step by step; otherwise by the end of the curve and the validation metrics.
+A speed-up with another loss curve is a bug report, so agreement is part of the result: step by step for a side that
+reads the rows in the same order; for one that groups them by length, by the end of the curve and the validation
+metrics.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def _saved_percent(baseline: dict[str, Any], ours: dict[str, Any], key: str) -> 
 
 def agreement(job: dict[str, Any], theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     """Whether two sides learned the same."""
-    same_order = not job["shuffle"]
+    same_order = theirs["same_order"]
     steps = min(COMPARED_STEPS, len(theirs["losses"]), len(ours["losses"]))
     result: dict[str, Any] = {
         "against": theirs["provider"],
         "same_data_order": same_order,
-        "dropout": job["dropout"],
+        "drawn": job["drawn"],
         "same_precision": theirs["precision"] == ours["precision"],
         "final_loss": {side["provider"]: final_loss(side["losses"]) for side in (theirs, ours)},
         "validation": {side["provider"]: side["validation"] for side in (theirs, ours)},
@@ -76,14 +77,20 @@ def agreement_lines(found: dict[str, Any], label: str) -> list[str]:
     lines = []
     if found["same_data_order"]:
         why = []
-        if found["dropout"]:
-            why.append("dropout draws other numbers")
+        if found["drawn"]:
+            why.append(f"each side draws random numbers of its own for {', '.join(found['drawn'])}; 0 turns that off")
         if not found["same_precision"]:
             why.append("the precisions differ")
         remark = f" ({'; '.join(why)})" if why else ""
         lines.append(
             f"Losses against {label}: at most {found['max_relative_difference']:.1e} apart (relative) over the first "
             f"{found['compared_steps']} steps, same data in the same order{remark}."
+        )
+    else:
+        lines.append(
+            f"{label} reads rows of similar lengths together, which is a part of its speed. Its steps hold other rows, "
+            "so the losses and metrics of a short run differ by chance; --against hf-trainer-ungrouped reads them in "
+            "the same order."
         )
     tail = found["final_loss"]
     lines.append(f"Final training loss: {tail[ours]:.4f}, {label} {tail[theirs]:.4f} (mean of the last tenth).")

@@ -22,13 +22,16 @@ from typing import Any
 from automodel.config.dump import dump_config, with_hidden_secrets
 from automodel.config.errors import NotYetError, UserError
 from automodel.config.gate import canonical
+from automodel.data.order import StepOrder
 from automodel.engine.prepare import Prepared, prepare_run
+from automodel.engine.steps import make_step_loader
 from automodel.optim.kinds import KINDS
 from automodel.plan.config import RunConfig
 
 COMPARED_TASKS = ("text-classification", "token-classification", "causal-lm")
 SMALLEST_EVAL_BATCH = 16  # the engine's own default
 OTHER_HEADS = ("qa_dropout",)  # of heads that none of these tasks has
+ORDER = ("micro_batch_size", "grad_acc_steps", "seed", "shuffle", "drop_last", "group_by_length", "sort_within_step")
 
 
 @dataclass(frozen=True)
@@ -223,14 +226,27 @@ def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
         "gradient_checkpointing": plan.checkpointing != "none",
         "shuffle": cfg.dataloader.shuffle is not False,
         "drop_last": cfg.dataloader.drop_last,
+        "order": _order(prepared),
         "num_workers": cfg.dataloader.num_workers,
         "warmup_steps": warmup,
         "parameters": plan.parameters,
-        "dropout": has_dropout(prepared.hf_config),
+        "drawn": [*drawn_keys(prepared.hf_config), *(["peft.dropout"] if cfg.peft and cfg.peft.dropout else [])],
     }
 
 
-def has_dropout(hf_config: Any) -> bool:
-    """Whether the model draws random numbers while it trains: then two runs agree only on average."""
-    values = {name: value for name, value in hf_config.to_dict().items() if name not in OTHER_HEADS}
-    return any("drop" in name and isinstance(value, float) and value > 0 for name, value in values.items())
+def _order(prepared: Prepared) -> dict[str, Any]:
+    """What our loader makes the order of rows from; every side that can reads them in this order."""
+    order = make_step_loader(prepared).order
+    assert isinstance(order, StepOrder), "steps that count tokens are not compared"
+    return {name: getattr(order, name) for name in ORDER}
+
+
+def drawn_keys(hf_config: Any) -> list[str]:
+    """Keys of the model's config that let it draw random numbers while it trains: dropout, noise before a router. Two
+    runs then agree only on average."""
+    found = []
+    for name, value in hf_config.to_dict().items():
+        draws = "drop" in name or "jitter" in name
+        if draws and name not in OTHER_HEADS and isinstance(value, float) and value > 0:
+            found.append(f"model.{name}")
+    return found

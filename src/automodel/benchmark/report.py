@@ -205,6 +205,13 @@ def _ladder(rungs: Sequence[dict[str, Any]]) -> str:
     return bar_chart("Cumulative speedup in training time", "every line adds one thing to the one above it", bars)
 
 
+def _order(document: dict[str, Any]) -> str:
+    labels = {side["provider"]: side["method"] for side in document["sides"].values()}
+    others = [labels[found["against"]] for found in document["agreement"] if not found["same_data_order"]]
+    kept = f", but for {', '.join(others)}: rows of similar lengths together" if others else ""
+    return f"{'shuffled, ' if document['job']['shuffle'] else ''}the same on every side{kept}"
+
+
 def _facts(document: dict[str, Any]) -> str:
     job, system, optimizer = document["job"], document["system_info"], document["job"]["optimizer"]
     facts = {
@@ -212,7 +219,7 @@ def _facts(document: dict[str, Any]) -> str:
         "Batch": f"{job['micro_batch_size']} × {job['grad_acc_steps']}, {job['steps_per_epoch']} steps an epoch",
         "Steps": f"{job['total_steps']}, the first {job['warmup_steps']} not in the steady state",
         "Optimizer": f"{optimizer['name']}, lr {optimizer['lr']:g}, {job['lr_scheduler']['name']} schedule",
-        "Data order": "shuffled on every side" if job["shuffle"] else "the same on every side",
+        "Data order": _order(document),
         "Machine": f"{system['gpu_name']}, {system['cores']} cores",
         "Versions": ", ".join(f"{name} {system[key]}" for name, key in VERSIONS.items()),
         **{f"Note {i}": note for i, note in enumerate(document["notes"], start=1)},

@@ -29,7 +29,7 @@ class TrainerSettings:
     same_precision: bool = True
     """Compute in the precision this library plans for the run; False leaves Trainer's default, fp32."""
     group_by_length: bool = True
-    """Batches of similar lengths, where the run shuffles."""
+    """Batches of similar lengths, where the run shuffles. Without, rows come in the run's own order."""
     fused_adamw: bool = True
     """Ask for the fused AdamW; False leaves Trainer's default (which is fused from torch 2.8 on)."""
     workers: bool = True
@@ -80,9 +80,9 @@ AUTOMODEL = Side(OURS, "automodel")
 TRAINERS = {
     "hf-trainer": Side("hf-trainer", "HF Trainer", STOCK),
     "hf-trainer-tuned": Side("hf-trainer-tuned", "HF Trainer, tuned", TUNED),
-    # Its batches are made as ours are, so that a median step is a mean one, and losses can be laid over each other.
+    # It reads the rows in our order, so that a median step is a mean one, and losses can be laid over each other.
     "hf-trainer-ungrouped": Side(
-        "hf-trainer-ungrouped", "HF Trainer, tuned, random order", dataclasses.replace(TUNED, group_by_length=False)
+        "hf-trainer-ungrouped", "HF Trainer, tuned, not grouped", dataclasses.replace(TUNED, group_by_length=False)
     ),
     "hf-trainer-compile": Side(
         "hf-trainer-compile", "HF Trainer, tuned + torch.compile", dataclasses.replace(TUNED, compile=True)

@@ -7,10 +7,12 @@ real tokens on the host (the sum of the attention mask), which costs microsecond
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
+from automodel.data.order import StepOrder
 from automodel.data.store import TokenStore
 
 IGNORE = -100
@@ -53,6 +55,25 @@ class StoreRows(Dataset):
 
 def _per_token(key: str, task: str) -> bool:
     return key != "labels" or task != "text-classification"
+
+
+class RowsInOrder(Sampler):
+    """The rows of each epoch in the order in which the run reads them, micro-batch after micro-batch."""
+
+    def __init__(self, order: StepOrder):
+        self.order, self.epoch = order, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        for step in range(self.order.steps_per_epoch):
+            for rows in self.order.micro_batches(self.epoch, step):
+                yield from rows.tolist()
+
+    def __len__(self) -> int:
+        whole = self.order.steps_per_epoch * self.order.samples_per_step
+        return min(whole, self.order.samples_per_epoch)
 
 
 class CountingCollator:

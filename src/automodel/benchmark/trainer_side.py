@@ -1,8 +1,11 @@
 """`transformers.Trainer` as a side.
 
-Trainer runs as it is. The subclass below takes the counted tokens out of a batch, keeps each step's loss, and makes
-the learning-rate schedule the run's own; a callback tells the recorder when a step begins and ends. Nothing here waits
-for the device inside the loop (`logging_steps` is the run's own, not 1): being watched does not slow Trainer down.
+Trainer runs as it is. The subclass below takes the counted tokens out of a batch, keeps each step's loss, makes the
+learning-rate schedule the run's own, and reads the rows in the run's own order (`trainer_rows.py`); a callback tells
+the recorder when a step begins and ends. Nothing here waits for the device inside the loop (`logging_steps` is the
+run's own, not 1): being watched does not slow Trainer down.
+
+A side that groups rows by length where the run does not keeps its own order: less padding is a part of its speed.
 
 Two corrections make the comparison one of speed and not of bugs: for classifiers, Trainer is told that the model's
 loss is a mean over the micro-batch (it assumes otherwise from the forward's `**kwargs`, and accumulation would then
@@ -29,7 +32,8 @@ from transformers import (
 from automodel.benchmark.machine import GpuWatch, LoadWatch, peak_memory
 from automodel.benchmark.recorder import Recorder
 from automodel.benchmark.sides import TrainerSettings
-from automodel.benchmark.trainer_rows import TOKENS, StoreRows, make_collator
+from automodel.benchmark.trainer_rows import TOKENS, RowsInOrder, StoreRows, make_collator
+from automodel.data.order import StepOrder
 from automodel.data.store import TokenStore
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
@@ -48,7 +52,12 @@ class WatchedTrainer(Trainer):
     recorder: Recorder
     schedule: Schedule
     decay_everything: bool
+    rows_in_order: RowsInOrder | None = None
+    """None: Trainer's own sampler."""
     step_loss: torch.Tensor | None = None
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return self.rows_in_order if self.rows_in_order is not None else super()._get_train_sampler(train_dataset)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         tokens = inputs.pop(TOKENS, 0)
@@ -128,6 +137,7 @@ def train_with_trainer(
         "end_s": recorder.marks["end_s"],
         "precision": precision_of(job, settings),
         "setup": described(job, settings),
+        "same_order": in_the_runs_order(job, settings),
         "validation": last_evaluation(trainer.state.log_history),
     }
 
@@ -174,6 +184,9 @@ def build_trainer(
     callback.trainer, trainer.recorder = trainer, recorder
     trainer.schedule = Schedule(LRSchedulerConfig(**job["lr_scheduler"]), job["total_steps"])
     trainer.decay_everything = job["optimizer"]["decay_norms_and_biases"]
+    if in_the_runs_order(job, settings):
+        lengths = TokenStore.open(job["train_store"]).lengths
+        trainer.rows_in_order = RowsInOrder(StepOrder(lengths=lengths, **job["order"]))
     if job["task"] != "causal-lm":
         trainer.model_accepts_loss_kwargs = False  # their loss is a mean over the micro-batch, whatever is passed in
     return trainer
@@ -222,10 +235,13 @@ def training_options(job: dict[str, Any], settings: TrainerSettings, output: Pat
     return options | _sampling(job, settings) | _workers(job, settings) | _saving(job)
 
 
+def in_the_runs_order(job: dict[str, Any], settings: TrainerSettings) -> bool:
+    """Whether this side reads the rows in the run's own order."""
+    return not (settings.group_by_length and job["shuffle"]) or job["order"]["group_by_length"]
+
+
 def _sampling(job: dict[str, Any], settings: TrainerSettings) -> dict[str, Any]:
-    if not job["shuffle"]:
-        return {"train_sampling_strategy": "sequential"}
-    return {"train_sampling_strategy": "group_by_length"} if settings.group_by_length else {}
+    return {} if in_the_runs_order(job, settings) else {"train_sampling_strategy": "group_by_length"}
 
 
 def _workers(job: dict[str, Any], settings: TrainerSettings) -> dict[str, Any]:
@@ -286,7 +302,7 @@ def described(job: dict[str, Any], settings: TrainerSettings) -> str:
     """The side in a few words, for the table."""
     words = [precision_of(job, settings)]
     words.append(f"padded to {job['max_length']}" if settings.padding == "max_length" else "dynamic padding")
-    if settings.group_by_length and job["shuffle"]:
+    if not in_the_runs_order(job, settings) or job["order"]["group_by_length"]:
         words.append("grouped by length")
     if job["device"] == "cuda" and not settings.cudnn_attention:
         words.append("cuDNN attention off")

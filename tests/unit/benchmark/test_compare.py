@@ -47,17 +47,20 @@ def test_agreement_is_step_by_step_where_the_order_is_the_same(job, stock, ours)
     assert "same data in the same order" in agreement_lines(found, "HF Trainer")[0]
 
 
-def test_agreement_of_shuffled_runs_is_by_their_ends(job, stock, ours):
-    found = agreement({**job, "shuffle": True}, stock, ours)
+def test_agreement_with_a_side_that_groups_rows_is_by_the_end_and_says_why(job, stock, ours):
+    found = agreement(job, {**stock, "same_order": False}, ours)
     assert "max_relative_difference" not in found
     lines = agreement_lines(found, "HF Trainer")
-    assert lines[0].startswith("Final training loss: 0.5150, HF Trainer 0.5150")
-    assert "accuracy 0.9000 / 0.9000" in lines[1]
+    assert "HF Trainer reads rows of similar lengths together" in lines[0]
+    assert "differ by chance; --against hf-trainer-ungrouped" in lines[0]
+    assert lines[1].startswith("Final training loss: 0.5150, HF Trainer 0.5150")
+    assert "accuracy 0.9000 / 0.9000" in lines[2]
 
 
 def test_agreement_says_why_losses_may_differ(job, stock, ours):
-    line = agreement_lines(agreement({**job, "dropout": True}, stock, {**ours, "precision": "bf16"}), "HF Trainer")[0]
-    assert "dropout draws other numbers" in line
+    drawn = {**job, "drawn": ["model.attention_dropout", "peft.dropout"]}
+    line = agreement_lines(agreement(drawn, stock, {**ours, "precision": "bf16"}), "HF Trainer")[0]
+    assert "random numbers of its own for model.attention_dropout, peft.dropout; 0 turns that off" in line
     assert "the precisions differ" in line
 
 

@@ -41,3 +41,14 @@ def test_report_escapes_what_it_is_given(document):
 def test_more_memory_is_not_called_less(document):
     document["results"]["improvements"]["memory_reduction_percent"] = -12.0
     assert "12<small>% more</small>" in render_comparison(document)
+
+
+def test_the_page_says_in_which_order_rows_were_read(document):
+    document["job"]["shuffle"] = True
+    page = render_comparison(document)
+    assert "shuffled, the same on every side<" in page
+    assert "similar lengths" not in page
+    document["agreement"][0] = {**document["agreement"][0], "same_data_order": False}
+    page = render_comparison(document)
+    assert "shuffled, the same on every side, but for HF Trainer: rows of similar lengths together" in page
+    assert "the losses and metrics of a short run differ by chance" in page

@@ -39,6 +39,7 @@ JOB = {
     "gradient_checkpointing": False,
     "shuffle": True,
     "drop_last": False,
+    "order": {"group_by_length": False},
     "num_workers": None,
 }
 
@@ -93,9 +94,42 @@ def test_the_stock_side_is_left_as_trainer_comes(arguments):
     assert made.dataloader_num_workers == 0
 
 
-def test_without_shuffling_every_side_reads_in_order(arguments):
-    for settings in (STOCK, TUNED):
-        assert arguments(settings, shuffle=False).train_sampling_strategy == "sequential"
+@pytest.mark.parametrize(
+    ("settings", "shuffle", "grouped", "same"),
+    [
+        (STOCK, True, False, True),
+        (TUNED, True, False, False),  # it groups by length, and the run does not
+        (TUNED, True, True, True),
+        (TUNED, False, False, True),
+        (TRAINERS["hf-trainer-ungrouped"].trainer, True, False, True),
+    ],
+)
+def test_which_sides_read_rows_in_the_runs_order(arguments, settings, shuffle, grouped, same):
+    from automodel.benchmark.trainer_side import in_the_runs_order
+
+    changes = {"shuffle": shuffle, "order": {"group_by_length": grouped}}
+    assert in_the_runs_order({**JOB, **changes}, settings) == same
+    assert (arguments(settings, **changes).train_sampling_strategy == "group_by_length") == (not same)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"group_by_length": True, "sort_within_step": True}])
+def test_rows_come_as_the_run_reads_them(options):
+    """Through a loader of Trainer's, two epochs of 21 rows, two micro-batches of four in a step."""
+    import numpy as np
+    from torch.utils.data import DataLoader
+
+    from automodel.benchmark.trainer_rows import RowsInOrder
+    from automodel.data.order import StepOrder
+
+    lengths = np.random.default_rng(0).integers(3, 30, 21)
+    order = StepOrder(lengths=lengths, micro_batch_size=4, grad_acc_steps=2, seed=3, **options)
+    rows = RowsInOrder(order)
+    loader = DataLoader(range(21), batch_size=4, sampler=rows, drop_last=bool(options.get("drop_last")))
+    for epoch in range(2):
+        rows.set_epoch(epoch)
+        steps = [order.micro_batches(epoch, step) for step in range(order.steps_per_epoch)]
+        assert [batch.tolist() for batch in loader] == [part.tolist() for step in steps for part in step]
+        assert len(rows) == sum(len(part) for step in steps for part in step)
 
 
 def test_no_clipping_no_saving(arguments):

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from automodel.benchmark import verb
-from automodel.benchmark.job import has_dropout, warmup_steps
+from automodel.benchmark.job import drawn_keys, warmup_steps
 from automodel.benchmark.sides import AUTOMODEL, TRAINERS, Side
 from automodel.benchmark.verb import Wishes
 from automodel.config.errors import UserError
@@ -79,9 +79,10 @@ def test_a_warm_up_that_was_asked_for_is_kept():
 
 
 def test_dropout_of_a_head_that_is_not_there_draws_nothing():
-    from transformers import BertConfig, DistilBertConfig
+    from transformers import BertConfig, DistilBertConfig, MixtralConfig
 
     none: dict[str, Any] = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-    assert not has_dropout(DistilBertConfig(**none))  # qa_dropout is 0.1
-    assert has_dropout(DistilBertConfig(**none | {"seq_classif_dropout": 0.2}))
-    assert has_dropout(BertConfig())
+    assert drawn_keys(DistilBertConfig(**none)) == []  # qa_dropout is 0.1
+    assert drawn_keys(DistilBertConfig(**none | {"seq_classif_dropout": 0.2})) == ["model.seq_classif_dropout"]
+    assert "model.hidden_dropout_prob" in drawn_keys(BertConfig())
+    assert drawn_keys(MixtralConfig(router_jitter_noise=0.1)) == ["model.router_jitter_noise"]
