@@ -61,9 +61,9 @@ def test_every_example_is_valid_and_asks_for_nothing_unbuilt(name: str):
     assert not_yet(load_run_config([path])) == []
 
 
-def test_the_minimal_example_has_three_lines():
+def test_the_minimal_example_has_four_lines():
     lines = find_example("text_classification_minimal").path.read_text().splitlines()
-    assert len([line for line in lines if not line.startswith("#")]) == 3
+    assert len([line for line in lines if not line.startswith("#")]) == 4
 
 
 @pytest.mark.parametrize("name", [name for name in WITH_DATA if name != "trackers"])
