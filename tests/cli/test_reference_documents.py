@@ -167,7 +167,7 @@ def test_the_complete_yaml_runs_as_printed(sentiment):
     assert plan["model"].startswith("distilbert-base-uncased  (distilbert")
     assert re.fullmatch(r"96 examples  \([\d,]+ tokens, .* cut at 512\)", plan["data"])
     assert plan["precision"].startswith("bf16  (model.torch_dtype asks for it; master weights")
-    assert plan["batch"] == "8 × 1 = 8  (one micro-batch for each step)"
+    assert plan["batch"] == "8 × 1 = 8  (examples per device × gradient accumulation steps)"
     assert plan["steps"] == "6  (max_steps; an epoch is 12)"
     assert plan["validation"] == "every 25 steps  (and at the end)"
     assert plan["optimizer"].startswith("AdamW, lr 2.0e-5  (weight decay 0.01")

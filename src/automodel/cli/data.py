@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
+from automodel.metrics.waiting import telling
 
 
 class Split(StrEnum):
@@ -45,12 +46,13 @@ def preview(
     config, settings = files_and_settings(config, context.args, "data preview")
     trusted = allowed(trust, allow_remote_data)
     cfg = load_run_config(config, settings, trusted)
-    from automodel.models.lean_imports import import_transformers
+    with telling("Reading the data"):
+        from automodel.models.lean_imports import import_transformers
 
-    import_transformers()
-    from automodel.engine.preview import preview as look
+        import_transformers()
+        from automodel.engine.preview import preview as look
 
-    seen = look(cfg, split=split.value, samples=samples, trust=trusted)
+        seen = look(cfg, split=split.value, samples=samples, trust=trusted)
     if as_json:
         print(json.dumps(seen.to_json(), indent=2, ensure_ascii=False))
         return

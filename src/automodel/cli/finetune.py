@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from typer.core import TyperGroup
 
 from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings, is_config_file
 from automodel.config.errors import EXIT_OK, Interrupted, UserError
-from automodel.metrics.waiting import Heartbeat
+from automodel.metrics.waiting import Waiting
 
 if TYPE_CHECKING:
     from automodel.distributed.world import Alone
@@ -84,7 +83,10 @@ def llm(
         begun = _ranks_begun(cfg) if resume or resume_or_start else None
         chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus, begun)
         if dry_run:
-            code = _print_plan(cfg, trusted, chosen)
+            from automodel.cli.plan import print_plan_of
+
+            print_plan_of(cfg, trusted, chosen)
+            code = EXIT_OK
         elif chosen.count > ranks.size:
             code = _launch(cfg, chosen, max_restarts)
         elif (resume_or_start or was_restarted()) and ranks.told(lambda: _is_done(cfg)):
@@ -119,11 +121,14 @@ def _stock_trainer_first(cfg: RunConfig, trust: list[str]) -> None:
 
 def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], ranks: Alone, why_ranks: str) -> int:
     """One rank's part, which is everything where there is only one. Returns the exit code."""
+    from rich.console import Console
+
     from automodel.distributed.step_aside import reason_of_environment
     from automodel.engine.closing import process_started
     from automodel.engine.gpu_context import open_gpu_context
 
-    with Heartbeat(partial(_tell_imports, ranks)):
+    with Waiting(Console() if ranks.first else Console(quiet=True, force_terminal=False)) as waiting:
+        waiting.begins("Importing torch and transformers")
         open_gpu_context()
         if ranks.size == 1:  # the kernels of captured steps
             from automodel.plan.kernels_ahead import compile_kernels_ahead
@@ -145,11 +150,6 @@ def _finetune(cfg: RunConfig, resume: bool, overwrite: bool, trust: list[str], r
         started=process_started(),
     )
     return done.exit_code
-
-
-def _tell_imports(ranks: Alone, passed: float) -> None:
-    if ranks.first:
-        print(f"[INFO] Importing torch and transformers … {passed:.0f} s", flush=True)
 
 
 def _ranks_begun(cfg: RunConfig) -> int | None:
@@ -187,16 +187,6 @@ def _is_done(cfg: RunConfig) -> bool:
     if done:
         print(f"The run in {folder.root} is finished ({summary.get('steps')} steps); nothing to do.")
     return done
-
-
-def _print_plan(cfg: RunConfig, trust: list[str], chosen: Ranks) -> int:
-    from automodel.models.lean_imports import import_transformers
-
-    import_transformers()
-    from automodel.engine.run import dry_run
-
-    dry_run(cfg, trust=trust, ranks=chosen)
-    return EXIT_OK
 
 
 def _launch(cfg: RunConfig, chosen: Ranks, restarts: int) -> int:

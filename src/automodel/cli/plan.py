@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from automodel.cli.finetune import RanksHere
 from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
+from automodel.metrics.waiting import telling
+
+if TYPE_CHECKING:
+    from automodel.plan.config import RunConfig
+    from automodel.plan.ranks import Ranks
 
 app = typer.Typer(help="Say what a run will do, and why.")
 
@@ -31,9 +36,15 @@ def plan(
     trusted = allowed(trust, allow_remote_data)
     cfg = load_run_config(config, settings, trusted)
     chosen = choose_ranks(cfg, nproc_per_node, world_of_environment(), visible.visible_gpus)
-    from automodel.models.lean_imports import import_transformers
+    print_plan_of(cfg, trusted, chosen, as_json)
 
-    import_transformers()
-    from automodel.engine.run import dry_run
 
-    dry_run(cfg, trust=trusted, as_json=as_json, ranks=chosen)
+def print_plan_of(cfg: RunConfig, trust: list[str], chosen: Ranks, as_json: bool = False) -> None:
+    """The plan of a run on so many ranks."""
+    with telling("Reading the model and the data"):
+        from automodel.models.lean_imports import import_transformers
+
+        import_transformers()
+        from automodel.engine.run import dry_run
+
+        dry_run(cfg, trust=trust, as_json=as_json, ranks=chosen)

@@ -211,6 +211,7 @@ def _data_facts(
         ),
         max_length=train.max_length,
         has_validation=validation is not None,
+        validation_tokens=validation.stats.tokens if validation is not None else 0,
         splits=train.splits,
         notes=(*_notes(train, validation), *class_notes(cfg.model, begun, train.task, train)),
         columns=train.description,

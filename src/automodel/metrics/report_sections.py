@@ -224,6 +224,12 @@ def plan_section(run: RunFiles) -> str:
     decisions = [d for d in run.plan.get("decisions") or [] if isinstance(d, dict)]
     if not decisions:
         return absent("plan.json holds no decisions.")
+    how = [d for d in decisions if d.get("asked") is False]  # plans of earlier releases do not tell
+    asked = _plan_table([d for d in decisions if d not in how])
+    return asked + (f"<details><summary>How it is done</summary>{_plan_table(how)}</details>" if how else "")
+
+
+def _plan_table(decisions: Sequence[dict[str, Any]]) -> str:
     rows = "".join(
         f"<tr><th>{escape(str(d.get('name', '')))}</th><td class='value'>{escape(str(d.get('value', '')))}</td>"
         f"<td class='why'>{escape(str(d.get('reason', '')))}</td></tr>"

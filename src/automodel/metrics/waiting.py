@@ -7,6 +7,7 @@ long as it goes on, a line every ten seconds says so; after two minutes, every m
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +52,12 @@ class Heartbeat:
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
+
+
+def telling(what: str) -> Heartbeat:
+    """Says on stderr, every ten seconds until it is stopped, that this goes on: for commands whose output is read by
+    programs."""
+    return Heartbeat(lambda passed: print(f"[INFO] {what} … {duration(passed)}", file=sys.stderr, flush=True))
 
 
 class Waiting:

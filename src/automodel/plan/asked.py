@@ -70,7 +70,8 @@ def decide_batch(cfg: RunConfig, lines: list[Decision], ranks: int = 1) -> tuple
                 lines.append(Decision("not used", "step_scheduler.grad_acc_steps", reason))
     else:
         accumulation = schedule.grad_acc_steps or 1
-        reason = "one micro-batch for each step" if accumulation == 1 else "grad_acc_steps"
+        counted = "gradient accumulation steps" if schedule.grad_acc_steps is None else "grad_acc_steps"
+        reason = f"examples per device × {counted}" + (" × ranks" if ranks > 1 else "")
     if by_size:
         return 1, micro * accumulation
     product = f"{micro} × {accumulation}" + (f" × {ranks} ranks" if ranks > 1 else "")

@@ -93,7 +93,9 @@ def decide_rounding(
     if path != "packed":
         return EXACT
     if hardware.device == "cpu" and asked is None:
-        lines.append(Decision("buckets", "off", "on the CPU a new shape costs nothing, a dummy token does"))
+        lines.append(
+            Decision("buckets", "off", "token counts are not rounded up: on the CPU a new shape costs nothing")
+        )
         return EXACT
     if size:
         lines.append(Decision("buckets", size, "every bin is filled up to its size with dummy tokens: one shape"))
@@ -119,7 +121,7 @@ def _tried(
     sizes = _guessed(data) if data.sizes is None else data.sizes()
     batches = sizes.batches(max(1, min(count, MOST_TRIED, MOST_DRAWN // micro_batch)), micro_batch)
     mean = float(batches.tokens.mean())
-    block, head = _costs(model)
+    block, head = costs(model)
     step_s = block * mean + head * float(np.mean(batches.reads if batches.reads is not None else 0))
     layers = model.shape.layers if model.shape is not None else 12
     recording_s = max(HIDDEN_S, RECORDING_S + RECORDING_LAYER_S * layers - step_s)
@@ -144,7 +146,7 @@ def _buckets(mean_tokens: float) -> Iterator[int]:
         bucket //= 2
 
 
-def _costs(model: ModelFacts) -> tuple[float, float]:
+def costs(model: ModelFacts) -> tuple[float, float]:
     """Seconds of a token in the blocks, and of a read position in the head of a language model and, where only those go
     through it, in the last block."""
     flops = (4 if model.trained else 6) / FLOPS  # a frozen weight has no gradient

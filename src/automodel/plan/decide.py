@@ -39,6 +39,7 @@ from automodel.plan.speed import (
     decide_word_rows,
     tell_what_is_read,
 )
+from automodel.plan.time import time_line
 
 if TYPE_CHECKING:
     from automodel.data.stats import Cut
@@ -75,6 +76,18 @@ def make_plan(
         layout=layout, read=data.learned if rounding.read is None else rounding.read, lines=lines,
     )  # fmt: skip
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
+    lines.append(
+        time_line(
+            hardware,
+            model,
+            data,
+            batches,
+            read=data.learned if rounding.read is None else rounding.read,
+            checkpointing=fitting.checkpointing,
+            ranks=layout.size,
+            evaluations=-(-total // validate) if validate else 0,
+        )
+    )
     workers, pin = _workers(cfg, hardware, step.capture, lines), _pins(cfg, hardware, step.capture, lines)
     lines += [*sinks(cfg), *provider(cfg)]
     lines += without_effect(cfg, path, hardware, layout.size, compiled=step.compile)
@@ -308,11 +321,12 @@ def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decisi
     if (wish or cfg.packed_sequence.packed_sequence_size) and not model.can_pack:
         raise no_packing(model.model_type, model.packing_reason, cfg)
     if model.can_pack and wish is not False:
-        lines.append(Decision("path", "packed", f"no padding: {model.packing_reason}"))
+        lines.append(Decision("padding", "none, documents are packed", model.packing_reason))
         return "packed"
     reason = "packed_sequence.enabled is false" if wish is False else model.packing_reason
     grouping = cfg.dataloader.group_by_length is not False
-    lines.append(Decision("path", "padded", reason + ("; batches of similar lengths" if grouping else "")))
+    grouped = "; batches of similar lengths (group_by_length)" if grouping else ""
+    lines.append(Decision("padding", "to the longest of a batch", reason + grouped))
     return "padded"
 
 

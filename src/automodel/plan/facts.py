@@ -80,6 +80,8 @@ class DataFacts:
     """Tokens of the longest document, before it was cut or split; 0: as `longest`."""
     cuts: tuple[tuple[str, Cut], ...] = ()
     """What was cut, each with the section of the config that it is of."""
+    validation_tokens: int = 0
+    """Tokens that an evaluation reads."""
     splits: bool = False
     """Whether what is longer than `max_length` goes on in further samples; otherwise it is cut."""
     notes: tuple[str, ...] = ()

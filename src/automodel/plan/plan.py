@@ -14,6 +14,12 @@ from automodel.adapters.config import Packing
 from automodel.config.written import as_written
 from automodel.optim.kinds import Kind
 
+ASKED = (
+    "task", "model", "adapter", "data", "columns", "cut", "mixture", "note", "batch", "steps", "optimizer", "schedule",
+    "validation", "checkpoints", "device", "ranks", "precision", "memory", "time",
+)  # fmt: skip
+"""Lines of the plan's first part, in their order: what was asked for. The second part is how it is done."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -25,6 +31,11 @@ class Decision:
     """The decision, as it is shown."""
     reason: str
     """Why, in a few words."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether the line belongs to what was asked for."""
+        return self.name in ASKED
 
     def __post_init__(self) -> None:
         """The plan is printed, saved and shown: values of variables stand in it as `${NAME}`."""
@@ -115,5 +126,12 @@ class Plan:
         """The same where nothing is recorded: filled up no further than tokens are."""
         return min(self.bucket_reads, self.bucket_tokens)
 
+    @property
+    def parts(self) -> tuple[list[Decision], list[Decision]]:
+        """The lines of what was asked for, and those of how it is done."""
+        asked = sorted((d for d in self.decisions if d.asked), key=lambda d: ASKED.index(d.name))
+        return asked, [d for d in self.decisions if not d.asked]
+
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        decisions = [{**dataclasses.asdict(d), "asked": d.asked} for part in self.parts for d in part]
+        return {**dataclasses.asdict(self), "decisions": decisions}

@@ -135,8 +135,8 @@ def decide_pooled(
     possible = model.can_pool_fused if fused else plain and model.can_pool
     if task != "text-classification" or path != "packed" or not possible:
         return False
-    saved = f"{model.pooled_saving:.0%} of the blocks' arithmetic"
-    lines.append(Decision("last block", "pooled token only", f"exact; saves {saved}"))
+    saved = f"{model.pooled_saving:.0%} of the layers' arithmetic"
+    lines.append(Decision("last layer", "only the token that is classified", f"exact; saves {saved}"))
     return True
 
 
@@ -149,8 +149,8 @@ def tell_what_is_read(task: str, path: str, model: ModelFacts, read: float, fuse
     if not fused:
         lines.append(Decision("head", "learned tokens only", f"exact; saves {saved}"))
         return
-    blocks = f"{(1 - read) * model.read_saving:.1%} of the blocks' arithmetic"
-    lines.append(Decision("last block", "learned tokens only", f"exact, like the head; saves {blocks} and {saved}"))
+    blocks = f"{(1 - read) * model.read_saving:.1%} of the layers' arithmetic"
+    lines.append(Decision("last layer", "learned tokens only", f"exact, like the head; saves {blocks} and {saved}"))
 
 
 def decide_whole_layers(
@@ -164,7 +164,7 @@ def decide_whole_layers(
         lines.append(Decision("layers", "stock", "model.use_liger_kernel is false"))
         return False
     reason = "one operation each: joined query/key/value, residuals added inside products, documents without padding"
-    lines.append(Decision("layers", "our own", reason))
+    lines.append(Decision("layers", "fused", reason))
     return True
 
 
@@ -235,7 +235,7 @@ def decide_word_rows(
     stay = "stay as they are"
     owed = "have no gradient and take their weight decay when they are read" if cfg.optimizer.decay else stay
     reason = f"exact: the others never occur in the training data, so they {owed}"
-    lines.append(Decision("word table", f"{data.word_rows:,} of {model.word_rows:,} rows", reason))
+    lines.append(Decision("word embeddings", f"{data.word_rows:,} of {model.word_rows:,} are trained", reason))
     return data.word_rows
 
 

@@ -224,9 +224,9 @@ def test_the_plan_says_it_and_a_run_follows(folder):
     without = folder / "without"
     finetune(load_run_config([path]))
     plan = json.loads((folder / "out" / "run" / "plan.json").read_text())
-    line = next(line for line in plan["decisions"] if line["name"] == "word table")
+    line = next(line for line in plan["decisions"] if line["name"] == "word embeddings")
     whole = len(tiny.make_tokenizer())
-    assert line["value"] == f"{plan['word_rows']} of {whole} rows"
+    assert line["value"] == f"{plan['word_rows']} of {whole} are trained"
     assert 0 < plan["word_rows"] <= whole - len(tiny.CHAT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(used_rows, "MOST_TOKENS", 0)  # too many tokens to look through

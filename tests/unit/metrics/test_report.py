@@ -196,6 +196,16 @@ def test_a_file_of_another_form_costs_only_its_section(tmp_path, example_runs):
     assert "Confusion matrix" in text
 
 
+def test_the_plan_has_two_parts(tmp_path, example_runs):
+    example_runs.classification(tmp_path)
+    lines = [{"name": name, "value": "v", "reason": "r", "asked": name == "data"} for name in ("data", "workers")]
+    example_runs.write(tmp_path, "plan.json", {"decisions": lines})
+    asked, how = report(tmp_path).split("<details><summary>How it is done</summary>")
+    assert "<th>data</th>" in asked
+    assert "<th>workers</th>" not in asked
+    assert "<th>workers</th>" in how
+
+
 EVIL = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 
 

@@ -203,10 +203,10 @@ def test_the_head_saves_what_is_told():
     half = Sizes(SQUAD, SQUAD // 2)
     short, long = plan_of(half, batch=1, steps=100), plan_of(half, batch=8, steps=100_000)
     assert tried_for(short, half, 1).rounding.read == 1.0
-    assert not told(short, "last block")
+    assert not told(short, "last layer")
     share = tried_for(long, half, 8).rounding.read
     assert 0.5 < share < 0.6
-    assert f"{1 - share:.0%} of the head's arithmetic" in told(long, "last block")
+    assert f"{1 - share:.0%} of the head's arithmetic" in told(long, "last layer")
 
 
 def test_mixtures_count_as_often_as_they_are_drawn():

@@ -89,10 +89,10 @@ def test_torch_dtype_bf16_keeps_fp32_masters():
 def test_padded_path_says_why():
     plan = plan_for(model=T5)
     assert plan.path == "padded"
-    assert "relative position bias" in reason(plan, "path")
-    assert "similar lengths" in reason(plan, "path")
+    assert "relative position bias" in reason(plan, "padding")
+    assert "similar lengths" in reason(plan, "padding")
     forced = plan_for(config(packed_sequence=PackedSequenceConfig(enabled=False)))
-    assert "packed_sequence.enabled is false" in reason(forced, "path")
+    assert "packed_sequence.enabled is false" in reason(forced, "padding")
 
 
 def test_compile_asked_on_the_cpu_is_mapped_with_a_line():
@@ -145,7 +145,7 @@ def test_the_last_block_of_a_classifier_is_pooled_where_it_can_be():
     poolable = dataclasses.replace(BERT, can_pool=True, can_pool_fused=True, can_fuse=True, pooled_saving=10 / 12 / 6)
     plan = plan_for(model=poolable)
     assert plan.pooled_last_block
-    assert "saves 14%" in reason(plan, "last block")
+    assert "saves 14%" in reason(plan, "last layer")
     assert not plan_for().pooled_last_block
     assert plan_for(hardware=H200, model=poolable).pooled_last_block
     only_fused = dataclasses.replace(poolable, can_pool=False)  # ModernBERT

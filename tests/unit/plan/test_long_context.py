@@ -92,7 +92,7 @@ def test_blocks_that_are_compiled_are_not_moved():
 
 
 @pytest.mark.parametrize(("learned", "value", "saved"), [
-    (0.1, "last block", "exact, like the head; saves 5.5% of the blocks' arithmetic and 90% of the head's arithmetic"),
+    (0.1, "last layer", "exact, like the head; saves 5.5% of the layers' arithmetic and 90% of the head's arithmetic"),
     (1.0, None, None),
 ])  # fmt: skip
 def test_what_is_saved_where_nothing_is_learned(learned, value, saved):
@@ -100,7 +100,7 @@ def test_what_is_saved_where_nothing_is_learned(learned, value, saved):
     data = dataclasses.replace(DATA, learned=learned)
     cfg = RunConfig(model=ModelConfig(pretrained_model_name_or_path="x"), dataset=DatasetConfig(path="x"))
     plan = make_plan(cfg, "causal-lm", GPU, llama, data)
-    found = line(plan, "last block")
+    found = line(plan, "last layer")
     assert (found and found.reason) == saved
     on_cpu = line(make_plan(cfg, "causal-lm", CPU, llama, data), "head")
     assert (on_cpu and on_cpu.reason) == (value and "exact; saves 90% of the head's arithmetic")

@@ -29,14 +29,16 @@ def planned(hardware=CPU, model=BERT, data=DATA, task="text-classification", **s
 
 def test_the_line():
     plan = planned(optimizer=OptimizerConfig(weight_decay=0.01))
-    line = next(d for d in plan.decisions if d.name == "word table")
+    line = next(d for d in plan.decisions if d.name == "word embeddings")
     assert plan.word_rows == 8_112
-    assert line.value == "8,112 of 30,522 rows"
+    assert line.value == "8,112 of 30,522 are trained"
     assert line.reason == (
         "exact: the others never occur in the training data, so they have no gradient and take their weight decay when "
         "they are read"
     )
-    without = next(d for d in planned(optimizer=OptimizerConfig(weight_decay=0.0)).decisions if d.name == "word table")
+    without = next(
+        d for d in planned(optimizer=OptimizerConfig(weight_decay=0.0)).decisions if d.name == "word embeddings"
+    )
     assert without.reason == "exact: the others never occur in the training data, so they stay as they are"
 
 
@@ -62,7 +64,7 @@ def test_tasks(task):
 def test_where_the_whole_table_is_trained(change):
     plan = planned(**change)
     assert plan.word_rows == 0
-    assert not [d for d in plan.decisions if d.name == "word table"]
+    assert not [d for d in plan.decisions if d.name == "word embeddings"]
 
 
 @pytest.mark.parametrize(("bits", "rows"), [(32, 8_112), (8, 0)])
