@@ -70,8 +70,7 @@ def decide_batch(cfg: RunConfig, lines: list[Decision], ranks: int = 1) -> tuple
                 lines.append(Decision("not used", "step_scheduler.grad_acc_steps", reason))
     else:
         accumulation = schedule.grad_acc_steps or 1
-        counted = "gradient accumulation steps" if schedule.grad_acc_steps is None else "grad_acc_steps"
-        reason = f"examples per device × {counted}" + (" × ranks" if ranks > 1 else "")
+        reason = "examples per device × gradient accumulation steps" + (" × ranks" if ranks > 1 else "")
     if by_size:
         return 1, micro * accumulation
     product = f"{micro} × {accumulation}" + (f" × {ranks} ranks" if ranks > 1 else "")

@@ -386,7 +386,7 @@ def test_paging_is_for_states_that_do_not_fit(monkeypatch):
     assert "host memory anyway" in line(on_cpu, "paging").reason
     monkeypatch.setattr(fitting, "has_bitsandbytes", lambda: False)
     assert plan_for(optimizer="paged_adamw_32bit").optimizer == ADAMW
-    with pytest.raises(UserError, match=r"bitsandbytes, which is not installed: pip install 'automodel\[quant\]'"):
+    with pytest.raises(UserError, match=r"is not installed: pip install 'automodel-finetune\[quant\]'"):
         plan_for(model=large, optimizer="paged_adamw_32bit", gradient_checkpointing="full")
 
 
