@@ -273,7 +273,7 @@ def test_the_squad_example_takes_the_tutorials_fragment(squad):
     folder, output = squad
     plan = plan_lines(output)
     assert plan["model"].startswith("meta-llama/Llama-3.2-1B  (llama")
-    assert plan["path"].startswith("packed")
+    assert plan["padding"].startswith("none, documents are packed")
     assert "FSDP2Manager" in plan["distributed"]
     assert "dataloader.shuffle is false" in plan["shuffle"]
     assert plan["schedule"].startswith("cosine  (1 warm-up step,")

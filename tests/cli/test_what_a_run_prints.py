@@ -5,7 +5,7 @@ import re
 import tiny_runs as tiny
 
 LINE = re.compile(
-    r"\[Step (\d+)/24\] Loss: \d\.\d{3} \| LR: \d\.\de-\d \| Host Mem: \d+\.\dGB \| Speed: [\d.]+ steps/sec( \| .*)?"
+    r"\[Step (\d+)/24\] Loss: \d\.\d{3} \| LR: \d\.\de-\d \| Host Mem: \d+\.\dGB \| Speed: [\d.]+ steps/sec"
 )
 
 

@@ -1,11 +1,11 @@
 """What a person sees while a model trains.
 
-On a terminal: a bar with percent, steps and time left; below it loss, learning rate, speed, epoch and memory; above it
-the log lines. Elsewhere (a file, CI, a Slurm log): one plain line for each log step. It begins with the four fields of
-the reference, in the reference's order, and tells after them what the live line of a terminal tells:
+On a terminal: a bar with percent, steps and time left; below it loss, learning rate, speed in steps, tokens and
+samples, epoch and memory; above it the log lines. Elsewhere (a file, CI, a Slurm log): the log lines alone, which are
+the reference's, with its fields in its order; every further number of a step is in `metrics.jsonl`.
 
     [INFO] Launching job locally on 1 device
-    [Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec | Tokens: 9,120/sec | …
+    [Step 50/1000] Loss: 1.245 | LR: 4.8e-5 | GPU Mem: 6.2GB | Speed: 3.2 steps/sec
     [Step 50/1000] Validation | Loss: 1.102 | Accuracy: 0.874
 
 Lines of a file are never wrapped (a wrapped line cannot be grepped); on a terminal that is too narrow they go on below,
@@ -109,10 +109,7 @@ class Progress:
             if values:
                 self._bar.update(self._task, status=self._printable(self._status(values)))
         if values:
-            line = step_line(values, self._memory_title)
-            if not self._is_live:  # on a terminal it stands in the live line, and log lines stay on one line
-                line = " | ".join(filter(None, [line, *self._further(step, values)]))
-            self._print(self._step_tag(step), line)
+            self._print(self._step_tag(step), step_line(values, self._memory_title))
 
     def validation(self, step: int, values: Mapping[str, float]) -> None:
         """An evaluation is done."""
@@ -136,21 +133,6 @@ class Progress:
 
     def _step_tag(self, step: int) -> str:
         return f"[Step {step}/{self.total_steps}]"
-
-    def _further(self, step: int, values: Mapping[str, float]) -> list[str]:
-        """What a log line tells after the fields of the reference."""
-        found = []
-        if "tokens_per_s" in values:
-            found.append(f"Tokens: {_whole(values['tokens_per_s'])}/sec")
-        if "samples_per_s" in values:
-            found.append(f"Samples: {_whole(values['samples_per_s'])}/sec")
-        if "epoch" in values:
-            found.append(f"Epoch: {self._epoch(values['epoch'])}")
-        if self.total_steps:
-            found.append(f"Done: {step / self.total_steps:.0%}")
-        if epoch_time := self._epoch_time(values):
-            found.append(f"Epoch time: {epoch_time}")
-        return found
 
     def _status(self, values: Mapping[str, float]) -> str:
         """The line below the bar: as much of it as fits. The least important numbers go first."""

@@ -19,10 +19,10 @@ WIDE = 100  # columns of a terminal with room for reasons of their own
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     console = console or Console()
-    width = max(len(d.name) for d in plan.decisions)
     for title, lines, dimmed in zip(TITLES, plan.parts, (False, True)):
         if not lines:
             continue
+        width = max(len(d.name) for d in lines)
         if console.is_terminal:
             _print_table(title, lines, dimmed, width, console)
             continue

@@ -52,7 +52,7 @@ def test_what_was_asked_for_comes_first_and_how_it_is_done_after_it(terminal, wi
     assert [line.split()[0] for line in first.splitlines()[1:]] == ["data", "steps", "memory", "time"]
     assert [line.split()[0] for line in how.splitlines()[1:]] == ["padding", "workers"]
     if not terminal:
-        assert "steps    24  (2 epochs of 12)\n" in first
+        assert "steps   24  (2 epochs of 12)\n" in first
 
 
 def test_the_second_part_is_dimmed():
