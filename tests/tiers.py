@@ -12,4 +12,8 @@ def quick(values: Iterable[Any], *chosen: Any) -> list[Any]:
     """The values, all but the chosen ones marked slow."""
     values = list(values)
     assert set(chosen) <= set(values), chosen
-    return [value if value in chosen else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    return [value if value in chosen else _slow(value) for value in values]
+
+
+def _slow(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)

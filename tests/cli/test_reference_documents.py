@@ -214,6 +214,7 @@ def test_the_advanced_fragment_runs_layered(parts, machine, tmp_path):
     assert "[Step 6/6] Loss:" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_experimental_fragment_trains_an_adapter(parts, machine, tmp_path):
     files = ("-c", parts[0], "-c", parts[2])
     valid = tiny.automodel("config", "validate", *files, cwd=tmp_path, **machine)
@@ -283,12 +284,14 @@ def test_the_squad_example_takes_the_tutorials_fragment(squad):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_the_squad_example_alone_is_a_complete_config(machine, tmp_path):
     result = finetune(tmp_path, machine, "-c", ROOT / "examples" / "llm" / "llama_3_2_1b_squad.yaml", "--dry-run")
     assert plan_lines(result.stdout)["steps"].startswith("1000  (max_steps")
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_the_tutorials_inference_snippet_loads_the_run_folder(squad, machine):
     """`benchmark_inference("./checkpoints", …)`, as printed: stock transformers, nothing of ours."""
     folder, _ = squad

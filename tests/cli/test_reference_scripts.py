@@ -66,6 +66,7 @@ def test_the_baseline_script_runs_as_printed(machine, capsys):
     assert "evaluation_strategy is now eval_strategy" in output.err
 
 
+@pytest.mark.slow
 def test_the_comparison_script_runs_as_printed_and_reads_the_memory_that_was_meant(machine, capsys, monkeypatch):
     """Its parts are the document's own, with fewer steps; a GPU of 139 GiB is pretended, since it divides by memory."""
     from automodel.trainer import children

@@ -138,6 +138,7 @@ def test_resume_refuses_another_config_and_a_finished_run(reference):
     assert "already holds a run" in again.stderr
 
 
+@pytest.mark.slow
 def test_resume_on_changed_data_is_refused(reference):
     process = start(reference)
     wait_for_step(process, 7)

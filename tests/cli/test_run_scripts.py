@@ -151,6 +151,7 @@ def test_the_names_are_put_back():
     assert "apex" not in sys.modules
 
 
+@pytest.mark.slow
 def test_the_command_compares_and_says_what_it_did(folder):
     clean(folder)
     done = tiny.automodel("run", "--compare", "6", SCRIPTS / "text_classification.py", folder)

@@ -48,6 +48,7 @@ def test_training_saving_and_predicting_import_nothing_heavy(run):
     assert imported_by("predict", run / "out", "a good film", **cache) == []
 
 
+@pytest.mark.slow
 def test_plain_imports_can_be_asked_for(run):
     cache = {"AUTOMODEL_CACHE": str(run / "cache"), "AUTOMODEL_PLAIN_IMPORTS": "1"}
     assert "sympy" in imported_by("predict", run / "out", "a good film", **cache)

@@ -370,6 +370,7 @@ def test_a_signal_while_the_model_is_written_is_waited_out(folder, monkeypatch, 
     assert (folder / "out" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once_and_the_run_stays_resumable(folder):
     """Large batches make a step long enough to be interrupted inside; the checkpoint of step 1 is what remains."""
     tiny.write_jsonl(folder / "train.jsonl", tiny.reviews(1200, longest=100))

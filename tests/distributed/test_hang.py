@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 
+import pytest
+
 RANK = """
 import os, signal
 from automodel.distributed.world import joined
@@ -39,6 +41,7 @@ def started(count: int, code: str) -> list[subprocess.Popen]:
     ]
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_not_waited_for_for_hours():
     said = started(1, SOON + RANK)[0].communicate(timeout=60)[1]
     assert "not all 2 ranks came to 127.0.0.1:" in said

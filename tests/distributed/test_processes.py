@@ -24,6 +24,7 @@ def test_ranks_talk():
     assert done.stdout.count("talked") == 3  # lines of several processes may run into each other
 
 
+@pytest.mark.slow
 def test_an_error_that_all_have_is_shown_once():
     done = torchrun("fail", 2)
     assert done.returncode != 0

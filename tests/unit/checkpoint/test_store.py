@@ -210,6 +210,7 @@ def test_a_file_system_that_cannot_flush_folders_holds_checkpoints(tmp_path, mon
     assert CheckpointStore(tmp_path).latest()[0] is not None
 
 
+@pytest.mark.slow
 def test_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
     """SIGKILL while it does nothing but save; whatever is found must be whole and consistent."""
     for attempt in range(5):

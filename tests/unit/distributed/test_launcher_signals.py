@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tiers import quick
+
 LAUNCHER = """
 import os, signal, sys, threading
 import torch.distributed.elastic.multiprocessing.api as elastic
@@ -49,7 +51,10 @@ SAVING = TOLD.format(  # the second signal ends it at once
 
 @pytest.mark.parametrize(
     ("rank", "when", "patience"),
-    [(QUICK, "later", "60"), (QUICK, "between", "60"), (DEAF, "between", "1"), (SAVING, "twice", "60")],
+    quick(
+        [(QUICK, "later", "60"), (QUICK, "between", "60"), (DEAF, "between", "1"), (SAVING, "twice", "60")],
+        *[(QUICK, "later", "60"), (DEAF, "between", "1")],
+    ),
     ids=["heard", "while they are started", "deaf ranks", "told twice"],
 )
 def test_no_rank_is_left_behind(tmp_path, rank, when, patience):

@@ -76,6 +76,7 @@ def test_a_compiler_that_fails_costs_nothing_but_a_line(runs, tmp_path):
     assert not list((tmp_path / "cache").rglob("automodel/*.json")), "nothing was measured"
 
 
+@pytest.mark.slow
 def test_a_backward_pass_that_fails_is_found_before_the_first_step(runs):
     """AOT compiles the backward pass apart from the forward one, and later."""
     from functorch.compile import make_boxed_func

@@ -60,6 +60,7 @@ def report():
 
 
 @needs_triton
+@pytest.mark.slow
 def test_training_launches_nothing_unforeseen(report):
     unforeseen = {case["case"]: case["unforeseen"] for case in report if case["unforeseen"]}
     assert not unforeseen

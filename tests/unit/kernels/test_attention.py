@@ -21,6 +21,7 @@ from automodel.kernels.pooled_attention import pooled_attention, pooled_attentio
 from automodel.kernels.rope import rope_reference, rope_table
 from automodel.models.capped_attention import capped_attention_reference
 from automodel.models.packed_attention import packed_attention_reference
+from tiers import quick
 
 CASES = {
     "plain": Attention(2, 2, 32, 0.2),
@@ -46,7 +47,10 @@ def stream(how, lengths, seed=0):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    quick(CASES, "plain", "window", "capped, the widest heads", "two heads in a tile, dropout, window", "wide heads"),
+)
 def test_kernels_equal_the_definition(case):
     how, lengths = CASES[case], [130, 1, 64, 0, 37]
     qkv, boundaries = stream(how, lengths)
@@ -62,7 +66,7 @@ def test_kernels_equal_the_definition(case):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("case", [case for case in CASES if "in a tile" in case])
+@pytest.mark.parametrize("case", quick([case for case in CASES if "in a tile" in case], "four heads in a tile"))
 def test_so_they_do_with_the_tiles_of_other_gpus(case, monkeypatch):
     monkeypatch.setattr(dispatch, "stand_in_capability", 80)
     assert backward_tiles(torch.device("cpu")) == (BACKWARD, GROUPED_BACKWARD)
@@ -116,7 +120,9 @@ def low_scores(how, lengths):
 
 
 @pytest.mark.usefixtures("interpreter")
-@pytest.mark.parametrize("case", ["plain", "dropout", "window", "causal, grouped heads", "four heads in a tile"])
+@pytest.mark.parametrize(
+    "case", quick(["plain", "dropout", "window", "causal, grouped heads", "four heads in a tile"], "plain", "window")
+)
 def test_keys_past_the_end_of_a_document_add_nothing_where_all_scores_are_low(case):
     how, lengths = CASES[case], [130, 1, 37]
     qkv, boundaries = low_scores(how, lengths)
@@ -210,7 +216,7 @@ TURNED = ["plain", "causal, grouped heads", "causal window, dropout", "wide head
 TURNED += ["four heads in a tile", "two heads in a tile, dropout, window", "four wide heads in a tile"]
 
 
-@pytest.mark.parametrize("case", TURNED)
+@pytest.mark.parametrize("case", quick(TURNED, "plain", "causal, grouped heads", "four heads in a tile"))
 def test_rotated_on_the_way(path, case):
     """Queries and keys are turned first, and their gradients turned back, as by two operations."""
     how, lengths = CASES[case], [70, 1, 64, 0, 37]

@@ -8,6 +8,7 @@ from automodel.data.collate import _runs
 from automodel.kernels import lazy_rows
 from automodel.kernels.embedding import word_embedding
 from automodel.kernels.flat_adamw import FlatAdamW
+from tiers import quick
 
 VOCABULARY, WIDTH, PADDING = 40, 24, 0
 
@@ -66,7 +67,7 @@ def moments(optimizer):
 
 
 @pytest.mark.parametrize("path", ["reference", "interpreter"])
-@pytest.mark.parametrize("precision", [None, "bf16", "bf16-pure"])
+@pytest.mark.parametrize("precision", quick([None, "bf16", "bf16-pure"], "bf16"))
 def test_after_settling_everything_is_what_plain_adamw_gives(request, path, precision):
     if path == "interpreter":
         request.getfixturevalue("interpreter")

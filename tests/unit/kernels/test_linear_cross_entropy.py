@@ -268,6 +268,7 @@ def test_a_label_outside_of_the_vocabulary_is_not_trained_on(interpreter):
     assert linear_cross_entropy(hidden, weight, labels).isnan()
 
 
+@pytest.mark.slow
 def test_eight_chunks_round_bf16_gradients_little_more_than_one(path):
     """Errors of the weight's gradient in norm: one product rounds once, eight in place eight times."""
     hidden, weight, labels, _ = draw(rows=512, words=64, width=16, dtype=torch.bfloat16)

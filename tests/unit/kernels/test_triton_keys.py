@@ -33,6 +33,7 @@ def keys_in_order(step: int) -> dict[str, str]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_keys_do_not_depend_on_the_order():
     forwards, backwards = keys_in_order(1), keys_in_order(-1)
     assert len(forwards) > 25

@@ -61,6 +61,7 @@ print("heavy:", heavy())
     assert printed.splitlines()[-1] == "heavy: []"
 
 
+@pytest.mark.slow
 def test_plain_imports_give_the_same_model_and_the_same_names(tmp_path):
     """What transformers exports, the weights a seed gives, and a training step do not depend on how it was imported."""
     code = """
@@ -78,6 +79,7 @@ print(bool(heavy()), len(names), hashlib.sha256("".join(names).encode()).hexdige
     assert lean[1:] == plain[1:]
 
 
+@pytest.mark.slow
 def test_the_compiler_gets_what_it_was_promised():
     """The first step was taken without the compiler; afterwards models compile, and optimizers are left alone by it."""
     printed = python("""
@@ -131,6 +133,7 @@ print("loss", Trainer(model, arguments, train_dataset=rows).train().training_los
     assert float(printed.split()[-1]) > 0
 
 
+@pytest.mark.slow
 def test_distributed_tensors_and_fsdp_work(tmp_path):
     printed = python(f"""
 import torch.distributed as dist
@@ -158,6 +161,7 @@ print("sharded")
     assert printed.strip() == "sharded"
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_falls_back_to_plain_imports():
     printed = python("""
 assert "torch" in sys.modules
