@@ -28,6 +28,11 @@ class UserError(ValueError):
         super().__init__(as_written(message))
 
 
+class WrongTypeError(UserError, TypeError):
+    """An object of another kind than the one that is taken, which scripts for transformers and TRL expect a `TypeError`
+    for."""
+
+
 class NotYetError(UserError):
     """A key that is understood and valid, but whose feature is not built yet."""
 

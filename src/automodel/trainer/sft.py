@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from automodel.config.errors import UserError
+from automodel.config.errors import UserError, WrongTypeError
 from automodel.models.drop_in import counting_tokens
 from automodel.trainer.arguments import TrainingArguments
 from automodel.trainer.sft_metrics import MODES, LineMetrics
@@ -136,6 +136,7 @@ class SFTTrainer(Trainer):
         **given: Any,
     ):
         args = as_sft_config(args, model)
+        _check_given(args, data_collator, train_dataset, processing_class or tokenizer)
         transformers.set_seed(args.seed)  # new adapters are drawn here
         words = _words(processing_class or tokenizer, model, args)
         model = _loaded(model, args, quantization_config)
@@ -172,6 +173,8 @@ class SFTTrainer(Trainer):
         )  # fmt: skip
         self._line = LineMetrics(self.accelerator)
         self.token_scores, self.evaluated_scores = (self._line.scores[mode] for mode in MODES)
+        balance = ("aux_loss",) if self.aux_loss_enabled else ()
+        self.metrics_beside_loss = ("entropy", "mean_token_accuracy", "num_tokens", *balance)
         self.model.add_model_tags(["trl", "sft"])  # what TRL's models are found by on the hub
 
     def _set_signature_columns_if_needed(self) -> None:
@@ -254,6 +257,36 @@ class SFTTrainer(Trainer):
         return _evaluated(dataset, self._form, self.args)
 
 
+def _check_given(args: SFTConfig, collator: Any, dataset: Any, words: Any) -> None:
+    """What cannot be trained with, before a model is read."""
+    if dataset is None:
+        raise UserError("SFTTrainer: there is nothing to train on; give train_dataset.")
+    flat = args.padding_free or (args.packing and args.packing_strategy != "wrapped")
+    if flat and collator is not None:
+        what = "padding_free=True" if args.padding_free else f"packing_strategy={args.packing_strategy!r}"
+        raise UserError(
+            f"SFTTrainer: with {what} rows hold several documents, which the trainer's own collator alone keeps apart. "
+            "Leave data_collator out, or turn that off."
+        )
+    if args.padding_free and not args.packing and args.max_length is not None:
+        raise UserError(
+            f"SFTConfig(padding_free=True) with max_length={args.max_length} and without packing: such rows are never "
+            "cut. Set max_length=None, or packing=True."
+        )
+    if words is not None and not isinstance(words, transformers.PreTrainedTokenizerBase):
+        raise WrongTypeError(
+            f"SFTTrainer(processing_class=…) is a {type(words).__name__}; give the tokenizer (of a processor: its "
+            ".tokenizer)."
+        )
+    columns = columns_of(dataset) if hasattr(dataset, "column_names") else []
+    pictures = {"image", "images"} & {*columns}
+    if pictures:
+        raise UserError(
+            f"SFTTrainer: the training dataset has the column `{pictures.pop()}`, and models are trained on text alone "
+            "here. Remove the column where the pictures are not needed."
+        )
+
+
 def _evaluated(dataset: Any, form: RowFormat, args: Any, what: str = "evaluation") -> Any:
     if isinstance(dataset, dict):
         return {name: _evaluated(part, form, args, name) for name, part in dataset.items()}
@@ -298,6 +331,10 @@ def _loaded(model: Any, args: SFTConfig, quantization: Any) -> Any:
         return model
     options = dict(args.model_init_kwargs or {})
     options.setdefault("trust_remote_code", args.trust_remote_code)
+    if quantization is not None and "quantization_config" in options:
+        raise UserError(
+            "SFTTrainer: quantization_config is given twice, to the trainer and in model_init_kwargs. Keep the first."
+        )
     if "torch_dtype" not in options:  # the older name
         options.setdefault("dtype", "float32")
     if quantization is not None:
@@ -364,11 +401,16 @@ def _as_they_are(dataset: Any, what: str) -> Any:
 
 def _adapted(model: Any, config: Any) -> Any:
     try:
-        from peft import PeftModel, get_peft_model
+        from peft import PeftConfig, PeftModel, get_peft_model
     except ImportError as error:
         raise UserError(
             "SFTTrainer(peft_config=…) needs the package peft: pip install 'automodel-finetune[compare]'."
         ) from error
+    if not isinstance(config, PeftConfig):
+        raise WrongTypeError(
+            f"SFTTrainer(peft_config=…) is a {type(config).__name__}; give a configuration of PEFT, such as "
+            "peft.LoraConfig(r=16)."
+        )
     if isinstance(model, PeftModel):
         raise UserError(
             "SFTTrainer: the model has adapters already, and peft_config would put others around them, which nobody "

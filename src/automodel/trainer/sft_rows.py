@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from automodel.config.errors import UserError
+from automodel.config.errors import UserError, WrongTypeError
 from automodel.data.batch import IGNORE
 from automodel.data.chat import ChatTemplate
 from automodel.data.messages import ROLES
@@ -211,7 +211,7 @@ def columns_of(dataset: Any) -> list[str]:
 def prepared(dataset: Any, form: RowFormat, processes: int | None, what: str) -> Any:
     """The dataset with tokens and labels and nothing else."""
     if not hasattr(dataset, "map") or not hasattr(dataset, "column_names"):
-        raise UserError(f"SFTTrainer: the {what} dataset is a {type(dataset).__name__}; give a datasets.Dataset.")
+        raise WrongTypeError(f"SFTTrainer: the {what} dataset is a {type(dataset).__name__}; give a datasets.Dataset.")
     if (getattr(dataset, "format", None) or {}).get("type") == "custom":
         raise UserError(
             f"SFTTrainer: the {what} dataset computes its rows with a transform (set_transform) each time "

@@ -48,6 +48,7 @@ from automodel.trainer.optimizers import (
     trial_scheduler,
 )
 from automodel.trainer.raw_rows import evaluated, tokenise_datasets
+from automodel.trainer.start_checks import check_start
 from automodel.trainer.stored_rows import Held, NotStored
 from automodel.trainer.watched_events import unwatch_events, watch_events
 
@@ -73,6 +74,8 @@ class Trainer(transformers.Trainer):
     """Counts entropy and right labels of what is trained, where a subclass logs them."""
     evaluated_scores: TokenScores | None = None
     """The same of what is evaluated."""
+    metrics_beside_loss: tuple[str, ...] = ()
+    """What evaluations have besides, without a `compute_metrics`."""
     counts_as_trained: ClassVar[bool] = True
     """Whether an evaluated batch is divided by the count of labels that a trained one would be."""
 
@@ -101,6 +104,10 @@ class Trainer(transformers.Trainer):
         task = task_of(inner)
         if task is not None:
             speed_up(inner, task)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        check_start(self)
+        return super().train(*args, **kwargs)
 
     def call_model_init(self, trial: Any = None) -> Any:
         model = super().call_model_init(trial)

@@ -289,8 +289,9 @@ def test_rows_that_are_ready_tokens_that_are_named_and_what_is_refused(tmp_path)
     trainer = SFTTrainer(model, config, train_dataset=ready, processing_class=words)
     assert trainer.train_dataset is ready
     assert words.eos_token == "good"
+    bad = SFTConfig(str(tmp_path), eos_token="<no>", use_cpu=True)
     with pytest.raises(UserError, match=r"eos_token='<no>'.*no such token"):
-        SFTTrainer(model, SFTConfig(str(tmp_path), eos_token="<no>", use_cpu=True), processing_class=words)
+        SFTTrainer(model, bad, train_dataset=ready, processing_class=words)
     with pytest.raises(UserError, match="given by its name"):
         SFTTrainer(model, config, train_dataset=ready, processing_class=words, quantization_config=object())
     config = SFTConfig(str(tmp_path), completion_only_loss=True, use_cpu=True)
