@@ -76,13 +76,16 @@ class Finished:
 def dry_run(
     cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False, ranks: Ranks | None = None
 ) -> Prepared:
-    """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but the token cache."""
+    """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but the token cache. Raises
+    `UserError` where the memory that is there is not enough for any batch."""
     check_run_place(cfg)
     prepared = planned(cfg, trust, ranks)
     if as_json:
         print(json.dumps(prepared.plan.to_json(), indent=2))
     else:
         print_plan(prepared.plan)
+    if prepared.plan.cannot_fit:
+        raise UserError(prepared.plan.cannot_fit)
     return prepared
 
 
@@ -138,6 +141,8 @@ def finetune(
             prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks, kept)
             waiting.ends()
             print_plan(prepared.plan, console)
+            if prepared.plan.cannot_fit:  # an estimate: it is said, and the run goes on as far as it comes
+                console.print(f"[WARN] {prepared.plan.cannot_fit}", style="yellow", markup=False, soft_wrap=True)
         tf32 = prepared.plan.device == "cuda" and (
             prepared.plan.precision == "tf32" or bool(cfg.training_optimizations.tf32)
         )

@@ -23,7 +23,7 @@ from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
 from automodel.plan.layout import layout_in_words, refuse_cut_head, refuse_with_shards, share_tokens
 from automodel.plan.loss import decide_loss
-from automodel.plan.memory import GIB
+from automodel.plan.memory import GIB, in_words
 from automodel.plan.packing import refuse_packed
 from automodel.plan.plan import Decision, Plan
 from automodel.plan.remarks import adapter, how_it_learns, mixture, provider, sinks, without_effect
@@ -113,10 +113,18 @@ def make_plan(
         norms_again=fitting.norms_saved > 0,
         gates_kept=fitting.gates_kept > 0,
         memory_gib=round(fitting.estimate.total / GIB, 3),
+        cannot_fit=_cannot_fit(hardware, fitting),
         ranks=layout.size,
         **batches._asdict(),
         **step._asdict(),
     )
+
+
+def _cannot_fit(hardware: Hardware, fitting: Fitting) -> str:
+    if not fitting.cannot_fit:
+        return ""
+    need, there = in_words(fitting.estimate.total), f"{hardware.memory_gib:.0f} GiB"
+    return f"the run needs about {need} of memory, and {hardware.name} has {there}. {fitting.remedies}"
 
 
 def _room(

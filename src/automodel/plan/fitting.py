@@ -7,7 +7,7 @@ one computes; where its state fits, there is nothing to page, and the plain one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from automodel.plan.memory import (
 )
 from automodel.plan.packing import base_line, packings
 from automodel.plan.plan import Decision
+from automodel.plan.remedies import remedies_in_words
 from automodel.plan.speed import decide_capture, decide_fused
 
 if TYPE_CHECKING:
@@ -74,6 +75,12 @@ class Fitting:
     """Bytes that are kept although they could be made again, in the MLPs; 0: they are not."""
     unknown: str = ""
     """Why activations and logits are not in the estimate, where they are not."""
+    setting: Setting = field(kw_only=True)
+    """What was estimated."""
+    cannot_fit: bool = False
+    """Whether even the smallest batch is too much."""
+    remedies: str = ""
+    """What needs less memory, where the estimate does not fit."""
 
 
 def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
@@ -135,8 +142,8 @@ def decide_fitting(
                 raise _no_library(cfg.optimizer.name, kind)
             tried.append(_fitting(hardware, model, setting, fp8=asked_fp8(cfg) is not None))
             if tried[-1].estimate.fits(hardware.memory_gib):
-                return _told(cfg, hardware, load, tried, precision, lines)
-    return _told(cfg, hardware, load, tried, precision, lines)
+                return _told(cfg, hardware, model, load, tried, precision, lines, halves=not smallest)
+    return _told(cfg, hardware, model, load, tried, precision, lines, halves=not smallest)
 
 
 def may_be_captured(cfg: RunConfig, path: str, hardware: Hardware, layout: Layout) -> bool:
@@ -162,7 +169,10 @@ def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, fp8: bool)
     elif not fp8 and not much and can_keep_gates(model.shape, setting):
         more = estimate(model.shape, model.parameters, replace(setting, gates_kept=True))
         found, kept = more, more.total - found.total
-    return Fitting(setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved, kept, unknown)
+    return Fitting(
+        setting.kind, setting.checkpointing, found, setting.offload, setting.packing, saved, kept, unknown,
+        setting=replace(setting, norms_again=saved > 0, gates_kept=kept > 0),
+    )  # fmt: skip
 
 
 def _modes(cfg: RunConfig, hardware: Hardware, smallest: bool) -> list[tuple[Mode, bool]]:
@@ -199,10 +209,19 @@ def _no_library(name: str, kind: Kind) -> UserError:
 
 
 def _told(
-    cfg: RunConfig, hardware: Hardware, load: Load, tried: list[Fitting], precision: str, lines: list[Decision]
+    cfg: RunConfig,
+    hardware: Hardware,
+    model: ModelFacts,
+    load: Load,
+    tried: list[Fitting],
+    precision: str,
+    lines: list[Decision],
+    *,
+    halves: bool,
 ) -> Fitting:
-    """The last candidate, with the lines that say why."""
+    """The last candidate, with the lines that say why. `halves`: whether micro-batches can be halved."""
     chosen = tried[-1]
+    known = replace(model, shape=None) if chosen.unknown else model  # whose sizes an estimate fell over
     if (base := base_line(cfg, tried, precision)) is not None:
         lines.append(base)
     _tell_paging(cfg, hardware, tried, lines)
@@ -228,8 +247,13 @@ def _told(
             f"of so few tokens the input of each MLP's last product is kept, not made again: {more} more, for speed"
         )
         lines.append(Decision("gates", "kept", reason))
-    whole = not cfg.distributed.shards and cfg.distributed.tp_size * cfg.distributed.cp_size == 1
-    lines.append(_memory_line(hardware, load, chosen, whole))
+    if not chosen.estimate.fits(hardware.memory_gib):
+        chosen = replace(
+            chosen,
+            cannot_fit=_cannot_fit(hardware, chosen.estimate, halves),
+            remedies=_remedies(cfg, known, chosen.setting, hardware, halves),
+        )
+    lines.append(_memory_line(cfg, hardware, load, chosen))
     return chosen
 
 
@@ -253,13 +277,11 @@ def _tell_paging(cfg: RunConfig, hardware: Hardware, tried: list[Fitting], lines
         lines.append(Decision("paging", "not needed", "everything fits into GPU memory; the numbers are the same"))
 
 
-def _memory_line(hardware: Hardware, load: Load, chosen: Fitting, whole: bool) -> Decision:
-    """`whole`: every rank holds the whole model."""
+def _memory_line(cfg: RunConfig, hardware: Hardware, load: Load, chosen: Fitting) -> Decision:
     parts = chosen.estimate
     named = {"weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.states}
     if parts.adapter:
-        kind = "frozen weights" if chosen.packing is None else f"frozen weights ({chosen.packing.in_words()})"
-        named = {kind: parts.weights - parts.adapter, "adapter": parts.adapter, **named}
+        named = {_frozen_in_words(chosen): parts.weights - parts.adapter, "adapter": parts.adapter, **named}
         del named["weights"]
     words = [f"{name} {in_words(size)}" for name, size in named.items()]
     if parts.activations:
@@ -269,8 +291,35 @@ def _memory_line(hardware: Hardware, load: Load, chosen: Fitting, whole: bool) -
     if parts.logits > 0.01 * parts.total:
         words.append(f"logits {in_words(parts.logits)}")
     reason = "estimate: " + ", ".join(words)
-    if not parts.fits(hardware.memory_gib):
-        reason += "; this may not fit"
-        if whole and hardware.gpus > 1:
-            reason += f"; distributed.strategy: fsdp2 shares weights and states among {hardware.gpus} GPUs"
-    return Decision("memory", f"{in_words(parts.total)} of {hardware.memory_gib:.0f} GiB", reason)
+    if parts.fits(hardware.memory_gib):
+        return Decision("memory", f"{in_words(parts.total)} of {hardware.memory_gib:.0f} GiB", reason)
+    reason += "; this cannot fit" if chosen.cannot_fit else "; this may not fit"
+    whole = not cfg.distributed.shards and cfg.distributed.tp_size * cfg.distributed.cp_size == 1
+    if whole and hardware.gpus > 1:
+        reason += f"; distributed.strategy: fsdp2 shares weights and states among {hardware.gpus} GPUs"
+    reason += f". {chosen.remedies}"
+    return Decision("memory", f"{in_words(parts.total)}, and there are {hardware.memory_gib:.0f} GiB", reason)
+
+
+def _frozen_in_words(chosen: Fitting) -> str:
+    """What the frozen weights are held in: what is expanded and kept takes the memory of what it was expanded to."""
+    packing, precision = chosen.packing, chosen.setting.precision
+    if packing is None:
+        return "frozen weights"
+    if packing.resident:
+        return f"frozen weights ({precision.removesuffix('-pure')}, expanded from {packing.in_words()})"
+    return f"frozen weights (products in {packing.in_words()})"
+
+
+def _remedies(cfg: RunConfig, model: ModelFacts, setting: Setting, hardware: Hardware, halves: bool) -> str:
+    try:
+        return remedies_in_words(cfg, model, setting, hardware.memory_gib, halves=halves)
+    except Exception:  # sizes that one estimate takes and another does not: they must not end a run
+        return "A smaller model needs less."
+
+
+def _cannot_fit(hardware: Hardware, parts: Estimate, halves: bool) -> bool:
+    """Whether no batch of the run fits. On a GPU micro-batches are halved until they do, so what counts is the rest. On
+    the CPU nothing is halved, and the system ends a process without a word where memory runs out."""
+    sure = parts.weights + parts.gradients + parts.states if halves and hardware.device == "cuda" else parts.total
+    return sure > hardware.memory_gib * GIB

@@ -54,7 +54,9 @@ def base_line(cfg: RunConfig, tried: list[Fitting], precision: str) -> Decision 
         why = "everything fits so"
     else:
         why = f"kept expanded, about {in_words(tried[0].estimate.total)} would be needed"
+    held = chosen.packing.in_words()
     if chosen.packing.resident:
+        held = f"{compute}, expanded from {held}"
         how = f"expanded once to {compute} and kept: the same numbers at full speed"
     else:
         how = f"expanded to {compute} for each product"
@@ -62,4 +64,4 @@ def base_line(cfg: RunConfig, tried: list[Fitting], precision: str) -> Decision 
     names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     differs = f"; bnb_4bit_compute_dtype is {wish}, but the run computes in {compute}" if wish else ""
     differs = "" if names.get(wish, wish) == compute else differs
-    return Decision("base", chosen.packing.in_words(), f"{how}; {why}{differs}; head and embeddings stay as they are")
+    return Decision("base", held, f"{how}; {why}{differs}; head and embeddings stay as they are")

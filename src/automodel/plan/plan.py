@@ -118,6 +118,8 @@ class Plan:
     """Whether a captured step may compute gradients of weights beside the backward pass."""
     memory_gib: float = 0.0
     """The need of memory, as estimated."""
+    cannot_fit: str = ""
+    """What to say where even the smallest batch needs more memory than there is; nothing: it may fit."""
     ranks: int = 1
     """Processes that train together, each with the whole model."""
 

@@ -65,7 +65,7 @@ def test_adapters_without_fused_blocks_are_captured_in_stock_ones():
 def test_packed_weights_are_kept_expanded_where_they_fit(memory, resident):
     made, lines = plan(memory, quantization=FOUR)
     assert made.packing == Packing("nf4", double=True, resident=resident)
-    assert lines["base"].value == "NF4, doubly quantised"
+    assert lines["base"].value == ("bf16, expanded from " if resident else "") + "NF4, doubly quantised"
     how = "expanded once to bf16 and kept" if resident else "expanded to bf16 for each product; kept expanded, about 48"
     assert how in lines["base"].reason
     assert made.memory_gib == pytest.approx(48.6 if resident else 39.2, abs=0.5)
@@ -77,7 +77,7 @@ def test_checkpointing_is_the_last_resort():
     made, lines = plan(12.0, quantization=FOUR, checkpointing="auto", offload=True)
     assert (made.packing.resident, made.checkpointing) == (False, "full")
     assert 7.5 < made.memory_gib < 8.6
-    assert "frozen weights (NF4, doubly quantised) 5.8 GiB" in lines["memory"].reason
+    assert "frozen weights (products in NF4, doubly quantised) 5.8 GiB" in lines["memory"].reason
 
 
 def test_what_is_asked_for_is_done():
