@@ -42,7 +42,7 @@ def run(folder, monkeypatch):
 
 def test_qlora_learns_and_a_resident_base_computes_the_same(run):
     kept, plan, _ = run("resident", FOUR_BITS)
-    assert plan["base"]["value"] == "NF4, doubly quantised"
+    assert plan["base"]["value"] == "fp32, expanded from NF4, doubly quantised"
     assert "expanded once to fp32 and kept" in plan["base"]["reason"]
     packed, plan, config = run("packed", FOUR_BITS, "quantization.resident=false")
     assert "expanded to fp32 for each product; quantization.resident is false" in plan["base"]["reason"]
@@ -85,7 +85,7 @@ def test_eight_bits_are_nearer_than_four(run):
     whole, _, _ = run("whole-again")
     eight, plan, _ = run("eight", "quantization={load_in_8bit: true}")
     four, _, _ = run("four", "quantization={load_in_4bit: true}")
-    assert plan["base"]["value"] == "8 bits"
+    assert plan["base"]["value"] == "fp32, expanded from 8 bits"
     assert abs(eight[1] - whole[1]) < abs(four[1] - whole[1])
 
 
