@@ -68,7 +68,7 @@ def test_a_run_over_packed_weights_has_the_losses_of_the_cpu(folder, monkeypatch
     assert max(abs(ours[step] - theirs[step]) for step in theirs) < 0.05
     plan = {d["name"]: d for d in json.loads((out / "run" / "plan.json").read_text())["decisions"]}
     assert plan["step"]["value"] == "captured"
-    assert plan["base"]["value"] == "NF4, doubly quantised"
+    assert plan["base"]["value"] == ("bf16, expanded from " if resident == "true" else "") + "NF4, doubly quantised"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)])
