@@ -215,8 +215,14 @@ def test_a_fragment_is_migrated_and_its_holes_are_refused_until_they_are_filled(
                 "name is `cosine`."
             ),
         ),
-        (BASE.replace("train.jsonl", "empty.jsonl"), "dataset.path: 'empty.jsonl' has no rows."),
-        (BASE.replace("train.jsonl", "model"), "dataset.path: the folder 'model' holds a model, not data."),
+        (
+            BASE.replace("train.jsonl", "empty.jsonl"),
+            "dataset.path: 'empty.jsonl' has no rows. Name a file that has some.",
+        ),
+        (
+            BASE.replace("train.jsonl", "model"),
+            "dataset.path: the folder 'model' holds a model, not data. Name a file or a folder of data.",
+        ),
         (
             BASE.replace("train.jsonl", "excel.csv"),
             (

@@ -26,6 +26,7 @@ from automodel.adapters.config import PeftConfig
 from automodel.adapters.dora import MAGNITUDE
 from automodel.adapters.lora import LoraLinear, is_linear, sizes
 from automodel.config.errors import NotYetError, UserError
+from automodel.config.json_text import parse_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TASK_TYPES = {
@@ -65,7 +66,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """`adapter_config.json`, checked: it must be LoRA, and nothing in it may be something we do not compute."""
     path = Path(folder).expanduser() / CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"'{folder}' holds no {CONFIG}, so it is not an adapter folder. Correct the path.") from error
     except (OSError, ValueError) as error:
@@ -125,6 +126,10 @@ def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revisio
     """The adapter that training starts from. What the section says beside it must agree."""
     folder = section.pretrained_adapter
     assert folder is not None
+    if not is_adapter_folder(folder):
+        raise UserError(
+            f"peft.pretrained_adapter: '{folder}' holds no {CONFIG}, so it is not an adapter folder. Correct the path."
+        )
     adapter = resolve_folder(folder, model, task, base, revision)
     said = {"target_modules": section.target_modules, "exclude_modules": section.exclude_modules}
     said["modules_to_save"] = section.modules_to_save

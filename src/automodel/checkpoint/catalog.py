@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from automodel.checkpoint.disk import Written, digest_of, flush_to_disk, replace_text
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.config.own_files import OutsideError, file_inside
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Checkpoint:
         return SavedGroup(self.folder, group)
 
     def state(self) -> dict[str, Any]:
-        return json.loads((self.folder / STATE).read_text())
+        return parse_json((self.folder / STATE).read_text())
 
     def manifest(self) -> dict[str, Any]:
         """Raises `DamagedCheckpointError` where it cannot be read, or was changed."""
@@ -85,7 +86,7 @@ class Checkpoint:
         if not path.exists():
             raise DamagedCheckpointError(f"{path} is missing.")
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = parse_json(path.read_bytes())
             sealed = manifest.pop("sha256", None)
             files = {name: Written(**entry) for name, entry in manifest["files"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from automodel.checkpoint.disk import Written, replace_text
+from automodel.config.json_text import parse_json
 
 NOTE = ".rank-{rank:05d}.json"
 PATIENCE = 1800.0
@@ -40,7 +41,7 @@ def files_of_all(folder: Path, ranks: int, abandoned: threading.Event) -> dict[s
                 raise OSError(f"rank {rank} did not finish its part")
             if time.monotonic() > patience:
                 raise OSError(f"rank {rank} wrote nothing for {PATIENCE:.0f} s; all ranks must see this folder")
-        note = json.loads(path.read_text())
+        note = parse_json(path.read_text())
         if "problem" in note:
             raise OSError(f"rank {rank}: {note['problem']}")
         files |= {name: Written(**entry) for name, entry in note["files"].items()}

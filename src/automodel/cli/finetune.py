@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -14,6 +13,7 @@ from typer.core import TyperGroup
 
 from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings, is_config_file
 from automodel.config.errors import EXIT_OK, Interrupted, UserError
+from automodel.config.json_text import parse_json
 from automodel.metrics.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _ranks_begun(cfg: RunConfig) -> int | None:
     """How many ranks the run in the folder had. Read without the run folder's own class, which imports torch."""
     path = Path(cfg.checkpoint.checkpoint_dir).expanduser() / "run" / "plan.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8")).get("ranks")
+        return parse_json(path.read_text(encoding="utf-8")).get("ranks")
     except (
         OSError,
         ValueError,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from automodel.config.written import as_written
 
+MOST_TOLD = 20  # problems of a config that are listed
 EXIT_OK = 0
 EXIT_FAILED = 1  # something broke while working (a bug, a full disk)
 EXIT_BAD_INPUT = 2  # config, data or arguments are wrong; nothing was started
@@ -65,4 +66,5 @@ class ConfigError(UserError):
     def __init__(self, problems: list[Problem]):
         self.problems = problems
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''} in the config"
-        super().__init__(count + "\n" + "\n".join(f"  {p}" for p in problems))
+        more = f"\n  … and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+        super().__init__(count + "\n" + "\n".join(f"  {p}" for p in problems[:MOST_TOLD]) + more)

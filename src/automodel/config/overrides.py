@@ -33,11 +33,15 @@ def setting_layer(text: str, layer: int, complaints: Complaints) -> Mapping | No
         complaints.add(place, "", f"the key {path.strip()!a} {fault}")
         return None
     if len(path) > LONGEST_KEY:
-        complaints.add(place, "", f"the setting `{path[:40]}…` has a key of {len(path):,} letters; no key is so long.")
+        complaints.add(
+            place, "", f"the setting `{path[:40]}…` has a key of {len(path):,} letters; no key is so long. Shorten it."
+        )
         return None
     if len(keys) > MOST_LEVELS:
         complaints.add(
-            place, keys[0], f"`{text[:40]}…` has {len(keys):,} keys inside each other; no section is so deep."
+            place,
+            keys[0],
+            f"`{text[:40]}…` has {len(keys):,} keys inside each other; no section is so deep. Remove it.",
         )
         return None
     node: Node = read_value(value.strip(), layer)

@@ -75,9 +75,12 @@ _SYNTAX = [
         "there is a second `key: value` on this line. Check the indentation, and quote a value that contains `: `.",
     ),
     ("'\\t' that cannot start any token", "there is a tab here. YAML indents with spaces only."),
-    ("expected <block end>", "the indentation does not line up with the lines above."),
+    (
+        "expected <block end>",
+        "the indentation does not line up with the lines above. Indent it as far as the keys that it belongs to.",
+    ),
     ("could not find expected ':'", "this line is neither `key: value` nor a list item. Is a colon missing?"),
-    ("found unexpected end of stream", "a quote is opened and never closed."),
+    ("found unexpected end of stream", "a quote is opened and never closed. Close it."),
     ("expected ',' or ']'", "a `[` is opened and not closed, or a comma is missing in the list."),
     ("expected ',' or '}'", "a `{` is opened and not closed, or a comma is missing in the mapping."),
     (
@@ -133,7 +136,7 @@ class _Reader:
         for key_node, value_node in node.value:
             key_place = self.place(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode):
-                self.complaints.add(key_place, path, "a key must be a plain name.")
+                self.complaints.add(key_place, path, "a key must be a plain name. Write `name: value`.")
                 continue
             key = whole_letters(key_node.value)
             if fault := letter_fault(key):
@@ -141,7 +144,7 @@ class _Reader:
                 continue
             if len(key) > LONGEST_KEY:
                 self.complaints.add(
-                    key_place, path, f"the key `{key[:40]}…` has {len(key):,} letters; no key is so long."
+                    key_place, path, f"the key `{key[:40]}…` has {len(key):,} letters; no key is so long. Shorten it."
                 )
                 continue
             key_path = f"{path}.{key}" if path else key
@@ -175,7 +178,9 @@ def _caret(lines: list[str], mark: yaml.Mark) -> str:
 
 def _complain_of_syntax(error: yaml.YAMLError, text: str, name: str, layer: int, complaints: Complaints) -> None:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        complaints.add(Place(layer, 0, name), "", f"is not readable as text ({error}). Save it as UTF-8.")
+        complaints.add(
+            Place(layer, 0, name), "", f"is not readable as text ({str(error).splitlines()[0]}). Save it as UTF-8."
+        )
         return
     mark = error.problem_mark
     if isinstance(error, _TooMuch):

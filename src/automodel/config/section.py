@@ -23,6 +23,7 @@ Conventions the loader follows:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -70,6 +71,8 @@ LONGEST_NAME = 255  # bytes between two slashes
 
 def _no_path(text: str) -> str | None:
     """What keeps a text from being a path or a name on the hub."""
+    if text.startswith("~") and os.path.expanduser(text) == text:
+        return f"begins with `{text.partition('/')[0]}`, and this machine has no such user. Write the folder out."
     name = text.encode("utf-8", "surrogatepass")
     if len(name) > LONGEST_PATH:
         return f"is too long for a path: {len(name):,} bytes, and at most {LONGEST_PATH:,} are possible."

@@ -76,7 +76,9 @@ def lay_out(parts: Sequence[Part], problems: Problems) -> list[LaidOut]:
         with problems.collecting():
             rows, request = part.load(), replace(part.request, labels=labels)
             if len(rows) == 0:
-                raise UserError(f"{request.section}: the data has no rows (after split and num_samples_limit).")
+                raise UserError(
+                    f"{request.section}: the data has no rows (after split and num_samples_limit). Take more of them."
+                )
             ready = is_ready(request.cfg, rows.features) and part.room is not None
             if ready:
                 # Whoever tokenised the rows chose their length; only the model's own limit still cuts them.

@@ -30,8 +30,10 @@ def check_encoding(path: Path, section: str) -> None:
         with _opened(path) as file:
             _decode(file, path, section)
     except (OSError, EOFError, zlib.error) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error).rstrip(".")
-        raise UserError(f"{section}.path: '{path}' cannot be read: {reason}.") from error
+        refused = error.strerror if isinstance(error, OSError) else None
+        reason = refused or str(error).rstrip(".")
+        fix = "Name another file" if refused else "Copy it again, or give it the name of what it is"
+        raise UserError(f"{section}.path: '{path}' cannot be read: {reason}. {fix}.") from error
 
 
 def open_text(path: Path) -> io.TextIOWrapper:
@@ -104,7 +106,8 @@ def in_words(message: str, header: list[str] | None = None) -> str:
     quote = re.search(r"EOF inside string starting at row (\d+)", message)
     if quote:
         line = int(quote[1]) + 1
-        return f'the double quote that opens near line {line} is never closed; inside a quoted text, " is written ""'
+        closing = 'Close it; inside a quoted text, " is written ""'
+        return f"the double quote that opens near line {line} is never closed. {closing}"
     return message
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.names import near
 from automodel.data.messages import MARKS, ROLES, left_out, normalised
 from automodel.data.tool_calls import BadChat, function_of, in_wrappers, parsed_tools, with_either_arguments
 
@@ -150,6 +151,7 @@ class ChatTemplate:
         if not any(_says_something(messages[turn]) for turn in learned):
             raise BadChat("the assistant's messages are empty, so there is nothing to learn")
         whole = self.whole_text(messages, tools)
+        _check_roles_are_spelt(messages)
         if self.marks_answers:
             asked = self.text(messages[:first], tools, prompt=True) if first else ""
             spans = [(start, end) for start, end in self._marked(messages, tools) if end > len(asked)]
@@ -309,6 +311,15 @@ def _says_something(message: dict) -> bool:
     content = message["content"]
     words = content.strip() if isinstance(content, str) else content
     return bool(words) or any(value for key, value in message.items() if key not in ("role", "content", *MARKS))
+
+
+def _check_roles_are_spelt(messages: list[dict]) -> None:
+    """A misspelt `assistant` would be an answer that is not learned, without a word: most templates write any role."""
+    known = sorted(set(ROLES.values()))
+    for turn, message in enumerate(messages):
+        role = message["role"]
+        if role not in known and (guess := near(role, known, cutoff=0.8)):
+            raise BadChat(f"message {turn} has the role {role!r}; did you mean {guess!r}?")
 
 
 def _check_calls_are_written(written: str, message: dict, turn: int) -> None:

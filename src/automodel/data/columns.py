@@ -14,6 +14,7 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.data.problems import Problems
 
+MOST_LISTED = 20  # columns that a message lists
 TEXT = (
     "text",
     "sentence",
@@ -75,7 +76,9 @@ class Columns:
         return list(self.features)
 
     def listed(self) -> str:
-        return ", ".join(f"{shortened(name)} ({kind_of(feature)})" for name, feature in self.features.items())
+        shown = list(self.features.items())[:MOST_LISTED]
+        rest = f", … ({len(self.features) - len(shown)} more)" if len(shown) < len(self.features) else ""
+        return ", ".join(f"{shortened(name)} ({kind_of(feature)})" for name, feature in shown) + rest
 
     def required(self, name: str, key: str) -> str:
         """A column the config names under `key`."""
@@ -206,3 +209,16 @@ def kind_of(feature: Any) -> str:
     if dtype.startswith(("int", "uint")):
         return "integers"
     return "numbers" if dtype.startswith("float") else dtype
+
+
+def with_columns(rows: Any, new: dict[str, Any]) -> Any:
+    """The rows with some columns replaced by arrays of pyarrow, all at once: a table may have thousands of columns."""
+    if not new:
+        return rows
+    import datasets
+    import pyarrow as pa
+
+    order = rows.column_names
+    kept = [rows.remove_columns(list(new))] if len(new) < len(order) else []
+    made = datasets.Dataset(pa.table(new))
+    return datasets.concatenate_datasets([*kept, made], axis=1).select_columns(order)

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from automodel.data.columns import MESSAGES, PROMPT_MESSAGES, TOOLS, is_list, item_of
+from automodel.data.columns import MESSAGES, PROMPT_MESSAGES, TOOLS, is_list, item_of, with_columns
 from automodel.data.written_numbers import as_written as in_words
 
 WHOLE = 2.0**53  # from here on a decimal number does not hold every whole one
-NEW = "the column as text"
 WRITTEN_OUT = {*MESSAGES, *PROMPT_MESSAGES, *TOOLS}  # columns whose numbers a model learns as text
 
 
@@ -53,9 +52,9 @@ def _exact(feature: Any, written_out: bool) -> Any:
 
 def with_all_digits(rows: Any, records: Callable[[], Iterable[Mapping[str, Any]]]) -> Any:
     """The same rows; columns of numbers too large for Arrow are text, from the `records` as Python reads them."""
-    import datasets
+    import pyarrow as pa
 
-    names, order = [name for name in rows.column_names if _has_lost_digits(rows, name)], rows.column_names
+    names = [name for name in rows.column_names if _has_lost_digits(rows, name)]
     if not names:
         return rows
     texts: dict[str, list[str | None]] = {name: [] for name in names}
@@ -65,10 +64,7 @@ def with_all_digits(rows: Any, records: Callable[[], Iterable[Mapping[str, Any]]
             column.append(None if value is None else in_words(value))
     if any(len(column) != len(rows) for column in texts.values()):
         return rows  # Python does not read these files as `datasets` does
-    for name, column in texts.items():
-        rows = rows.add_column(NEW, column, feature=datasets.Value("string"))
-        rows = rows.remove_columns(name).rename_column(NEW, name)
-    return rows.select_columns(order)
+    return with_columns(rows, {name: pa.array(column, pa.string()) for name, column in texts.items()})
 
 
 def _has_lost_digits(rows: Any, name: str) -> bool:

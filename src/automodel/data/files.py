@@ -33,7 +33,7 @@ from automodel.config.run_folders import not_of_runs
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
 from automodel.data.exact_json import as_written, holds_json, with_all_digits
-from automodel.data.json_faults import records, repeated_keys
+from automodel.data.json_faults import check_depth, records, repeated_keys
 from automodel.data.nested_json import nested_rows
 from automodel.data.store import unwritable
 from automodel.data.unreadable import different_columns, unreadable
@@ -137,6 +137,8 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
     if format in ("csv", "tsv", "json", "text"):
         for file in files:
             check_encoding(file, section)
+            if format == "json":
+                check_depth(file, section)
     if format == "text":
         return _read_texts(files, root)
     import datasets
@@ -172,7 +174,7 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
         raise
     except Exception as error:
         if "corresponds to no data" in str(error) or all(file.stat().st_size == 0 for file in files):
-            raise UserError(f"{section}.path: '{files[0]}' has no rows.") from error
+            raise UserError(f"{section}.path: '{files[0]}' has no rows. Name a file that has some.") from error
         if _no_room(error):
             raise unwritable(cache, "there is not enough space on the disk") from error
         if shortage(error) is not None:
@@ -357,4 +359,5 @@ def missing_path(path: str, section: str) -> UserError:
         near = did_you_mean(expanded.name, [p.name for p in parent.iterdir()])
     where = "" if parent.is_dir() else f" The folder '{parent}' does not exist either."
     here = "" if expanded.is_absolute() else f" in {Path.cwd()}"  # a run's own config may be read from somewhere else
-    return UserError(f"{section}.path: there is no file or folder '{path}'{here}.{where}{near}")
+    fix = near or " Correct the path."
+    return UserError(f"{section}.path: there is no file or folder '{path}'{here}.{where}{fix}")

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from automodel.config.errors import UserError
+from automodel.config.json_text import TOO_DEEP, may_be_deep, parse_json
 from automodel.data.cells import open_text
 
 MOST_NAMED = 5
@@ -46,13 +48,30 @@ def bad_lines(path: Path) -> str | None:
     return f"{'; '.join(found[:MOST_NAMED])}{more}. {fix}"
 
 
+def check_depth(path: Path, section: str) -> None:
+    """Raises `UserError` for JSON that no parser below reads: Arrow's goes one call deeper for every bracket, and ends
+    the process where the stack ends."""
+    with open_text(path) as file:
+        for number, text in enumerate(file if _is_lines(path) else [file.read()], start=1):
+            if not may_be_deep(text):
+                continue
+            try:
+                parse_json(text)
+            except json.JSONDecodeError as error:
+                if error.msg == TOO_DEEP:
+                    where = f"line {number}: " if number > 1 or text.endswith("\n") else ""
+                    raise UserError(
+                        f"{section}.path: '{path}': {where}{TOO_DEEP}. Take it out, or write it as a text."
+                    ) from None
+
+
 def records(path: Path) -> Iterator[Any]:
     """The rows of a JSON file as Python reads them: lines, or an array. None where only others can read it."""
     if _is_lines(path):
         yield from (value for _, value, _ in _lines(path))
         return
     with open_text(path) as file, suppress(ValueError):
-        content = json.load(file, object_pairs_hook=with_repeats)
+        content = parse_json(file.read(), object_pairs_hook=with_repeats)
         yield from content if isinstance(content, list) else [content]
 
 
@@ -79,7 +98,7 @@ def _is_lines(path: Path) -> bool:
     with open_text(path) as file:
         first = next((line for line in file if line.strip()), "")
     try:
-        return isinstance(json.loads(first), dict)
+        return isinstance(parse_json(first), dict)
     except ValueError:
         return False
 
@@ -96,7 +115,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any, str]]:
 
 def _read(line: str) -> tuple[Any, str]:
     try:
-        value = json.loads(line, object_pairs_hook=with_repeats)
+        value = parse_json(line, object_pairs_hook=with_repeats)
     except json.JSONDecodeError as error:
         return None, f", column {error.colno}: {error.msg}"
     if not isinstance(value, dict):

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of, kind_of
 from automodel.data.config import DatasetConfig
 
@@ -80,6 +81,23 @@ def different_kinds(rows: Any, label: str, columns: Columns) -> str:
     )
 
 
+def check_tags(rows: Any, tags: str, columns: Columns) -> None:
+    """Raises `UserError` where tags are of several kinds, or are neither names nor numbers."""
+    first: dict[str, str] = {}
+    for number, row in enumerate(rows[tags]):
+        for tag in row or ():
+            if tag is None or tag == -100:
+                continue
+            if not isinstance(tag, str | int | float):
+                raise not_labels("lists of lists or records", tags, columns)
+            first.setdefault("name" if isinstance(tag, str) else "number", f"row {number} has {tag!r}")
+    if len(first) > 1:
+        raise UserError(
+            f"{columns.section}.label_column: column '{tags}' holds tags of different kinds: "
+            f"{', '.join(first.values())} (rows are counted from 0). Write all tags in one way."
+        )
+
+
 def is_list_text(value: Any) -> bool:
     return isinstance(value, str) and (text := value.strip()).startswith("[") and text.endswith("]")
 
@@ -87,7 +105,7 @@ def is_list_text(value: Any) -> bool:
 def list_in_text(text: str) -> list[Any]:
     """The list that a text writes, as JSON or as Python does. `ValueError` where it writes none."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         pass
     try:

@@ -33,6 +33,7 @@ from automodel.data.label_kinds import (
     are_lists_as_text,
     check_class_ids,
     check_label_feature,
+    check_tags,
     different_kinds,
     is_list_text,
     is_missing,
@@ -350,6 +351,7 @@ def _of_tags(rows: Any, columns: Columns, tags: str, cfg: DatasetConfig, num_lab
     names = tuple(getattr(item, "names", None) or ())
     if names and not cfg.labels:
         return LabelMap(SINGLE, len(names), names, origin="the dataset's tag names")
+    check_tags(rows, tags, columns)
     values = {tag for row in rows[tags] if row is not None for tag in row if tag is not None and tag != -100}
     if cfg.labels:
         ids = not all_listed(values, cfg.labels)

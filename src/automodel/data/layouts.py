@@ -216,7 +216,7 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
     if not isinstance(tags, str) or not is_list(columns.features[tags]):
         raise UserError(
             f"{columns.section}.label_column: column '{tags}' does not hold lists of tags, one for each word. "
-            f"Columns: {columns.listed()}."
+            f"Name the column that does. Columns: {columns.listed()}."
         )
     labels = _label_map(rows, columns, request, tags)
     encoder = TokenClassifier(

@@ -71,6 +71,8 @@ def normalised(messages: Any, system: str | None = None, calls: bool = False) ->
         said = message.get("role") or message.get("from")
         if said is None:
             raise BadChat(f"message {number} has neither 'role' nor 'from'")
+        if not isinstance(said, str):
+            raise BadChat(f"the role of message {number} is {str(said)[:40]} and not text")
         given = message.get("content")
         content = _as_text(message.get("value") if given is None else given, number)
         extras = {k: without_gaps(v) for k, v in message.items() if k not in TURN_KEYS and v is not None}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.data.cells import open_text
 from automodel.data.json_faults import in_rows, with_repeats
 
@@ -25,14 +25,14 @@ def nested_rows(files: list[Path], section: str) -> list[dict] | None:
                 return None
             try:
                 first_line = head.split("\n", 1)[0]
-                json.loads(first_line)
+                parse_json(first_line)
                 if "\n" in head.strip():
                     return None  # JSON lines
             except ValueError:
                 pass
             file.seek(0)
             try:
-                content = json.load(file, object_pairs_hook=with_repeats)
+                content = parse_json(file.read(), object_pairs_hook=with_repeats)
             except ValueError:
                 return None  # datasets will say what is wrong with it
         under = next((content[key] for key in ROW_KEYS if isinstance(content.get(key), list)), None)
@@ -40,7 +40,18 @@ def nested_rows(files: list[Path], section: str) -> list[dict] | None:
             return None
         if (fault := in_rows(under)) is not None:
             raise UserError(f"{section}.path: '{path}': {fault}")
-        rows.extend(_squad_rows(under) if "paragraphs" in under[0] else under)
+        if "paragraphs" not in under[0]:
+            rows.extend(under)
+            continue
+        try:
+            rows.extend(_squad_rows(under))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            what = f"has no {error}" if isinstance(error, KeyError) else f"is not as it should be ({error})"
+            raise UserError(
+                f"{section}.path: '{path}' looks like SQuAD, but some part of it {what}: an article has 'paragraphs', "
+                "each with 'context' and 'qas', each of those with 'question' and 'answers'. Put it right, or save the "
+                "rows as JSON lines."
+            ) from error
     return rows
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from automodel.data.columns import is_string
+from automodel.data.columns import is_string, with_columns
 from automodel.data.files import quiet
 
 GAPS = {"na", "n/a", "nan", "null", "none", "-"}
@@ -20,7 +20,6 @@ TRUTHS = {"true", "false"}
 WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")
 DECIMAL = re.compile(r"[+-]?(([0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18})(e[+-]?[0-9]+)?|inf|infinity)")
 A_NAME = re.compile(r"[+-]?0[0-9]")  # 007
-NEW = "the column as numbers"
 FIRST = 200  # rows that mostly tell already that a column is text
 
 
@@ -28,21 +27,20 @@ def with_numbers(rows: Any, besides: Sequence[str | None] = ()) -> Any:
     """The same rows with columns of numbers, and of true and false, as what they are; not those in `besides`."""
     import datasets
 
-    order = rows.column_names
-    for name, feature in rows.features.items():
-        if name not in besides and is_string(feature) and (values := _numbers(rows, name)) is not None:
-            with quiet(datasets):  # it would show how it puts a part of a file together
-                rows = rows.add_column(NEW, values).remove_columns(name).rename_column(NEW, name)
-    return rows.select_columns(order)
+    with quiet(datasets):  # it would show how it puts a part of a file together
+        table = rows.with_format("arrow")[:]
+        texts = [name for name, feature in rows.features.items() if name not in besides and is_string(feature)]
+        found = {name: _numbers(table.column(name)) for name in texts}
+        return with_columns(rows, {name: values for name, values in found.items() if values is not None})
 
 
-def _numbers(rows: Any, name: str) -> Any:
+def _numbers(column: Any) -> Any:
     """The column as integers, decimals or booleans; None where it is text, or empty."""
     import pyarrow as pa
 
-    if any(_is_text(cell.strip().lower()) for cell in rows[:FIRST][name] if cell is not None):
+    first = column.slice(0, FIRST).to_pylist()
+    if any(_is_text(cell.strip().lower()) for cell in first if cell is not None):
         return None
-    column = rows.select_columns([name]).with_format("arrow")[:].column(name)
     cells = column.cast(pa.large_string()).combine_chunks().dictionary_encode()
     values = _read([cell.strip().lower() for cell in cells.dictionary.to_pylist()])
     return None if values is None else pa.array(values).take(cells.indices)

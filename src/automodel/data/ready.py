@@ -133,9 +133,13 @@ class ReadyRows:
         return list(zip(starts, [*starts[1:], length]))
 
     def _check_tokens(self, tokens: list, what: str) -> None:
-        outside = next((t for t in tokens if t is None or not 0 <= t < self.vocabulary), 0)
-        if outside is None:
-            raise BadLabel(f"a {what} is missing (null)")
+        if any(type(t) is not int for t in tokens):
+            if None in tokens:
+                raise BadLabel(f"a {what} is missing (null)")
+            other = next((t for t in tokens if not isinstance(t, int) and not _is_whole(t)), None)
+            if other is not None:
+                raise BadLabel(f"{what} {str(other)[:40]} is no whole number")
+        outside = next((t for t in tokens if not 0 <= t < self.vocabulary), 0)
         if outside:
             raise BadLabel(f"{what} {outside} is outside the tokenizer's vocabulary of {self.vocabulary:,}")
 
@@ -153,6 +157,10 @@ class ReadyRows:
             return labels
         assert self.labels is not None
         return [IGNORE if tag == IGNORE else self.labels.class_id(named(tag, self.class_names)) for tag in labels]
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def _teaches(labels: list[int]) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import glob
 import inspect
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.config.own_files import file_inside
 from automodel.config.run_folders import could_be_on_hub, holds_runs
 from automodel.data import files as local
@@ -107,7 +107,9 @@ def find_source(
             _refuse_choice(cfg, section, "was written by save_to_disk")
             return SavedSource(cfg, role, section, memory, path)
         if (path / "config.json").is_file() and (path / "tokenizer_config.json").is_file():
-            raise UserError(f"{section}.path: the folder '{cfg.path}' holds a model, not data.")
+            raise UserError(
+                f"{section}.path: the folder '{cfg.path}' holds a model, not data. Name a file or a folder of data."
+            )
         if cfg.name:
             raise UserError(
                 f"{section}.name: '{cfg.name}' would be a configuration on the hub, but '{cfg.path}' is a folder here, "
@@ -127,7 +129,7 @@ def find_source(
         _refuse_choice(cfg, section, "is a pattern of files")
         found = sorted(Path(p) for p in glob.glob(str(path), recursive=True) if os.path.isfile(p))
         if not found:
-            raise UserError(f"{section}.path: no file matches '{cfg.path}'.")
+            raise UserError(f"{section}.path: no file matches '{cfg.path}'. Correct the pattern.")
         return _file_source(cfg, role, section, memory, Path(os.path.commonpath([p.parent for p in found])), found)
     if _looks_local(cfg.path):
         raise local.missing_path(cfg.path, section)
@@ -213,7 +215,7 @@ def _matching(root: Path, cfg: DatasetConfig, section: str) -> list[Path]:
     for pattern in patterns:
         matches = sorted(glob.glob(str(root / Path(pattern).expanduser()), recursive=True))
         if not matches:
-            raise UserError(f"{section}.data_files: nothing in '{root}' matches '{pattern}'.")
+            raise UserError(f"{section}.data_files: nothing in '{root}' matches '{pattern}'. Correct the pattern.")
         found += [Path(match) for match in matches if os.path.isfile(match)]
     return found
 
@@ -305,7 +307,7 @@ class SavedSource:
     def _read(self, path: Path) -> dict[str, Any]:
         """A JSON object that `save_to_disk` wrote."""
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = parse_json(path.read_text(encoding="utf-8"))
             if not isinstance(found, dict):
                 raise ValueError("it is no JSON object")
         except (OSError, ValueError, RecursionError) as error:

@@ -35,6 +35,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.config.own_files import OutsideError, file_inside
 from automodel.data.fingerprint import digest
 from automodel.data.samples import Samples
@@ -127,7 +128,7 @@ class TokenStore:
         """Maps an existing store. Raises FileNotFoundError, or DamagedStore where its files do not agree."""
         folder = Path(folder)
         try:
-            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            meta = parse_json((folder / "meta.json").read_text(encoding="utf-8"))
             files = meta["files"]
         except FileNotFoundError:
             if folder.is_dir():

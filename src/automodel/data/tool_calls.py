@@ -14,6 +14,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from automodel.config.json_text import parse_json
+
 
 class BadChat(Exception):
     """A conversation cannot be used; the message says why."""
@@ -106,7 +108,7 @@ def without_gaps(value: Any) -> Any:
 def called(text: Any) -> list[dict] | None:
     """The calls that a text is, if it is nothing else."""
     try:
-        read = json.loads(text)
+        read = parse_json(text)
     except (TypeError, ValueError):
         return None
     calls = read if isinstance(read, list) else [read]
@@ -119,7 +121,7 @@ def _from_json(value: Any, what: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError as error:
         raise BadChat(f"{what} are not valid JSON: {error}") from error
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 from itertools import islice
 from pathlib import Path
 
+from automodel.config.json_text import parse_json
 from automodel.data.cells import in_words, open_text
 from automodel.data.json_faults import bad_lines
 
@@ -26,7 +26,10 @@ def unreadable(files: list[Path], paths: list[Path], format: str, error: Excepti
     if len(paths) > 1 and (difference := different_columns(paths, format)):
         return f"{section}.path: {difference}"
     header = _columns_of(files[0], format) if format in ("csv", "tsv") else None
-    return f"{section}.path: {named} cannot be read as {format.upper()}: {in_words(_first_line(cause), header)}."
+    said = _first_line(cause)
+    reason = in_words(said, header)
+    fix = " Write it again, or name another file." if reason == said else ""  # our own words say what to do
+    return f"{section}.path: {named} cannot be read as {format.upper()}: {reason}.{fix}"
 
 
 def different_columns(files: list[Path], format: str) -> str | None:
@@ -54,7 +57,7 @@ def _columns_of(path: Path, format: str) -> list[str]:
             return next(csv.reader(file, delimiter="\t" if format == "tsv" else ","), [])
         lines = [line for line in islice(file, LOOKED_AT) if line.startswith("{")]
     try:
-        return list(dict.fromkeys(name for line in lines for name in json.loads(line)))
+        return list(dict.fromkeys(name for line in lines for name in parse_json(line)))
     except ValueError:  # an array, or one that is broken
         return []
 

@@ -21,11 +21,12 @@ from typing import Any
 from automodel.checkpoint import catalog
 from automodel.checkpoint.disk import is_whole, left_over_of, replace_text
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.config.own_files import OutsideError, file_inside
 from automodel.config.run_folders import MODEL_FILE
 from automodel.plan.config import RunConfig
 from automodel.plan.places import run_folder_of
-from automodel.plan.run_place import check_run_place, read_by
+from automodel.plan.run_place import check_run_place, place_of, read_by
 
 EXPORTED = "exported.json"  # names of the files that the export wrote into the root
 BASE = "base.json"  # what tells the weights below an adapter from others
@@ -69,7 +70,7 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            value = json.loads(path.read_text())
+            value = parse_json(path.read_text())
         except ValueError:  # cut off, empty, or not even text
             value = None
         if isinstance(value, list if name == EXPORTED else dict):
@@ -161,12 +162,12 @@ def refuse_what_it_reads(cfg: RunConfig, resume: bool) -> None:
     adapter would be saved beside a base that is gone, and a run that is killed could not go on."""
     if resume:
         return
-    folder = RunFolder(Path(cfg.checkpoint.checkpoint_dir).expanduser().resolve())
+    folder = RunFolder(place_of(cfg.checkpoint.checkpoint_dir))
     for key, value, _ in read_by(cfg):
-        place = Path(value).expanduser().resolve()
+        place = place_of(value)
         if not place.exists():  # a name on the hub
             continue
-        if folder.run in (place, *place.parents) or (place == folder.root and model_files(place)):
+        if folder.run in (place, *place.parents) or (place == folder.root and place.is_dir() and model_files(place)):
             raise UserError(
                 f"{key}: '{value}' lies in the folder of the new run, which would take its place. Choose another "
                 "folder: checkpoint.checkpoint_dir=./another"

@@ -9,13 +9,13 @@ Used by the drop-in `TrainingArguments`, and by `automodel migrate`, which never
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
@@ -87,7 +87,7 @@ def _mapping(config: Any) -> dict[str, Any]:
     """A config as TrainingArguments take it: a mapping, JSON, or the name of a JSON file."""
     if isinstance(config, str) and config:
         try:
-            config = json.loads(config if config.startswith("{") else Path(config).read_text(encoding="utf-8"))
+            config = parse_json(config if config.startswith("{") else Path(config).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"TrainingArguments: {config!r} is no JSON and no file with it: {error}.") from None
     return dict(config or {})

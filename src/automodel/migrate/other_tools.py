@@ -8,13 +8,13 @@ So does a key that Axolotl's versions have different defaults for, where it is m
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.config.foreign import AXOLOTL, tool_of
+from automodel.config.json_text import parse_json
 from automodel.migrate.document import Document, lines_of
 from automodel.migrate.nemo import is_nemo, migrate_nemo
 from automodel.migrate.training_arguments import KNOWN, carry_over
@@ -341,7 +341,7 @@ def _registered(section: str, name: str, rest: dict[str, Any], path: Path, docum
 def _entry_of(name: str, rest: dict[str, Any], path: Path) -> tuple[Path, dict[str, Any]]:
     for folder in (Path(rest.get("dataset_dir") or "data"), path.parent / "data", path.parent):
         try:
-            entry = json.loads((folder / INFO).read_text(encoding="utf-8")).get(name)
+            entry = parse_json((folder / INFO).read_text(encoding="utf-8")).get(name)
         except (OSError, ValueError):
             continue
         if isinstance(entry, dict):

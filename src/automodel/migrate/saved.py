@@ -8,7 +8,6 @@ enumerations the words they were made of; any other name in the file is refused.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 import shlex
 import zipfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.migrate.document import Document
 from automodel.migrate.supervised import saved_supervised
 from automodel.migrate.training_arguments import carry_over
@@ -96,7 +96,7 @@ def read_bin(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(
             f"{path} is not JSON: {error}. Flat settings with comments need no migration: they are a config, as in "

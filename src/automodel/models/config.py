@@ -23,7 +23,7 @@ class Fp8Config(Section):
     """`nemo_automodel.components.quantization.fp8.FP8Config` or nothing."""
     enabled: bool = True
     """Use FP8 for the matrix products with at least 4096 inputs and outputs."""
-    recipe_name: str | None = None
+    recipe_name: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = None
     """`tensorwise`, the default: one scale a tensor. `rowwise` and `rowwise_with_gw_hp` come in a later release."""
     filter_fqns: tuple[str, ...] = ()
     """Modules to leave in the compute precision: parts of their names, e.g. `[down_proj, layers.0.]`."""

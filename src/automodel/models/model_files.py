@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from automodel.config.json_text import parse_json
+
 DEFAULT_CACHE = "~/.cache/automodel"
 
 
@@ -69,7 +71,7 @@ def _kept_or(scan: Callable[[], Any], folder: Path) -> Any:
     root = Path(os.environ.get("AUTOMODEL_CACHE") or DEFAULT_CACHE).expanduser()
     kept = root / f"transformers-{_stamp(folder)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):  # not there, or not as we write it
-        return from_json(json.loads(kept.read_text(encoding="utf-8")))
+        return from_json(parse_json(kept.read_text(encoding="utf-8")))
     structure = scan()
     with suppress(OSError):  # nowhere to keep it: the next process scans again
         root.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ def build_optimizer(
         raise
     except Exception as error:  # a class of the user's may fail in any way
         name = f"{target.__module__}.{target.__qualname__}" if target else cfg.name
-        raise UserError(f"optimizer: {name} refused its arguments: {error}.") from error
+        raise UserError(f"optimizer: {name} refused its arguments: {error}. Change or remove them.") from error
 
 
 def check_arguments(cfg: OptimizerConfig, target: type | None) -> None:

@@ -136,6 +136,8 @@ def _data(cfg: RunConfig) -> Iterator[Problem]:
     for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
         if section is not None and section.label_column and section.label_columns:
             yield Problem(f"{where}.label_columns", "give this or `label_column`, not both.")
+        if section is not None and section.source_column and section.source_column == section.target_column:
+            yield Problem(f"{where}.target_column", "is the source itself, which could be copied. Name another column.")
     for loader, where in ((cfg.dataloader, "dataloader"), (cfg.validation_dataloader, "validation_dataloader")):
         if loader.num_workers == 0 and loader.prefetch_factor is not None:
             yield Problem(f"{where}.prefetch_factor", "needs workers, but `num_workers` is 0. Remove one of the two.")
@@ -226,7 +228,9 @@ def _floor(cfg: RunConfig) -> Iterator[Problem]:
         yield Problem("lr_scheduler.min_lr", f"is missing: `{decay.name}` falls to `min_lr` or `min_lr_ratio`.")
     floor = Schedule(decay, 1).floor(cfg.optimizer.lr)
     if floor and floor >= cfg.optimizer.lr and decay.min_lr_ratio is None:
-        yield Problem("lr_scheduler.min_lr", f"is {floor}, not below the peak optimizer.lr of {cfg.optimizer.lr}.")
+        yield Problem(
+            "lr_scheduler.min_lr", f"is {floor}, not below the peak optimizer.lr of {cfg.optimizer.lr}. Lower it."
+        )
 
 
 def _validation(cfg: RunConfig) -> Iterator[Problem]:
@@ -379,7 +383,10 @@ def _optimizer(cfg: RunConfig, trust: Sequence[str]) -> Iterator[Problem]:
 def _loss(cfg: RunConfig) -> Iterator[Problem]:
     weights, labels = cfg.loss_fn.class_weights, cfg.model.num_labels
     if weights is not None and labels is not None and len(weights) != labels:
-        yield Problem("loss_fn.class_weights", f"has {len(weights)} weights, but model.num_labels is {labels}.")
+        yield Problem(
+            "loss_fn.class_weights",
+            f"has {len(weights)} weights, but model.num_labels is {labels}. Give one for each class.",
+        )
     elif weights is not None and not any(weights):
         yield Problem(
             "loss_fn.class_weights",

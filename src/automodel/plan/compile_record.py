@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from automodel.config.json_text import parse_json
 from automodel.kernels.obstacles import triton_obstacle
 from automodel.plan.asked import asked_precision
 from automodel.plan.compile_pays import CompileFacts
@@ -93,7 +94,7 @@ def _path(key: str) -> Path:
 
 def _read(key: str) -> dict[str, float]:
     try:
-        found = json.loads(_path(key).read_text())
+        found = parse_json(_path(key).read_text())
     except (OSError, ValueError):
         return {}
     numbers = found.items() if isinstance(found, dict) else ()

@@ -7,6 +7,7 @@ hub would be taken for that model the next time. (Datasets are told from run fol
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,11 +24,11 @@ SAVED = ("dataset_dict.json", "state.json")
 def check_run_place(cfg: RunConfig) -> None:
     """Raises `UserError` where a run would write into what it reads. What lies on the hub has no place here."""
     for key, folder in _written(cfg):
-        place = _place(folder)
+        place = place_of(folder)
         if key == "checkpoint.checkpoint_dir" and place.exists() and not place.is_dir():
             raise UserError(f"{key}: {folder} is a file. Name a folder.")
         for source, path, all_below in read_by(cfg):
-            other = _place(path)
+            other = place_of(path)
             if not other.exists():
                 if _hides(key, place, source, path):
                     raise UserError(
@@ -49,15 +50,15 @@ def _hides(key: str, place: Path, source: str, path: str) -> bool:
     of_data = source.endswith(".path") and key == "checkpoint.checkpoint_dir"
     if of_data or source.endswith("chat_template") or not could_be_on_hub(path):
         return False
-    return _place(path) in (place, *place.parents)
+    return place_of(path) in (place, *place.parents)
 
 
 def _choose(key: str) -> str:
     return f"Choose another folder: {key}=./another."
 
 
-def _place(path: str) -> Path:
-    return Path(path).expanduser().resolve()
+def place_of(path: str) -> Path:
+    return Path(os.path.realpath(os.path.expanduser(path)))  # `Path.resolve` fails at links that lead in a circle
 
 
 def _written(cfg: RunConfig) -> Iterator[tuple[str, str]]:
@@ -95,6 +96,6 @@ def read_by(cfg: RunConfig) -> Iterator[tuple[str, str, bool]]:
 
 def _reads_all(path: str, section: DatasetConfig | object) -> bool:
     """Whether every readable file below a folder is data."""
-    folder = _place(path)
+    folder = place_of(path)
     saved = any((folder / name).is_file() for name in SAVED)
     return folder.is_dir() and not saved and not getattr(section, "data_files", None)

@@ -155,7 +155,8 @@ def test_system_prompts_are_read_or_refused_by_the_template(chat_like):
     ("hi", "the conversation is text and not a list of messages"),
     ([{"role": "user", "content": 5}], "the content of message 0 is 5 and not text"),
     ([{"role": "user", "content": "a"}, {"role": "asistant", "content": "b"}], r"\(a role is spelt 'asistant'\)"),
-], ids=["texts", "none", "record", "text", "number", "role"])  # fmt: skip
+    ([{"role": 3, "content": "a"}], "the role of message 0 is 3 and not text"),
+], ids=["texts", "none", "record", "text", "number", "role", "role number"])  # fmt: skip
 def test_conversations_that_cannot_be_read(chat_like, messages, why):
     with pytest.raises(BadChat, match=why):
         ChatTemplate(chat_like).spans(normalised(messages))
@@ -262,3 +263,13 @@ def test_an_end_that_only_the_added_tokens_mark_as_special_ends_a_turn(prepare_r
     assert tokenizer.decode(store.input_ids) == tokenizer.apply_chat_template(turns, tokenize=False)
     learned = [label for label in store.token_labels.tolist() if label != IGNORE]
     assert tokenizer.decode(learned) == "ho<turn>"
+
+
+def test_a_misspelt_role_is_no_answer_that_is_left_out(chat_like):
+    """Templates that write any role would write it, and the answer would not be learned, without a word."""
+    any_role = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    talk = [TALK[0], {"role": "asistant", "content": "Yo"}, TALK[0], TALK[1]]
+    with pytest.raises(BadChat, match="message 1 has the role 'asistant'; did you mean 'assistant'?"):
+        learned(with_template(chat_like, any_role), talk)
+    own = [TALK[0], {"role": "critic", "content": "Hm"}, TALK[1]]
+    assert learned(with_template(chat_like, any_role), own)

@@ -37,12 +37,13 @@ CASES = [
     (
         "an address", {}, {"path": "https://example.org/data.csv"},
         "dataset.path: 'https://example.org/data.csv' is an address; files are read from disks, and the hub's datasets "
-        "by name. Download it and give its path.",
+        "by name. Download it and give its path; or write `path: csv`, put the address into data_files, and add "
+        "--allow-remote-data to the command line.",
     ),
     (
         "a folder that is not there", {}, {"path": "{tmp}/no/such/data.json"},
         "dataset.path: there is no file or folder '{tmp}/no/such/data.json'. The folder '{tmp}/no/such' does not exist "
-        "either.",
+        "either. Correct the path.",
     ),
     (
         "an unreadable format", {"reviews.xlsx": "PK"}, {"path": "{tmp}/reviews.xlsx"},
@@ -61,7 +62,7 @@ CASES = [
     ),
     (
         "files that match nothing", {"d/a.csv": "text,label\n"}, {"path": "{tmp}/d", "data_files": "*.parquet"},
-        "dataset.data_files: nothing in '{tmp}/d' matches '*.parquet'.",
+        "dataset.data_files: nothing in '{tmp}/d' matches '*.parquet'. Correct the pattern.",
     ),
     (
         "a broken line of JSON", {"a.jsonl": lines(GOOD[:2]) + '{"text": "oops\n'}, {"path": "{tmp}/a.jsonl"},
@@ -112,11 +113,11 @@ CASES = [
     (
         "a parquet file that is none", {"a.parquet": "not parquet"}, {"path": "{tmp}/a.parquet"},
         "dataset.path: '{tmp}/a.parquet' cannot be read as PARQUET: Parquet magic bytes not found in footer. Either "
-        "the file is corrupted or this is not a parquet file.",
+        "the file is corrupted or this is not a parquet file. Write it again, or name another file.",
     ),
     (
         "a file with a header only", {"a.csv": "text,label\n"}, {"path": "{tmp}/a.csv"},
-        "dataset.path: '{tmp}/a.csv' has no rows.",
+        "dataset.path: '{tmp}/a.csv' has no rows. Name a file that has some.",
     ),
     (
         "commas without quotes", {"a.csv": "text,label\nA good film, and long,1\nA bad film, and dull,0\n"},
@@ -154,12 +155,13 @@ CASES = [
     ),
     (
         "not packed", {"a.jsonl.gz": lines(GOOD)}, {"path": "{tmp}/a.jsonl.gz"},
-        "dataset.path: '{tmp}/a.jsonl.gz' cannot be read: Not a gzipped file (b'{\"').",
+        "dataset.path: '{tmp}/a.jsonl.gz' cannot be read: Not a gzipped file (b'{\"'). Copy it again, or give it "
+        "the name of what it is.",
     ),
     (
         "a quote that never ends", {"a.csv": 'text,label\nfine,1\n"bad film,0\nfine,1\n'}, {"path": "{tmp}/a.csv"},
-        "dataset.path: '{tmp}/a.csv' cannot be read as CSV: the double quote that opens near line 3 is never closed; "
-        'inside a quoted text, " is written "".',
+        "dataset.path: '{tmp}/a.csv' cannot be read as CSV: the double quote that opens near line 3 is never closed. "
+        'Close it; inside a quoted text, " is written "".',
     ),
     (
         "no header", {"a.csv": "A good film,1\nA bad film,0\n"}, {"path": "{tmp}/a.csv"},
@@ -190,7 +192,7 @@ CASES = [
     ),
     (
         "an empty slice", {"a.jsonl": lines(GOOD)}, {"path": "{tmp}/a.jsonl", "split": "train[100:]"},
-        "dataset: the data has no rows (after split and num_samples_limit).",
+        "dataset: the data has no rows (after split and num_samples_limit). Take more of them.",
     ),
     (
         "no validation data in a folder",
@@ -333,6 +335,41 @@ CASES = [
         "dataset: 1 of 3 rows cannot be used (rows are counted from 0):\n"
         "  row 1: label 'b' does not occur in dataset.labels\n"
         "Put it right, or leave it out with dataset.on_bad_row: skip.",
+    ),
+    (
+        "tags of different kinds", {"a.jsonl": lines([*TAGGED, {"tokens": ["bad", "film"], "ner_tags": ["O", "O"]}])},
+        {"path": "{tmp}/a.jsonl", "task": "token-classification"},
+        "dataset.label_column: column 'ner_tags' holds tags of different kinds: row 0 has 0, row 1 has 'O' (rows are "
+        "counted from 0). Write all tags in one way.",
+    ),
+    (
+        "tokens that are fractions", {"a.jsonl": lines([{"input_ids": [1.5, 2.0], "label": i} for i in range(2)])},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset: 2 of 2 rows cannot be used (rows are counted from 0):\n"
+        "  row 0: token 1.5 is no whole number\n"
+        "  row 1: token 1.5 is no whole number\n"
+        "Put them right, or leave them out with dataset.on_bad_row: skip.",
+    ),
+    (
+        "JSON that is deeper than its parsers",
+        {"a.jsonl": lines(GOOD[:1]) + '{"a": ' * 9999 + "1" + "}" * 9999 + "\n"},
+        {"path": "{tmp}/a.jsonl"},
+        "dataset.path: '{tmp}/a.jsonl': line 2: objects and lists lie inside each other more than 60 times. Take it "
+        "out, or write it as a text.",
+    ),
+    (
+        "SQuAD that lacks its questions", {"a.json": '{"data": [{"paragraphs": [{"context": "b"}]}]}'},
+        {"path": "{tmp}/a.json", "task": "causal-lm"},
+        "dataset.path: '{tmp}/a.json' looks like SQuAD, but some part of it has no 'qas': an article has 'paragraphs', "
+        "each with 'context' and 'qas', each of those with 'question' and 'answers'. Put it right, or save the rows as "
+        "JSON lines.",
+    ),
+    (
+        "thousands of columns", {"a.csv": ",".join(f"c{i}" for i in range(1500)) + "\n" + ",".join("1" * 1500) + "\n"},
+        {"path": "{tmp}/a.csv"},
+        "dataset.label_column: no column of the data is known to hold the label. It has: "
+        + ", ".join(f"c{i} (integers)" for i in range(20))
+        + ", … (1480 more). Name the right one: dataset.label_column: <column>.",
     ),
     # --- rows ----------------------------------------------------------------------------------------------------
     (
