@@ -155,7 +155,7 @@ def convert(
     done = convert_checkpoint(run, out, step=step, trust=allowed(trust, allow_remote_data))
     for note in done.notes:
         print(note)
-    print(f"Wrote the model of step {done.step} to {done.folder}")
+    print(f"Wrote the {done.kind} of step {done.step} to {done.folder}")
 
 
 def _left_in_words(left: list[Path], size: int, dry_run: bool) -> str:

@@ -49,6 +49,8 @@ class Converted:
     folder: Path
     step: int
     notes: list[str]
+    kind: str = "model"
+    """`model` or `adapter`."""
 
 
 def convert_checkpoint(
@@ -72,7 +74,7 @@ def convert_checkpoint(
     with new_folder(target) as writing:
         save_hf_folder(model, tokenizer, writing)
         folder.hand_on(writing, LAYOUT, *([BASE] if cfg.peft is not None else []))  # `generate` asks as training did
-    return Converted(target, checkpoint.step, notes)
+    return Converted(target, checkpoint.step, notes, "model" if cfg.peft is None else "adapter")
 
 
 def _whole(folder: RunFolder, step: int | None) -> tuple[Checkpoint, list[str]]:

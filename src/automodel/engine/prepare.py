@@ -84,6 +84,11 @@ class Prepared:
     layout: Layout = field(default=ONE, kw_only=True)
     """The grid they form."""
 
+    @property
+    def saved_kind(self) -> str:
+        """What the run folder holds in the end: `model` or `adapter`."""
+        return "model" if self.adapter is None else "adapter"
+
     def facts_of_data(self) -> dict[str, Any]:
         """What the data decides of the folder that is saved in the end. Checkpoints keep it, so that they can become
         one without the data."""

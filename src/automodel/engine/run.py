@@ -300,7 +300,7 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest, tells_next: bool) -> 
     folder, prepared, stop.writing = run.folder, run.prepared, outcome.status != "interrupted"
     summary = _summary(run, outcome)
     if _exports(run, outcome):
-        with written_at_the_end("the model", folder.root, run.checkpoints):
+        with written_at_the_end(f"the {prepared.saved_kind}", folder.root, run.checkpoints):
             summary |= _export(run, outcome)  # while the last checkpoint is still being written
     elif before := exported_before(folder):
         summary["exported"] = before
@@ -328,13 +328,13 @@ def _finish(run: Run, outcome: Outcome, stop: StopRequest, tells_next: bool) -> 
             "loss scale was small enough"
         )
     if prepared.cfg.checkpoint.enabled:
-        what = "the model" if prepared.adapter is None else "the adapter"
-        run.progress.info(f"{'Left' if stays else 'Saved'} {what} {'in' if stays else 'to'} {folder.root}")
+        done, where = ("Left", "in") if stays else ("Saved", "to")
+        run.progress.info(f"{done} the {prepared.saved_kind} {where} {folder.root}")
         if prepared.adapter is not None and prepared.adapter.dora:
             drawn = "transformers' own from_pretrained draws a DoRA adapter's lengths anew"
             run.progress.info(f"{drawn}: load it with PEFT or automodel, or merge it (automodel export --merge)")
     else:
-        run.progress.info("No model was saved: checkpoint.enabled is false")
+        run.progress.info(f"No {prepared.saved_kind} was saved: checkpoint.enabled is false")
     if run.checkpoints and (stop.requested or stays):
         # Soon there may be no machine any more; or the last weights are nowhere else.
         run.checkpoints.bring_to_disk()
@@ -372,10 +372,9 @@ def _export(run: Run, outcome: Outcome) -> dict[str, Any]:
         else:
             what = f"The checkpoint of step {best.step}, the best by {best.metric}, {problem}"
             if before:
-                run.progress.warn(
-                    f"{what}; its model, which was exported before, stays in {run.folder.root}. The last weights: "
-                    f"automodel checkpoint convert {shlex.quote(str(run.folder.root))} --out FOLDER"
-                )
+                kept = f"its {run.prepared.saved_kind}, which was exported before, stays in {run.folder.root}"
+                last = f"automodel checkpoint convert {shlex.quote(str(run.folder.root))} --out FOLDER"
+                run.progress.warn(f"{what}; {kept}. The last weights: {last}")
                 return before | {"stays": True}
             run.progress.warn(f"{what}; the last weights are exported.")
     run.step.finish()

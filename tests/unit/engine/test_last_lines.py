@@ -70,6 +70,10 @@ def test_a_stopped_run_tells_how_to_continue(path, monkeypatch):
 def test_an_adapter_is_called_one(path, tmp_path):
     _, lines = run(path, ["peft.dim=2"])
     assert f"[INFO] Saved the adapter to {tmp_path / 'out'}" in lines
+    written = type_in(["checkpoint", "convert", str(tmp_path / "out"), "--out", str(tmp_path / "converted")])
+    assert f"Wrote the adapter of step 4 to {tmp_path / 'converted'}" in written.stdout
+    _, lines = run(path, ["peft.dim=2", "checkpoint.enabled=false", f"checkpoint.checkpoint_dir={tmp_path / 'none'}"])
+    assert "[INFO] No adapter was saved: checkpoint.enabled is false" in lines
 
 
 def test_a_run_that_saves_nothing_offers_no_commands(path):
