@@ -18,6 +18,7 @@ from automodel.kernels.rope import rope_, rope_table
 from automodel.kernels.rope_heads import HeadNorms, Heads, rope_heads, rope_joined
 from automodel.kernels.swiglu import swiglu_linear
 from automodel.kernels.take_rows import take_rows
+from automodel.kernels.token_scores import TokenScores
 
 NARROW = 8  # outputs of a product that is not looked at
 
@@ -131,10 +132,12 @@ def language_model_loss(bench: Bench) -> None:
     head = bench.facts.head
     form = CrossEntropy(head.logit_scale, head.softcap, head.z_loss, head.label_smoothing)
     labels, weight = torch.zeros(NARROW, dtype=torch.int64), torch.zeros((head.words, NARROW), dtype=bench.dtype)
+    tally = TokenScores("cpu") if head.counts else None
     if head.words:
-        linear_cross_entropy(bench.rows(NARROW, NARROW), weight, labels, form=form).backward()
+        linear_cross_entropy(bench.rows(NARROW, NARROW), weight, labels, form=form, tally=tally).backward()
     if head.words and False in bench.modes:
-        linear_cross_entropy_scores(bench.rows(NARROW, NARROW), weight, labels, form=form._replace(z_loss=0.0))
+        form = form._replace(z_loss=0.0)
+        linear_cross_entropy_scores(bench.rows(NARROW, NARROW), weight, labels, form=form, tally=tally)
 
 
 @recipe("rows_sum_kernel", "column_sum_kernel", blocks=("decoder",))

@@ -97,6 +97,8 @@ class Head:
     softcap: float | None = None
     z_loss: float = 0.0
     label_smoothing: float = 0.0
+    counts: bool = False
+    """Whether entropy and right labels are counted on the way (`token_scores.py`)."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ def sample_of(cfg: ModelConfig) -> str | None:
 
     from automodel.models.streamed import stored_in
 
+    source = find_model(cfg)  # outside: what is wrong with the name is an error of its own
     try:
-        stored = stored_in(find_model(cfg))
+        stored = stored_in(source)
         return None if stored is None else _hash(sorted(set(stored.values())))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError):
         return None  # the file is damaged, as loading the model says

@@ -315,12 +315,13 @@ def _counts_items(model: Any) -> bool:
     return not torch.equal(*losses)
 
 
-def compile_ahead(model: Any, args: Any, task: str) -> None:
-    """Begins to compile the kernels of captured steps, in a process beside the script, which is still reading data."""
+def compile_ahead(model: Any, args: Any, task: str, counts: bool = False) -> None:
+    """Begins to compile the kernels of captured steps, in a process beside the script, which is still reading data.
+    `counts`: the loss counts entropy and right labels on its way."""
     with contextlib.suppress(NotStored, KeyError, TypeError, ValueError):  # it decides nothing, so it may fail
         facts = facts_of(run_config(args, task, max(1, args.max_steps), model.dtype), model.config.to_dict())
         if facts is not None:
-            ahead.start(facts)
+            ahead.start(dataclasses.replace(facts, head=dataclasses.replace(facts.head, counts=counts)))
 
 
 def problem_type(config: Any, labels: Any) -> str:

@@ -113,6 +113,7 @@ class SFTTrainer(Trainer):
     """TRL's SFTTrainer for supervised tuning, on the drop-in Trainer."""
 
     counts_as_trained = False
+    counts_tokens = True
     _evaluates = False
     """Whether an evaluation runs, so that a log line is its own."""
 

@@ -76,6 +76,8 @@ class Trainer(transformers.Trainer):
     """The same of what is evaluated."""
     metrics_beside_loss: tuple[str, ...] = ()
     """What evaluations have besides, without a `compute_metrics`."""
+    counts_tokens: ClassVar[bool] = False
+    """Whether it has `token_scores`."""
     counts_as_trained: ClassVar[bool] = True
     """Whether an evaluated batch is divided by the count of labels that a trained one would be."""
 
@@ -95,7 +97,7 @@ class Trainer(transformers.Trainer):
         task = task_of(self.model)
         tokenise_datasets(self, task)
         if task is not None and self.args.device.type == "cuda" and why_stock(self, self.ours()) is None:
-            compile_ahead(self.model, self.args, task)
+            compile_ahead(self.model, self.args, task, self.counts_tokens)
             ahead.load_libraries(self.args.device)
 
     @staticmethod

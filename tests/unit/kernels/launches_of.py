@@ -29,6 +29,7 @@ from automodel.kernels.ahead_recipes import Bench, recipes_for
 from automodel.kernels.ahead_worker import Gpu, Recorder
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import late_parameters
+from automodel.kernels.token_scores import TokenScores
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import make_loss
 from automodel.models.forward import make_loss_forward
@@ -119,7 +120,8 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     assert bool(fused) == fusable, (model.config.model_type, fused, facts)
     inside = facts.head.words > 0 or facts.classes > 0
     forward = make_loss_forward(model, task, "packed", swapped=bool(fused), fused=inside)
-    loss = make_loss(LossConfig(z_loss=facts.head.z_loss), task, None, None)
+    tally = TokenScores("cpu") if facts.head.counts else None
+    loss = dataclasses.replace(make_loss(LossConfig(z_loss=facts.head.z_loss), task, None, None), tally=tally)
     model.train()
     batch = make_batch(task, facts.batch, pairs)
     for part in range(len(optimizer.flat.late_parts)):
@@ -130,7 +132,7 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     with torch.no_grad():
         optimizer.settle()
         batch = make_batch(task, facts.evaluation_batch, pairs)
-        loss.scores(forward(batch), batch.labels_R)
+        loss.scores(forward(batch), batch.labels_R, tally)
 
 
 def compare(kind: str, task: str, pairs: bool, options: dict, **about) -> dict:
@@ -170,6 +172,7 @@ def cases():
     yield "modernbert", classify, False, {"attention_dropout": 0.1}, {"accumulates": True, "batch": 5}
     yield "modernbert", classify, False, {"classifier_pooling": "mean"}, {"lazy": True, "groups": 1}
     yield "llama", language, False, {}, {"head": Head(90, z_loss=1e-4)}
+    yield "llama", language, False, {}, {"head": Head(90, counts=True)}
     yield "llama", language, False, {"tie_word_embeddings": True}, {"head": Head(90, tied=True), "precision": "fp16"}
     yield "llama", language, False, {"tie_word_embeddings": True}, {"head": Head(90, tied=True), "accumulates": True}
     yield "llama", classify, False, {"attention_bias": True, "mlp_bias": True}, {"lazy": True}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from automodel.config.errors import UserError
 from automodel.models.config import ModelConfig
 from automodel.models.same_base import MOST_READS, PLACES, known, sample_of
 
@@ -53,3 +54,8 @@ def test_many_experts_are_sampled_in_fewer_places(base):
 def test_what_earlier_versions_told_cannot_be_compared():
     assert known("0123abcd") is None
     assert known(None) is None
+
+
+def test_a_model_that_is_not_there_is_said_and_not_taken_for_a_damaged_one(tmp_path):
+    with pytest.raises(UserError, match=r"model\.pretrained_model_name_or_path: there is no folder"):
+        asked(tmp_path / "gone")
