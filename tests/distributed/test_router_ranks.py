@@ -44,18 +44,18 @@ checkpoint: {{{{checkpoint_dir: {{folder}}/{{out}}}}}}
 """
 
 
-def train(ranks, folder: Path, layout: str) -> None:
+def train(ranks, folder: Path, layout: str, micro_batches: int = 1) -> None:
     out = f"on{ranks.size}-{layout}"
     config = folder / f"{out}.yaml"
     if ranks.first:
-        text = RUN.format(folder=folder, out=out, batch=8 // ranks.size, layout=f"strategy: {layout}")
+        batch = 8 // ranks.size // micro_batches
+        text = RUN.format(folder=folder, out=out, batch=batch, layout=f"strategy: {layout}")
         config.write_text(text)
     ranks.barrier()
     finetune(load_run_config([config]), ranks=ranks)
 
 
-def assert_as_one(folder: Path, out: str) -> None:
-    one, many = folder / "on1-ddp", folder / out
+def assert_same(one: Path, many: Path) -> None:
     for split in ("train", "validation"):
         wanted, got = tiny_runs.losses(one, split), tiny_runs.losses(many, split)
         assert list(wanted) == list(got)
@@ -74,11 +74,22 @@ def test_ranks_train_what_one_process_trains(tmp_path, monkeypatch, kind):
     train(ALONE, tmp_path, "ddp")
     for ranks, layout in ((2, "ddp"), (4, "ddp"), (2, "fsdp2")):
         spawn(ranks, train, tmp_path, layout)
-        assert_as_one(tmp_path, f"on{ranks}-{layout}")
+        assert_same(tmp_path / "on1-ddp", tmp_path / f"on{ranks}-{layout}")
         plan = json.loads((tmp_path / f"on{ranks}-{layout}/run/plan.json").read_text())
         said = next(line["reason"] for line in plan["decisions"] if line["name"] == "router")
         assert f"of the tokens of all {ranks} ranks together" in said
         assert f"HF Trainer adds up those of micro-batches and ranks, about {ranks} times as much" in said
+
+
+@pytest.mark.slow
+def test_whole_and_sharded_models_put_micro_batches_together_alike(tmp_path, monkeypatch):
+    """Two micro-batches in a step; in the last one a rank has one and the other two."""
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    model = tiny.tiny_model("mixtral", "causal-lm", **ON)
+    examine._write(tmp_path, model, examine.make_rows("causal-lm", model.config)[: ROWS + 4])
+    for layout in ("ddp", "fsdp2"):
+        spawn(2, train, tmp_path, layout, 2)
+    assert_same(tmp_path / "on2-ddp", tmp_path / "on2-fsdp2")
 
 
 EXPERTS, TOP_K, LABELS = 4, 2, 37.0

@@ -198,6 +198,36 @@ def test_switch_transformers_has_no_balance_loss(prepared):
     assert said is None
 
 
+def test_the_noise_of_a_router_is_all_that_differs(prepared, monkeypatch):
+    """Switch multiplies what its routers read by noise while it trains. Two runs of stock Trainer that draw other
+    numbers differ; ours equals the one that draws the same."""
+    from transformers import Trainer
+
+    from automodel.engine.step import TrainStep
+
+    model = tiny.tiny_model("switch_transformers", "seq2seq", router_jitter_noise=0.1)
+    folder, rows = prepared("switch_transformers", "seq2seq", model)
+
+    def seeded(first):
+        class Seeded(Trainer):
+            def training_step(self, *args, **given):
+                torch.manual_seed(first + self.state.global_step)
+                return super().training_step(*args, **given)
+
+        return losses_of_trainer(folder, "seq2seq", rows, 4, 1, Seeded)
+
+    step, micro_step = iter(range(STEPS)), TrainStep._micro_step
+
+    def seeded_step(*args):
+        torch.manual_seed(next(step))
+        return micro_step(*args)
+
+    monkeypatch.setattr(TrainStep, "_micro_step", seeded_step)
+    stock, other = seeded(0), seeded(100)
+    assert other != pytest.approx(stock, rel=1e-4)
+    assert our_losses(folder, "seq2seq", 4, 1)[0] == pytest.approx(stock, rel=1e-6)
+
+
 def test_doge_is_refused(prepared):
     """Its routers take the logits of a token from other tokens, later ones too."""
     from automodel.config.errors import UserError
