@@ -42,8 +42,9 @@ from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import FAMILIES, PackingSupport, packing_support
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
-from automodel.models.load import load_hf_config, without_memory
+from automodel.models.load import load_hf_config, skeleton_of
 from automodel.models.router import router_of
+from automodel.models.streamed import require_shapes
 from automodel.plan.check import wrong_direction
 from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
@@ -127,7 +128,8 @@ def prepare_run(
     best_metric, best_mode = _best(cfg, task, train.problem_type)
     loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
     hardware = read_hardware()
-    skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
+    skeleton = skeleton_of(cfg.model, hf_config, task)
+    require_shapes(cfg.model, skeleton, task)
     adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept)
     _check_cut(adapter, layout)
     # Models outside the table of proven families may read rows that stand in no document (CPM-Ant's prompt).

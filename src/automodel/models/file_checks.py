@@ -31,6 +31,14 @@ LARGEST = 64 * 2**20
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
+FORMS = {
+    "model_type": (str, "a text"), "architectures": (list, "a list"), "auto_map": (dict, "a dictionary"),
+    "id2label": (dict, "a dictionary"), "label2id": (dict, "a dictionary"),
+    "quantization_config": (dict, "a dictionary"), "text_config": (dict, "a dictionary"),
+    "dtype": (str, "a text"), "torch_dtype": (str, "a text"),
+}  # fmt: skip
+"""What code of ours and of transformers reads before anything looks at types."""
+
 OF_THE_LOADER = (
     "_commit_hash", "_configuration_file", "_from_auto", "_from_pipeline", "code_revision", "config_file_name",
     "force_download", "gguf_file", "name_or_path", "proxies", "resume_download", "return_unused_kwargs", "subfolder",
@@ -46,6 +54,10 @@ def check_config(source: Source) -> None:
     read_json(source, GENERATION)  # an object; nothing in it names code or files
     if config is None:
         return
+    for key, (form, words) in FORMS.items():
+        if config.get(key) is not None and not isinstance(config[key], form):
+            where = f"model: {CONFIG} of {source.name!r} says {key}: {_short(config[key])}"
+            raise UserError(f"{where}, which should be {words}. Correct the file, or download or save it again.")
     if config.get("transformers_weights"):
         raise UserError(
             f"model: {CONFIG} of {source.name!r} says transformers_weights: {_short(config['transformers_weights'])}, "

@@ -11,7 +11,7 @@ import copy
 import difflib
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,15 @@ import torch
 from automodel.config.errors import UserError
 from automodel.models.angles import KEYS_OF_ANGLES, with_own_angles
 from automodel.models.config import ModelConfig
+from automodel.models.config_values import check_sizes, check_values, no_model_of
 from automodel.models.file_checks import (
+    CONFIG,
     check_attributes,
     check_config,
     check_no_adapter,
     check_tokenizer,
     check_weights,
+    read_json,
 )
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model, find_tokenizer
@@ -76,7 +79,8 @@ def load_hf_config(
 ) -> PreTrainedConfig:
     """The model's config with the run's labels and the file's extra attributes in it."""
     source = find_model(cfg)
-    check_attributes(cfg.extra | {"attn_implementation": cfg.attn_implementation}, cfg.trust_remote_code)
+    said = {} if cfg.attn_implementation is None else {"attn_implementation": cfg.attn_implementation}
+    check_attributes(cfg.extra | said, cfg.trust_remote_code)
     if not (cfg.target or "").endswith(".from_config"):
         check_weights(source)
     wanted = {**cfg.extra, **_given_names(cfg.extra.get("id2label"), cfg.num_labels)}
@@ -87,8 +91,21 @@ def load_hf_config(
     unknown = [key for key in wanted if key in unused]
     if unknown:
         raise UserError("\n".join(_unknown_attribute(key, config) for key in unknown))
+    check_values(config, place_of(cfg))
     require_task(config, task, cfg.pretrained_model_name_or_path)
     return config
+
+
+def place_of(cfg: ModelConfig) -> Callable[[str], str]:
+    """Where a key of the model's config was said, in words."""
+
+    name = cfg.pretrained_model_name_or_path
+
+    def place(key: str) -> str:
+        first = key.partition(".")[0]
+        return f"model.{key}" if first in cfg.extra else f"model: the config of {name!r} says {key}"
+
+    return place
 
 
 def _given_names(id2label: Any, num_labels: int | None) -> dict[str, Any]:
@@ -151,15 +168,19 @@ def _read_config(source: Source, attributes: dict[str, Any]) -> tuple[PreTrained
     from transformers import AutoConfig
 
     check_config(source)
+    check_sizes(read_json(source, CONFIG) or {}, lambda key: f"model: {CONFIG} of {source.name!r} says {key}")
+    check_sizes(attributes, lambda key: f"model.{key}")
     try:
         with quiet_transformers():
             found = AutoConfig.from_pretrained(source.name, return_unused_kwargs=True, **source.keywords, **attributes)
+            _validate(found[0])
         if not source.trusted:
             forget_code_that_is_not_run(found[0])
             forget_absent_attention(found[0])
         return found
     except StrictDataclassError as error:
-        raise UserError(f"model: the config of {source.name!r} is not valid: {_one_line(error)}") from error
+        about = _culprit(source, attributes)
+        raise UserError(f"model: the config of {source.name!r} is not valid: {_one_line(error)}.{about}") from error
     except ValueError as error:
         if "trust_remote_code" in str(error):
             raise UserError(
@@ -169,6 +190,47 @@ def _read_config(source: Source, attributes: dict[str, Any]) -> tuple[PreTrained
         raise UserError(f"model: {source.name!r} is not a model transformers knows: {_one_line(error)}") from error
     except OSError as error:
         raise UserError(f"model: the config of {source.name!r} could not be read: {_one_line(error)}") from error
+    except Exception as error:  # values of another form than the family's code expects
+        raise _not_of_this_family(source, attributes, error) from error
+
+
+def _validate(config: PreTrainedConfig) -> None:
+    """transformers' own check once more: attributes of the run come after it, and saving would make it again."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        config.validate()
+    except StrictDataclassError:
+        raise
+    except Exception as error:  # a check that cannot be made: keys that are filled in when modules are made
+        logger.debug("%s was not checked again: %r", config.model_type, error)
+
+
+def _not_of_this_family(source: Source, attributes: dict[str, Any], error: Exception) -> UserError:
+    what, kind = f"{type(error).__name__}: {_one_line(error)}", (read_json(source, CONFIG) or {}).get("model_type")
+    about = _culprit(source, attributes)
+    return UserError(f"model: the config of {source.name!r} is none of a {kind} model ({what}).{about}")
+
+
+def _culprit(source: Source, attributes: dict[str, Any]) -> str:
+    """The key without which the config can be made, as a sentence; nothing where there is no such key."""
+    said = {**(read_json(source, CONFIG) or {}), **attributes}
+    found = None if _makes_a_config(said) else next((key for key in said if _makes_a_config(said, key)), None)
+    if found is None:
+        return ""
+    value = " ".join(repr(said[found]).split())[:100]
+    return f" It is about `{found}: {value}`: correct it in config.json, or say it under `model:`."
+
+
+def _makes_a_config(said: dict[str, Any], without: str | None = None) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    try:
+        with quiet_transformers():
+            CONFIG_MAPPING[said["model_type"]].from_dict({k: copy.deepcopy(v) for k, v in said.items() if k != without})
+    except Exception:
+        return False
+    return True
 
 
 def forget_absent_attention(config: PreTrainedConfig) -> None:
@@ -236,7 +298,7 @@ def _check_size(tokenizer: Any, name: str, rows: int | None) -> None:
     if tokenizer.vocab_size > rows:
         raise UserError(
             f"model.tokenizer: the tokenizer of {name!r} has {len(tokenizer)} tokens, but the model's embedding "
-            f"only {rows}; they do not belong together"
+            f"only {rows} (vocab_size); they do not belong together"
         )
     for kind in ("pad", "eos", "bos"):
         if (getattr(tokenizer, f"{kind}_token_id") or 0) >= rows:
@@ -355,21 +417,28 @@ def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: 
             f"model: {name!r} lacks {len(lost)} weights that a {type(model).__name__} needs for {task}: {_few(lost)}. "
             "It is not a checkpoint of this architecture, or not a complete one; use `from_config` for random weights."
         )
-    wrong = [
-        f"{key} {theirs} in the checkpoint, {ours} here"
-        for key, (theirs, ours) in mismatched.items()
-        if not is_new_head(model, key, task)
-    ]
-    if wrong:
-        raise UserError(
-            f"model: weights of {name!r} do not fit the config: {_few(sorted(wrong))}. Remove the attributes under "
-            "`model:` that change sizes."
-        )
+    refuse_other_shapes(name, model.config, {k: v for k, v in mismatched.items() if not is_new_head(model, k, task)})
     model.newly_initialised = frozenset([*missing, *mismatched])  # an adapter must bring these along
     if missing:
         logger.info("newly initialised: %s", _few(missing))
     if mismatched:
         logger.info("newly initialised, since the checkpoint's head has other classes: %s", _few(sorted(mismatched)))
+
+
+def refuse_other_shapes(name: str, config: PreTrainedConfig, shapes: dict[str, tuple[tuple, tuple]]) -> None:
+    """`shapes`: of weights, in the checkpoint and by the config. Keys with a size that only the config has are said."""
+    other = {key: both for key, both in shapes.items() if both[0] != both[1]}
+    if not other:
+        return
+    wrong = [f"{key} {theirs} in the checkpoint, {ours} here" for key, (theirs, ours) in other.items()]
+    sizes = {size for theirs, ours in other.values() for size in set(ours) - set(theirs)}
+    text = vars(config.get_text_config())
+    keys = [f"{key}: {value}" for key, value in text.items() if type(value) is int and value in sizes]
+    about = f" The config says {', '.join(keys[:3])}." if keys else ""
+    raise UserError(
+        f"model: weights of {name!r} do not fit the config: {_few(sorted(wrong))}.{about} Remove the attributes under "
+        "`model:` that change sizes, or correct config.json."
+    )
 
 
 def count_parameters(hf_config: PreTrainedConfig, task: str, **keywords: Any) -> int:
@@ -388,6 +457,18 @@ def without_memory(hf_config: PreTrainedConfig, task: str, **keywords: Any) -> P
         model = class_for_task(task).from_config(hf_config, **keywords)
     model.tie_weights()  # part of the initialisation that was left out
     return model
+
+
+def skeleton_of(cfg: ModelConfig, hf_config: PreTrainedConfig, task: str) -> PreTrainedModel:
+    """`without_memory` for a run: says which keys of the config cannot be, where no model can be made of them."""
+    try:
+        return without_memory(hf_config, task, trust_remote_code=cfg.trust_remote_code)
+    except UserError:
+        raise
+    except ImportError as error:  # the family needs a package
+        raise UserError(f"model: {cfg.pretrained_model_name_or_path!r} cannot be made: {_one_line(error)}") from error
+    except Exception as error:
+        raise no_model_of(hf_config, error, place_of(cfg)) from error
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from automodel.models.config import ModelConfig
 from automodel.models.file_checks import check_no_adapter, check_weights
-from automodel.models.load import is_new_head, without_memory
+from automodel.models.load import is_new_head, refuse_other_shapes, without_memory
 from automodel.models.onto_gpu import Way
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model
@@ -255,6 +255,33 @@ def _fits(found: tuple[Path, str], shape: torch.Size) -> bool:
     path, name = found
     with safe_open(path, "pt") as file:
         return tuple(file.get_slice(name).get_shape()) == tuple(shape)
+
+
+def require_shapes(cfg: ModelConfig, model: Any, task: str) -> None:
+    """Refuses a config whose sizes are not those of the weights, before any of them is read. `model`: without memory.
+    Where the files are not as the model is, loading them looks again."""
+    from safetensors import SafetensorError, safe_open
+
+    config, source = model.config, find_model(cfg)
+    if (cfg.target or "").endswith(".from_config") or getattr(config, "quantization_config", None):
+        return
+    try:
+        stored = stored_in(source)
+        if stored is None or converts(config.model_type):
+            return
+        wanted: dict[Path, list[tuple[str, str]]] = {}
+        for name, _ in model.named_parameters():
+            found = _find(name, stored, model.base_model_prefix)
+            if found is not None and not is_new_head(model, name, task):
+                wanted.setdefault(found[0], []).append((name, found[1]))
+        shapes = {}
+        for path, names in wanted.items():
+            with safe_open(path, "pt") as file:
+                shapes |= {name: tuple(file.get_slice(there).get_shape()) for name, there in names}
+    except (SafetensorError, OSError, json.JSONDecodeError):  # damaged, as the ordinary way will say
+        return
+    ours = {name: tuple(model.get_parameter(name).shape) for name in shapes}
+    refuse_other_shapes(source.name, config, {name: (shape, ours[name]) for name, shape in shapes.items()})
 
 
 def _initialise(model: Any, missing: set[str], stored: dict[str, Path], seed: int) -> dict[str, Tensor] | None:
