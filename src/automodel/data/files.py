@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import csv
 import errno
+import glob
 import json
 import logging
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +35,7 @@ from automodel.config.run_folders import not_of_runs
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
 from automodel.data.exact_json import as_written, holds_json, with_all_digits
+from automodel.data.fingerprint import digest
 from automodel.data.json_faults import check_depth, records, repeated_keys
 from automodel.data.nested_json import nested_rows
 from automodel.data.store import unwritable
@@ -48,6 +51,8 @@ FORMATS = {
     ".arrow": "arrow",
     ".txt": "text",
 }
+READ_INTO_NAMES = ("*", "?", "[", "::")
+"""What `datasets` finds patterns and addresses by."""
 READABLE = "CSV, TSV, JSON, JSONL, Parquet, Arrow and text (.txt) files, each also as .gz"
 SPLIT_WORDS = {
     "train": "train",
@@ -158,7 +163,7 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
     groups = [(paths, options[0])] if alike else [([path], option) for path, option in zip(paths, options)]
 
     def read(group: list[Path], **option: Any) -> Any:
-        files = {"train": [str(path) for path in group]}
+        files = {"train": [_as_one_file(path, cache) for path in group]}
         kind = "csv" if format == "tsv" else format
         return datasets.load_dataset(kind, data_files=files, split="train", cache_dir=str(cache), **option)
 
@@ -180,6 +185,24 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
         if shortage(error) is not None:
             raise
         raise UserError(unreadable(files, paths, format, error, section)) from error
+
+
+def _as_one_file(path: Path, cache: Path) -> str:
+    """The name of a file as `datasets` takes it for that file alone: it would match `a[1].csv` as a pattern, which is
+    `a1.csv`, and open a name with `::` as an address. Such a file gets another name, in the cache."""
+    full = path.absolute()
+    if not any(sign in str(full) for sign in READ_INTO_NAMES):
+        return str(path)
+    ending = "".join(suffix for suffix in path.suffixes[-2:] if re.fullmatch(r"\.\w+", suffix))
+    link = cache / "named" / f"{digest(str(full))}{ending}"
+    half = link.with_name(f".{uuid.uuid4().hex[:8]}")
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        half.symlink_to(full)
+        os.replace(half, link)
+    except OSError as error:
+        raise unwritable(cache, error.strerror or str(error)) from error
+    return glob.escape(str(link))
 
 
 def _refuse_repeated_keys(rows: Any, paths: list[Path], section: str) -> None:

@@ -213,7 +213,7 @@ def _matching(root: Path, cfg: DatasetConfig, section: str) -> list[Path]:
     patterns = (cfg.data_files,) if isinstance(cfg.data_files, str) else tuple(cfg.data_files or ())
     found: list[Path] = []
     for pattern in patterns:
-        matches = sorted(glob.glob(str(root / Path(pattern).expanduser()), recursive=True))
+        matches = sorted(glob.glob(os.path.join(glob.escape(str(root)), Path(pattern).expanduser()), recursive=True))
         if not matches:
             raise UserError(f"{section}.data_files: nothing in '{root}' matches '{pattern}'. Correct the pattern.")
         found += [Path(match) for match in matches if os.path.isfile(match)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import gzip
 import json
 import os
@@ -347,3 +348,19 @@ def test_a_folder_has_no_configurations(load, tmp_path):
     with pytest.raises(UserError, match=r"dataset.name: 'mrpc' would be a configuration on the hub, but '.*folder' is"):
         load(tmp_path / "folder", name="mrpc")
     assert len(load(tmp_path / "folder" / "a.csv", name="mrpc")) == len(ROWS), "a shared file may have it: see the plan"
+
+
+@pytest.mark.parametrize(
+    "name", ["a[1].csv", "a?.csv", "a*.csv", "a[1].jsonl.gz", "d[1]/a.csv", "b::a.csv", "d::e/a.csv"]
+)
+def test_the_file_that_is_named_is_the_one_that_is_read(load, tmp_path, monkeypatch, name):
+    """`datasets` takes such names for patterns and addresses: `a[1].csv` for `a1.csv`."""
+    write(tmp_path / name, ROWS[:3])
+    for other in ("a1.csv", "ab.csv", "a1.jsonl", "d1/a.csv"):
+        write(tmp_path / other, ROWS)
+    monkeypatch.chdir(tmp_path)
+    for path in (name, tmp_path / name):
+        assert load(path)["text"][:] == [row["text"] for row in ROWS[:3]]
+    monkeypatch.chdir((tmp_path / name).parent)
+    here = (tmp_path / name).name
+    assert len(load("csv" if here.endswith("csv") else ".", data_files=glob.escape(here))) == 3
