@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings, is_config_file
 from automodel.config.errors import EXIT_OK, Interrupted, UserError
 from automodel.config.json_text import parse_json
+from automodel.config.written import as_written
 from automodel.metrics.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _stock_trainer_first(cfg: RunConfig, trust: list[str]) -> None:
 
     folder = Path(f"{cfg.checkpoint.checkpoint_dir.rstrip('/')}-comparison")
     try:
-        print(f"provider: huggingface: stock Trainer first, for comparison; results in {folder}")
+        print(as_written(f"provider: huggingface: stock Trainer first, for comparison; results in {folder}"))
         asked = cfg.benchmark or BenchmarkConfig()
         benchmark(replace(cfg, provider=None), Wishes(asked.against, folder, asked.repeat, trust=tuple(trust)))
     except UserError as error:
@@ -185,7 +186,8 @@ def _is_done(cfg: RunConfig) -> bool:
         check_same_run(cfg, folder)
         done = not asks_for_more(cfg, folder)
     if done:
-        print(f"The run in {folder.root} is finished ({summary.get('steps')} steps); nothing to do.")
+        finished = f"The run in {folder.root} is finished ({summary.get('steps')} steps); nothing to do."
+        print(as_written(finished))
     return done
 
 

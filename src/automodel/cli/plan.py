@@ -26,7 +26,10 @@ def plan(
     trust: Trust = None,
     allow_remote_data: RemoteData = False,
 ) -> None:
-    """Read the machine, the model's config and the data, and print the plan. Nothing is trained or written."""
+    """Read the machine, the model's config and the data, and print the plan.
+
+    Nothing is trained, and nothing but the cache of tokens is written.
+    """
     from automodel.distributed import visible
     from automodel.distributed.world import world_of_environment
     from automodel.plan.check import load_run_config

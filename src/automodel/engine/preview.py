@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from automodel.config.errors import UserError
+from automodel.config.written import as_written
 from automodel.data.bins import BinOrder
 from automodel.data.inheritance import members_of
 from automodel.data.loader import Order
@@ -97,12 +98,12 @@ def preview(cfg: RunConfig, *, split: str = "train", samples: int = 3, trust: Se
     place = section if section.path or section.target or section.mixture else cfg.dataset
     return Preview(
         split=split,
-        source=", ".join(str(member.path or member.target) for _, member in members_of(place)),
+        source=as_written(", ".join(str(member.path or member.target) for _, member in members_of(place))),
         task=run.task,
         columns=data.description,
         stats=data.stats,
         lengths=length_summary(data.store.lengths),
-        notes=data.notes,
+        notes=tuple(map(as_written, data.notes)),
         end_token=run.tokenizer.eos_token,
         mixture=data.mixture.in_words() if data.mixture and split == "train" else "",
         batches=_batches(cfg, run, order) if order is not None else None,

@@ -260,7 +260,10 @@ def _opening_lines(run: Run) -> list[str]:
     plan, prepared = run.prepared.plan, run.prepared
     attention = "packed attention" if plan.path == "packed" else "length-grouped padding"
     devices = "1 device" if plan.ranks == 1 else f"{plan.ranks} ranks"
-    lines = [f"Applied {attention} to model", f"Launching job locally on {devices}"]
+    here = prepared.ranks.world.local_size
+    elsewhere = plan.ranks > max(1, here)
+    where = f"on {devices}, {here} of them on this machine" if elsewhere else f"locally on {devices}"
+    lines = [f"Applied {attention} to model", f"Launching job {where}"]
     for role, data in (("dataset", prepared.train), ("validation_dataset", prepared.validation)):
         if data is not None and data.stats.skipped:
             lines.append(f"{role}: skipped {data.stats.skipped:,} of {data.stats.rows:,} rows (on_bad_row: skip)")

@@ -18,6 +18,7 @@ from automodel.config.gate import REMOTE_CODE, REMOTE_DATA, canonical, resolve_t
 from automodel.config.load import read_config
 from automodel.config.names import near
 from automodel.config.targets import SLOTS, TASK_CLASSES
+from automodel.config.written import as_written
 from automodel.data.config import MixtureEntry
 from automodel.data.keys import foreign_keys
 from automodel.data.permitted import refusals
@@ -86,7 +87,7 @@ def load_run_config(
     # Once, where several ranks read the config, and whoever started them before.
     if os.environ.get("RANK", "0") == "0" and BECAUSE not in os.environ:
         for note in notes:
-            print(note, file=sys.stderr)
+            print(as_written(note), file=sys.stderr)
     return config
 
 

@@ -300,7 +300,7 @@ def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str
         elif hardware.bf16:
             reason = "bf16 is turned off"
         elif hardware.device == "cpu":
-            reason = "this processor has no native bf16 (AMX)"
+            reason = "bf16 is chosen on processors with AMX, which this one has not"
         else:
             reason = "this GPU has no native bf16; precision: fp16 is faster where it has tensor cores"
     else:
@@ -317,7 +317,7 @@ def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str
         if asked == "bf16":
             reason += "; master weights and optimizer states stay fp32"
             if hardware.device == "cpu" and not hardware.bf16:
-                reason += "; without AMX this is slower than fp32 on this processor"
+                reason += "; without AMX this may be slower than fp32"
     if value == "fp32" and cfg.training_optimizations.tf32 and hardware.tf32:
         value, reason = "tf32", "training_optimizations.tf32: fp32 numbers, whose products are computed in TF32"
     lines.append(Decision("precision", value, reason))

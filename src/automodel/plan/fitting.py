@@ -112,6 +112,7 @@ def decide_fitting(
 ) -> Fitting:
     """The first candidate that fits, or the smallest. `smallest`: micro-batches cannot be halved."""
     tried: list[Fitting] = []
+    halves, ranks = not smallest, layout.size
     for kind in _kinds(cfg, hardware):
         # Expanding costs less than computing again, and that less than moving to the host.
         for (mode, offload), packing in product(_modes(cfg, hardware, smallest), packings(cfg)):
@@ -142,8 +143,10 @@ def decide_fitting(
                 raise _no_library(cfg.optimizer.name, kind)
             tried.append(_fitting(hardware, model, setting, fp8=asked_fp8(cfg) is not None))
             if tried[-1].estimate.fits(hardware.memory_gib):
-                return _told(cfg, hardware, model, load, tried, precision, lines, halves=not smallest)
-    return _told(cfg, hardware, model, load, tried, precision, lines, halves=not smallest)
+                return _told(
+                    cfg, hardware, model, load, tried, precision, lines, halves=not smallest, ranks=layout.size
+                )
+    return _told(cfg, hardware, model, load, tried, precision, lines, halves=halves, ranks=ranks)
 
 
 def may_be_captured(cfg: RunConfig, path: str, hardware: Hardware, layout: Layout) -> bool:
@@ -218,6 +221,7 @@ def _told(
     lines: list[Decision],
     *,
     halves: bool,
+    ranks: int,
 ) -> Fitting:
     """The last candidate, with the lines that say why. `halves`: whether micro-batches can be halved."""
     chosen = tried[-1]
@@ -253,7 +257,7 @@ def _told(
             cannot_fit=_cannot_fit(hardware, chosen.estimate, halves),
             remedies=_remedies(cfg, known, chosen.setting, hardware, halves),
         )
-    lines.append(_memory_line(cfg, hardware, load, chosen))
+    lines.append(_memory_line(cfg, hardware, load, chosen, ranks))
     return chosen
 
 
@@ -277,7 +281,7 @@ def _tell_paging(cfg: RunConfig, hardware: Hardware, tried: list[Fitting], lines
         lines.append(Decision("paging", "not needed", "everything fits into GPU memory; the numbers are the same"))
 
 
-def _memory_line(cfg: RunConfig, hardware: Hardware, load: Load, chosen: Fitting) -> Decision:
+def _memory_line(cfg: RunConfig, hardware: Hardware, load: Load, chosen: Fitting, ranks: int) -> Decision:
     parts = chosen.estimate
     named = {"weights": parts.weights, "gradients": parts.gradients, "optimizer": parts.states}
     if parts.adapter:
@@ -291,6 +295,8 @@ def _memory_line(cfg: RunConfig, hardware: Hardware, load: Load, chosen: Fitting
     if parts.logits > 0.01 * parts.total:
         words.append(f"logits {in_words(parts.logits)}")
     reason = "estimate: " + ", ".join(words)
+    if hardware.device == "cpu" and ranks > 1:
+        reason += f"; each of the {ranks} ranks needs as much of the same memory"
     if parts.fits(hardware.memory_gib):
         return Decision("memory", f"{in_words(parts.total)} of {hardware.memory_gib:.0f} GiB", reason)
     reason += "; this cannot fit" if chosen.cannot_fit else "; this may not fit"

@@ -102,3 +102,24 @@ def test_the_page_is_there_while_it_trains(path, tmp_path, monkeypatch):
     run(path)
     assert "running, as of" in seen[0]
     assert ">finished<" in (tmp_path / "out/run/report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "here", "said"),
+    [
+        (1, 1, "Launching job locally on 1 device"),
+        (4, 4, "Launching job locally on 4 ranks"),
+        (16, 8, "Launching job on 16 ranks, 8 of them on this machine"),
+    ],
+)
+def test_only_what_runs_on_this_machine_is_called_local(monkeypatch, ranks, here, said):
+    from types import SimpleNamespace as Made
+
+    from automodel.engine import run as running
+
+    monkeypatch.setattr(running, "is_trained", lambda run: False)
+    plan = Made(path="packed", ranks=ranks, total_steps=9)
+    train = Made(stats=Made(skipped=0), from_cache=False)
+    prepared = Made(plan=plan, train=train, validation=None, ranks=Made(world=Made(local_size=here)))
+    run = Made(prepared=prepared, step=Made(), state=Made(step=0), checkpoints=None)
+    assert said in running._opening_lines(run)

@@ -10,6 +10,7 @@ from rich.console import Console
 from automodel.adapters.config import PeftConfig
 from automodel.config.errors import EXIT_BAD_INPUT, UserError
 from automodel.data.config import DataloaderConfig, DatasetConfig
+from automodel.distributed.layout import Layout
 from automodel.engine import run
 from automodel.models.config import ModelConfig, QuantizationConfig
 from automodel.optim.config import OptimizerConfig
@@ -158,3 +159,19 @@ def test_a_run_that_cannot_fit_is_warned_and_not_refused(tmp_path, monkeypatch):
         done = run.finetune(load_run_config([path]), console=Console(file=file, width=400))
     assert done.exit_code == 0
     assert "[WARN] the run needs about" in (tmp_path / "said").read_text()
+
+
+def test_ranks_on_one_processor_share_its_memory():
+    cfg = RunConfig(model=ModelConfig(pretrained_model_name_or_path="x"), dataset=DatasetConfig(path="x"))
+    made = make_plan(cfg, "causal-lm", CPU, MODEL, DATA, layout=Layout(replicas=2))
+    assert "each of the 2 ranks needs as much of the same memory" in memory_of(made).reason
+    assert "ranks" not in memory_of(plan()).reason
+
+
+def test_a_processor_without_amx_is_not_said_to_have_no_bf16():
+    """Zen 4 has bf16 products in AVX-512; what decides here is AMX."""
+    precision = next(decision for decision in plan().decisions if decision.name == "precision")
+    assert (precision.value, precision.reason) == (
+        "fp32",
+        "bf16 is chosen on processors with AMX, which this one has not",
+    )
