@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import DataCollatorForSeq2Seq
 from transformers.models.auto.configuration_auto import model_type_to_module_name
 
@@ -38,6 +40,10 @@ EXCEPTIONS = {
 }
 QUICK = ("jamba", "mixtral", "nllb-moe", "olmoe", "qwen2_moe", "qwen3_moe")
 WITHOUT = ("doge", "switch_transformers")
+OLD = Version(transformers.__version__) < Version("5.18")
+NOT_IN_5_17 = ("dbrx", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "jetmoe")
+"""transformers 5.17 itself hands out no router logits of these, or fails for want of them; DBRX's config takes no
+padding token there."""
 
 
 @functools.cache
@@ -52,6 +58,7 @@ ROUTERS = [
     (kind, task)
     for kind, task in tiny.mapped()
     if task in ("causal-lm", "seq2seq") and has_balance_loss(kind) and kind not in WITHOUT
+    if not (OLD and kind in NOT_IN_5_17)
 ]
 CURVES = [pytest.param(kind, task, marks=() if kind in QUICK else pytest.mark.slow) for kind, task in ROUTERS]
 
@@ -234,5 +241,6 @@ def test_doge_is_refused(prepared):
 
     model = tiny.tiny_model("doge", "causal-lm", is_moe=True, **ON)
     folder, _ = prepared("doge", "causal-lm", model)
-    with pytest.raises(UserError, match="doge model .* sees later tokens"):
+    why = "does not take batches of text alone" if OLD else "sees later tokens"  # 5.17 fails in its own code
+    with pytest.raises(UserError, match=f"doge model .*{why}"):
         our_losses(folder, "causal-lm", 4, 1)
