@@ -34,7 +34,7 @@ from automodel.models.load import (
     load_model,
     load_tokenizer,
     model_limits,
-    without_memory,
+    skeleton_of,
 )
 from automodel.models.match_tokenizer import match_tokenizer
 from automodel.models.save import save_hf_folder
@@ -111,7 +111,7 @@ def _made_again(cfg: RunConfig, facts: dict[str, Any], kept: dict[str, Any] | No
     model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
     match_tokenizer(model, tokenizer)
     if cfg.peft is not None:
-        skeleton = without_memory(hf_config, task, trust_remote_code=cfg.model.trust_remote_code)
+        skeleton = skeleton_of(cfg.model, hf_config, task)
         attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept), seed=cfg.seed)
     if facts["chat_template"]:
         tokenizer.chat_template = facts["chat_template"]

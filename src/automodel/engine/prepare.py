@@ -26,7 +26,7 @@ from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.losses.task_loss import TaskLoss, make_loss
 from automodel.metrics.compute import better, metric_called, metric_names
-from automodel.models.adapted import adapter_for_run
+from automodel.models.adapted import adapter_for_run, refuse_adapter
 from automodel.models.block_support import (
     can_fuse,
     can_fuse_adapters,
@@ -119,6 +119,8 @@ def prepare_run(
     plan is wanted. `why_ranks`: why so many."""
     size = planned_ranks or ranks.size
     layout = check_layout(cfg, size)
+    if not (cfg.model.target or "").endswith(".from_config"):
+        refuse_adapter(cfg.model.pretrained_model_name_or_path)
     with ranks.ahead():
         data = read_data(cfg, trust)
     task, tokenizer, train, validation = data.task, data.tokenizer, data.train, data.validation

@@ -16,11 +16,13 @@ from safetensors.torch import load_file
 import tiny_runs as tiny
 from architectures.tiny import tiny_model
 from automodel.config.errors import UserError
+from automodel.engine.prepare import prepare_run
 from automodel.models import file_checks, same_base
 from automodel.models.config import ModelConfig
 from automodel.models.load import load_hf_config, load_model, load_tokenizer, read_hf_config
 from automodel.models.source import Source
 from automodel.models.streamed import open_weights
+from automodel.plan.check import load_run_config
 from hf_cache import HfCache
 
 LM = "causal-lm"
@@ -177,6 +179,14 @@ def test_an_adapter_beside_the_weights_is_not_attached(folder):
     with pytest.raises(UserError, match=r"holds an adapter \(adapter_config.json\)"):
         load_model(cfg(folder), read_hf_config(cfg(folder)), LM)
     assert not (folder / "ran").exists()
+
+
+def test_an_adapter_is_no_model_to_train(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    write(folder, "adapter_config.json", peft_type="LORA", base_model_name_or_path="publisher/base")
+    (tmp_path / "run.yaml").write_text(f"task: causal-lm\nmodel: {folder}\ndataset: {{path: {tmp_path}/none.jsonl}}\n")
+    with pytest.raises(UserError, match=r"holds an adapter. Name its base there \(publisher/base\)"):
+        prepare_run(load_run_config([tmp_path / "run.yaml"]))
 
 
 def test_code_beside_the_weights_does_not_run(folder):
