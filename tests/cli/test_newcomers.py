@@ -171,6 +171,7 @@ def test_a_fragment_is_migrated_and_its_holes_are_refused_until_they_are_filled(
     )
     lines = Path("made.yaml").read_text().splitlines()
     assert "model: FILL-IN" in lines
+    assert not {"training_optimizations:", "checkpoint:"} & {*lines}, "a fragment changes what it says alone"
     model, data = lines.index("model: FILL-IN") + 1, lines.index("  path: FILL-IN") + 1
     still = "is still FILL-IN. Write the value there, or give it in another file or as"
     code, said = typed("config", "validate", "made.yaml")

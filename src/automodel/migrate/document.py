@@ -73,6 +73,8 @@ class Document:
         inner = self.values.get(section)
         assert isinstance(inner, dict)
         inner.pop(key, None)
+        if not inner:  # an empty section would turn something on
+            del self.values[section]
 
     def open(self, section: str) -> None:
         """An empty section, which turns something on."""

@@ -69,6 +69,13 @@ OF_ADAPTERS = {
 }  # fmt: skip
 
 
+TRAINERS_DEFAULTS = {
+    "checkpoint.keep_best": ("load_best_model_at_end",),
+    "training_optimizations.precision": ("bf16", "fp16"),
+}
+"""What is written for a whole file that does not say it, and the keys that would."""
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
@@ -89,8 +96,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return found
 
 
-def _carry(rest: dict[str, Any], ignored: tuple[str, ...], document: Document, lines: dict[str, int]) -> None:
-    """What is left of a file: arguments of HF Trainer, keys that change nothing, and keys that nobody here knows."""
+def _carry(
+    rest: dict[str, Any], ignored: tuple[str, ...], document: Document, lines: dict[str, int], whole: bool
+) -> None:
+    """What is left of a file: arguments of HF Trainer, keys that change nothing, and keys that nobody here knows. A
+    fragment changes what it says and nothing else, so that of a file that is not `whole` no default is written."""
     arguments = {}
     for key, value in rest.items():
         if key in ignored or key.startswith(SAME_TRAINING) or value in (None, "", [], {}):
@@ -100,6 +110,9 @@ def _carry(rest: dict[str, Any], ignored: tuple[str, ...], document: Document, l
         elif value is not False:
             document.block(lines.get(key, 0), f"{key}: {value!r}: this key is not known here")
     carry_over(arguments, document, lines)
+    for path, said_by in TRAINERS_DEFAULTS.items():
+        if not whole and not any(name in arguments for name in said_by):
+            document.unset(path)
 
 
 def migrate_yaml(path: Path) -> Document:
@@ -169,7 +182,8 @@ def _axolotl(found: dict[str, Any], path: Path) -> Document:
     if rest.get("eval_steps"):
         rest["eval_strategy"] = "steps"
     renamed = {AXOLOTL_NAMES.get(key, key): value for key, value in rest.items()}
-    _carry(renamed, AXOLOTL_IGNORED, document, {AXOLOTL_NAMES.get(key, key): line for key, line in lines.items()})
+    at = {AXOLOTL_NAMES.get(key, key): line for key, line in lines.items()}
+    _carry(renamed, AXOLOTL_IGNORED, document, at, whole)
     return document
 
 
@@ -285,7 +299,7 @@ def _llama_factory(found: dict[str, Any], path: Path) -> Document:
         document.block(lines["quantization_bit"], f"quantization_bit: {bits} is neither 4 nor 8")
     if rest.pop("enable_liger_kernel", None) is not None:
         document.note(0, "enable_liger_kernel: kernels of our own are used wherever they are faster")
-    _carry(rest, FACTORY_IGNORED, document, lines)
+    _carry(rest, FACTORY_IGNORED, document, lines, whole)
     return document
 
 
