@@ -113,7 +113,7 @@ def test_string_labels_keep_their_names(finetune, models):
 
     classify = pipeline("text-classification", model=str(run.folder))
     assert classify("superb great happy")[0]["label"] == "sweet"
-    assert run.plan["path"].startswith("packed (no padding")
+    assert run.plan["padding"].startswith("none, documents are packed (")
 
 
 def test_text_pairs_have_segments(finetune, models):
@@ -223,7 +223,7 @@ def test_instructions_train_the_answer_only(finetune, models):
     text = f"model: {models / 'llama'}\nvalidation_dataset: test.jsonl\n{EPOCHS}dataset: "
     run = finetune(text + "train.jsonl\n")
     assert run.plan["task"].startswith("causal-lm (")
-    assert run.plan["path"].startswith("packed")
+    assert run.plan["padding"].startswith("none, documents are packed")
     assert run.losses[-1] < 0.3 < 2.0 < run.losses[0]
     assert run.summary["validation"]["perplexity"] < 1.4
     whole = finetune(text + "{path: train.jsonl, answer_only_loss: false}\n", "checkpoint.checkpoint_dir=whole")
@@ -272,8 +272,8 @@ def test_sequences_to_sequences(finetune, models, kind):
     jsonl("train.jsonl", rows(128, 0)), jsonl("test.jsonl", rows(16, 1))
     run = finetune(f"model: {models / kind}\ndataset: train.jsonl\nvalidation_dataset: test.jsonl\n{EPOCHS}")
     assert run.plan["task"].startswith("seq2seq")
-    assert run.plan["path"].startswith("padded (")
-    assert "batches of similar lengths" in run.plan["path"]
+    assert run.plan["padding"].startswith("to the longest of a batch (")
+    assert "batches of similar lengths" in run.plan["padding"]
     assert "Applied length-grouped padding to model" in run.output
     assert run.losses[-1] < run.losses[0] * 0.7
     assert run.summary["validation"]["perplexity"] < 20

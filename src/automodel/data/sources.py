@@ -19,10 +19,11 @@ from typing import Any, ClassVar, Protocol
 from automodel.config.errors import UserError
 from automodel.config.json_text import parse_json
 from automodel.config.own_files import file_inside
-from automodel.config.run_folders import could_be_on_hub, holds_runs
+from automodel.config.run_folders import could_be_on_hub
 from automodel.data import files as local
 from automodel.data.config import BUILDERS, BUILT_IN_TARGETS, PATTERN, DatasetConfig
 from automodel.data.fingerprint import digest, files_digest
+from automodel.data.hub_names import names_the_hub
 from automodel.data.media import undecoded
 from automodel.data.permitted import check, is_address
 from automodel.data.problems import Problems
@@ -154,16 +155,6 @@ def _refuse_choice(cfg: DatasetConfig, section: str, what: str) -> None:
             f"{section}.data_files chooses files of a folder, but '{cfg.path}' {what}. Remove it, or name the folder "
             f"in {section}.path."
         )
-
-
-def names_the_hub(path: str, folder: Path | None = None) -> bool:
-    """Whether a path means a dataset on the hub although there is a folder of that name: runs have written into the
-    folder, and it holds no data."""
-    folder = folder or Path(path)
-    if not could_be_on_hub(path) or not folder.is_dir() or not holds_runs(folder):
-        return False
-    saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-    return not saved and not local.data_files(folder)
 
 
 def is_local(path: str, data_files: Any = None) -> bool:

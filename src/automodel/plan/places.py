@@ -25,7 +25,7 @@ from automodel.config.run_folders import trained_from_same_name
 from automodel.config.section import Typed
 from automodel.config.tree import Place
 from automodel.data.config import BUILDERS, PATTERN
-from automodel.data.sources import names_the_hub
+from automodel.data.hub_names import names_the_hub
 from automodel.plan.config import RunConfig
 
 T = TypeVar("T")

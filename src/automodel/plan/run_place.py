@@ -14,7 +14,7 @@ from pathlib import Path
 from automodel.config.errors import UserError
 from automodel.config.run_folders import could_be_on_hub
 from automodel.data.config import BUILDERS, DatasetConfig
-from automodel.data.sources import names_the_hub
+from automodel.data.hub_names import names_the_hub
 from automodel.plan.config import RunConfig
 
 SAVED = ("dataset_dict.json", "state.json")

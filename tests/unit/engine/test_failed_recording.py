@@ -105,7 +105,7 @@ def step_of(cuda, parameter: torch.nn.Parameter | None = None) -> tuple[Captured
     step.graphs, step.pool, step.stream, step.accumulates = {}, (0, 7), cuda.recording, False
     step.optimizer = FlatAdamW([torch.nn.Parameter(torch.ones(2)) if parameter is None else parameter], lr=0.1)
     step.side = step.late = step.device = step.ring = None
-    step.model = torch.nn.Module()
+    step.model, step.loss = torch.nn.Module(), SimpleNamespace(tally=None)
     said: list[str] = []
     step.warn = said.append
     return step, said

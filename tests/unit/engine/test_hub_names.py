@@ -12,7 +12,8 @@ import tiny_runs as tiny
 from automodel.config.errors import UserError
 from automodel.config.run_folders import could_be_on_hub, trained_from_same_name
 from automodel.data.config import DatasetConfig
-from automodel.data.sources import is_local, load_rows, names_the_hub
+from automodel.data.hub_names import names_the_hub
+from automodel.data.sources import is_local, load_rows
 from automodel.engine.run import finetune
 from automodel.engine.saved import open_saved
 from automodel.models.config import ModelConfig
