@@ -34,11 +34,6 @@ TOLERANCE = {"alone_logits": 1e-5, "alone_gradients": 1e-4, "curve": 1e-4, "relo
 
 IGNORE = -100
 
-STOCK_ERRS = {
-    ("fsmt", "seq2seq"): "stock FSMT writes padding over the -100 of the labels it is given, and learns to write it",
-}
-"""Classes whose curve under stock Trainer is known to be wrong, and why; all else is compared as ever."""
-
 
 @dataclass
 class Row:
@@ -104,16 +99,14 @@ def _compare(row: Row, folder: Path, rows: list[dict[str, Any]], evaluation: flo
     row.reload = _reloaded(row.task, folder, rows, evaluation, alone=True)
     off = _off(row)
     row.verdict = "differs" if off else "equal"
-    why = f"{', '.join(off)} above the tolerance"
     if row.path == "padded" and off and "curve" not in off:
         row.reload = _reloaded(row.task, folder, rows, evaluation, alone=False)
         logits, gradients = _beside_stock(row, folder, [first])
         padded = {"alone_logits": logits, "alone_gradients": gradients, "reload": row.reload}
         if all(value <= TOLERANCE[name] for name, value in padded.items()):
             row.verdict = "as stock pads"
-    elif off == ["curve"] and (row.kind, row.task) in STOCK_ERRS:
-        row.verdict, why = "stock errs", STOCK_ERRS[row.kind, row.task]
     if off:
+        why = f"{', '.join(off)} above the tolerance"
         row.reason = f"{why}; {row.reason}" if row.reason else why
 
 

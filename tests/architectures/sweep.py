@@ -33,7 +33,7 @@ RESULTS = HERE / "results.json"
 TABLE = ROOT / "docs" / "architectures.md"
 LIMIT_S = 240
 """A class that takes longer counts as crashed."""
-GOOD = ("equal", "as stock pads", "stock errs", "refused", "stock cannot", "cannot be built")
+GOOD = ("equal", "as stock pads", "refused", "stock cannot", "cannot be built")
 
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,7 +75,8 @@ def _check(wanted: list[tuple[str, str]], known: dict[tuple[str, str], dict[str,
     rows = list(run(wanted, jobs))
     for row in rows:
         before = known.get((row["kind"], row["task"]), {}).get("verdict", "nothing")
-        if row["verdict"] not in GOOD and row["verdict"] != before:
+        trained = before in ("equal", "as stock pads")
+        if row["verdict"] != before and (trained or row["verdict"] not in GOOD) and row["verdict"] != "equal":
             worse.append(f"{row['kind']} {row['task']}: {before} → {row['verdict']} ({row['reason']})")
     for line in worse:
         print(f"worse than {RESULTS.name} says: {line}")
@@ -243,13 +244,13 @@ current. `make test-architectures` makes the results: each of the {count} classe
 language models, classifiers of texts and of tokens, and seq2seq models, with a tiny random config ({versions}).
 
 Relative differences, in fp32 without dropout. *Alone*: logits and gradients of a batch beside the stock model given
-each document alone. *Curve*: ten steps beside transformers' Trainer.
+each document alone. *Curve*: ten steps beside transformers' Trainer. FSMT's own code writes padding into the labels
+that Trainer's collator hands it, and would learn to write it: in this comparison it gets a copy of them.
 """
 
 _MEANING = {
     "equal": "logits within 1e-5, gradients and curve within 1e-4; the saved folder loads in stock transformers",
     "as stock pads": "the curve equals Trainer's; the stock model itself reads padded documents otherwise than alone",
-    "stock errs": "all but the curve is equal; stock Trainer's own curve is known to be wrong, as the reason says",
     "refused": "`automodel` says before the run that it does not train this class, and why",
     "differs": "not equal: a fault, to be mended",
     "crashed": "an error that is not for people: a fault, to be mended",
