@@ -22,7 +22,7 @@ from bad_input import configs, data
 from bad_input.case import SEED, Case
 from bad_input.run_cases import SECONDS
 
-SAMPLE = 10
+SAMPLE = 6
 LONGEST_LINE = 1200
 MOST_LINES = 30
 WAY_OUT = re.compile(

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import yaml
 
+from automodel.config.yaml_text import parse_yaml
+
 MODEL_FILE = re.compile(
     r"adapter_(config\.json|model\.safetensors)"
     r"|(model|pytorch_model).*\.(safetensors|bin)(\.index\.json)?"
@@ -79,7 +81,7 @@ def folder_or_hub(name: str) -> str:
 
 def _models_read(config: Path) -> list[object]:
     try:
-        model = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]
+        model = parse_yaml(config.read_text(encoding="utf-8"))["model"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError):
         return []
     if not isinstance(model, dict):

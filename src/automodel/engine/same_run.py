@@ -19,6 +19,7 @@ from automodel.adapters.kept import KEPT
 from automodel.checkpoint.catalog import complete
 from automodel.config.dump import as_setting, to_plain
 from automodel.config.errors import UserError
+from automodel.config.yaml_text import parse_yaml
 from automodel.data.config import WHERE_NOBODY_SAYS
 from automodel.data.keys import OF_TASKS
 from automodel.engine.folder import RunFolder
@@ -247,7 +248,7 @@ def _text_of(folder: RunFolder) -> str | None:
 def _parsed(text: str | None) -> dict[str, Any] | None:
     """A config as a tree; None where it is none any more."""
     with suppress(yaml.YAMLError, ValueError):
-        tree = yaml.safe_load(text or "")
+        tree = parse_yaml(text or "")
         return tree if isinstance(tree, dict) and "model" in tree else None
     return None
 

@@ -27,6 +27,7 @@ from automodel.config.environment import filled_tree
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_CODE
 from automodel.config.run_folders import trained_from_same_name
+from automodel.config.yaml_text import parse_yaml
 from automodel.data.config import DatasetConfig
 from automodel.data.inheritance import members_of
 from automodel.data.prepare import choose_max_length
@@ -207,7 +208,7 @@ def _no_model(root: Path) -> UserError:
             "folder that `save_pretrained` wrote."
         )
     try:
-        config = yaml.safe_load(folder.config.read_text()) or {}
+        config = parse_yaml(folder.config.read_text()) or {}
     except (OSError, yaml.YAMLError):
         config = {}
     command = f"automodel finetune llm -c {shlex.quote(str(folder.config))}"

@@ -52,8 +52,10 @@ class RunFiles:
             return str((self.summary or {})[section])
         import yaml
 
+        from automodel.config.yaml_text import parse_yaml
+
         try:
-            value = (yaml.safe_load(self.config or "") or {}).get(section)
+            value = (parse_yaml(self.config or "") or {}).get(section)
         except (yaml.YAMLError, AttributeError):
             return None
         if isinstance(value, dict):

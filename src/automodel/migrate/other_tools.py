@@ -15,6 +15,7 @@ from typing import Any
 from automodel.config.errors import UserError
 from automodel.config.foreign import AXOLOTL, tool_of
 from automodel.config.json_text import parse_json
+from automodel.config.yaml_text import parse_yaml
 from automodel.migrate.document import Document, lines_of
 from automodel.migrate.nemo import is_nemo, migrate_nemo
 from automodel.migrate.training_arguments import KNOWN, carry_over
@@ -86,8 +87,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
     )
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader)
-    except yaml.YAMLError as error:
+        found = parse_yaml(path.read_text(encoding="utf-8"), Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not YAML: {error}.") from error
     if found is None:
         raise UserError(f"{path} is empty.")

@@ -24,6 +24,7 @@ from automodel.config.environment import filled
 from automodel.config.run_folders import trained_from_same_name
 from automodel.config.section import Typed
 from automodel.config.tree import Place
+from automodel.config.yaml_text import parse_yaml
 from automodel.data.config import BUILDERS, PATTERN
 from automodel.data.hub_names import names_the_hub
 from automodel.plan.config import RunConfig
@@ -65,7 +66,7 @@ def homes_of(config: str | Path) -> tuple[str, ...]:
         return ()
     try:
         text = Path(file).read_text(encoding="utf-8")
-        written = filled(str(yaml.safe_load(text)["checkpoint"]["checkpoint_dir"]))
+        written = filled(str(parse_yaml(text)["checkpoint"]["checkpoint_dir"]))
     # Whatever is wrong with it is for the config's reader to complain of.
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
         return ()
@@ -79,7 +80,7 @@ def run_folder_of(config: Path) -> Path | None:
     """The run folder that a run's own config says it belongs to, as an absolute path; None where it does not say."""
     try:
         text = config.read_text(encoding="utf-8")
-        said = filled(str(yaml.safe_load(text)["checkpoint"]["checkpoint_dir"]))
+        said = filled(str(parse_yaml(text)["checkpoint"]["checkpoint_dir"]))
         if said is None:  # a variable that is not set here
             return None
         written, started = Path(said).expanduser(), _noted_in(text)

@@ -171,7 +171,9 @@ def test_muon_equals_torchs_own_pair():
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     for name in ("bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    with pytest.raises(UserError, match=r"come from bitsandbytes, which is not installed: pip install 'automodel\[qu"):
+    with pytest.raises(
+        UserError, match=r"come from bitsandbytes, which is not installed: pip install 'automodel-finetune\[qu"
+    ):
         build_optimizer(model(), OptimizerConfig(name="adamw_8bit"))
 
 
