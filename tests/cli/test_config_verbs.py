@@ -160,12 +160,14 @@ def test_what_a_variable_holds_is_never_shown(folder, monkeypatch):
     assert shown.returncode == 0
     for line in ("pretrained_model_name_or_path: ${WHERE}/model", "notes: ${TEAM_KEY}", "entity: <hidden secret>"):
         assert f"{line}\n" in shown.stdout
+    valid = run(folder, "validate", "-c", "run.yaml")
+    assert "not looked at: ${WHERE}/model, ${WHERE}/rows.csv" in valid.stdout
     planned = subprocess.run(
         [sys.executable, "-m", "automodel", "plan", "-c", "run.yaml"], capture_output=True, text=True, cwd=folder
     )
     assert planned.returncode == 2
     assert "${WHERE}/model" in planned.stderr
-    for said in (shown.stdout, shown.stderr, planned.stdout, planned.stderr):
+    for said in (shown.stdout, shown.stderr, valid.stdout, valid.stderr, planned.stdout, planned.stderr):
         assert "s3cret-place" not in said
         assert "blue42" not in said
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
+from automodel.config.errors import UserError
+from automodel.config.written import as_written
 
 if TYPE_CHECKING:
     from automodel.plan.config import RunConfig
@@ -41,7 +43,7 @@ def validate(
         print(f"  not yet: {problem}")
     if later:
         print("  `automodel finetune` refuses these keys until they are built.")
-    print(f"  {deeper}")
+    print(f"  {as_written(deeper)}")
 
 
 def _not_looked_at(cfg: RunConfig) -> str:
@@ -65,6 +67,8 @@ def _looked_at(cfg: RunConfig, trusted: list[str]) -> str:
     from automodel.engine.unasked_ranks import planned
 
     prepared = planned(cfg, trusted, chosen)
+    if prepared.plan.cannot_fit:
+        raise UserError(prepared.plan.cannot_fit)
     rows = [f"{prepared.train.stats.rows:,} rows of dataset"]
     if prepared.validation is not None:
         rows.append(f"{prepared.validation.stats.rows:,} of validation_dataset")
@@ -75,7 +79,10 @@ def _looked_at(cfg: RunConfig, trusted: list[str]) -> str:
 def show(
     context: typer.Context, config: Files = None, trust: Trust = None, allow_remote_data: RemoteData = False
 ) -> None:
-    """Print the config as a run would use it: files layered, settings applied, defaults filled in."""
+    """Print the config as a run would use it: files layered, settings applied, defaults filled in.
+
+    Variables stay `${NAME}`, and secrets are hidden.
+    """
     from automodel.config.load import dump_config
     from automodel.plan.check import load_run_config
 

@@ -20,6 +20,7 @@ import torch
 
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_DATA
+from automodel.config.written import as_written
 from automodel.data.chat import template_text
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.columns import LABEL, Columns
@@ -133,7 +134,7 @@ def assess(
         folder=saved.folder,
         task=saved.task,
         problem_type=saved.problem_type,
-        dataset=section.path or section.target or "",
+        dataset=as_written(section.path or section.target or ""),
         split=section.split or data.split,
         data=data,
         metrics=metrics,

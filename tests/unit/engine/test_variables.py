@@ -10,6 +10,7 @@ from rich.console import Console
 
 import tiny_runs as tiny
 from automodel.config.errors import UserError
+from automodel.engine.assess import assess
 from automodel.engine.run import finetune
 from automodel.engine.saved import open_saved
 from automodel.plan.check import load_run_config
@@ -69,6 +70,7 @@ def test_nothing_that_is_written_has_a_value_or_a_password(folder, capfd):
     assert kept["wandb"]["group"] == "team-${TEAM_TOKEN}"
     assert kept["wandb"]["notes"] == "see https://me:<hidden secret>@host/x"
     assert json.loads((out / "run" / "summary.json").read_text())["dataset"] == "${PLACE}/train.jsonl"
+    assert assess(out).dataset == "${PLACE}/test.jsonl"
 
 
 def test_the_record_is_for_its_owner_and_the_model_for_all(folder):
