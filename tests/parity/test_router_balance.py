@@ -42,8 +42,7 @@ QUICK = ("jamba", "mixtral", "nllb-moe", "olmoe", "qwen2_moe", "qwen3_moe")
 WITHOUT = ("doge", "switch_transformers")
 OLD = Version(transformers.__version__) < Version("5.18")
 NOT_IN_5_17 = ("dbrx", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "jetmoe")
-"""transformers 5.17 itself hands out no router logits of these, or fails for want of them; DBRX's config takes no
-padding token there."""
+"""transformers 5.17 itself hands out no router logits of these, or fails for want of them."""
 
 
 @functools.cache
