@@ -182,7 +182,7 @@ def _our_curve(row: Row, folder: Path) -> tuple[list[float], float]:
     finetune(load_run_config([folder / "run.yaml"]), console=Console(quiet=True))
     plan = json.loads((folder / "out/run/plan.json").read_text())
     row.path = plan["path"]
-    row.reason = row.reason or next((d["reason"] for d in plan["decisions"] if d["name"] == "path"), "")
+    row.reason = row.reason or next((d["reason"] for d in plan["decisions"] if d["name"] == "padding"), "")
     metrics = [json.loads(line) for line in (folder / "out/run/metrics.jsonl").read_text().splitlines()]
     losses = [m["loss"] for m in metrics if m["split"] == "train"]
     evaluation = [m["loss"] for m in metrics if m["split"] == "validation"][-1]

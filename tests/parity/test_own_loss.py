@@ -175,6 +175,11 @@ def batch_of(model):
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
 
 
+def test_a_length_that_only_training_refuses_is_found_before_it(run_of):
+    with pytest.raises(UserError, match=r"reformer model .* batches of text alone: ValueError: If training"):
+        finetune(run_of("reformer"), console=Console(file=io.StringIO()))
+
+
 def test_the_drop_in_classes_keep_the_models_own_loss(run_of):
     cfg = run_of("bamba", config=Z_LOSS)
     folder = cfg.model.pretrained_model_name_or_path
