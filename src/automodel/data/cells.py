@@ -11,45 +11,44 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import re
-import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from automodel.config.errors import UserError
+from automodel.data.packed import UNPACKED_BY, PackedError, is_packed, opened, plain_name
 
 CHUNK = 1 << 22
+SAMPLE = 1 << 16  # bytes that tell an encoding of two bytes a letter
 
 
 def check_encoding(path: Path, section: str) -> None:
     """Raises `UserError` with the line that is not UTF-8, or where the file cannot be read at all."""
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             _decode(file, path, section)
-    except (OSError, EOFError, zlib.error) as error:
-        refused = error.strerror if isinstance(error, OSError) else None
-        reason = refused or str(error).rstrip(".")
-        fix = "Name another file" if refused else "Copy it again, or give it the name of what it is"
-        raise UserError(f"{section}.path: '{path}' cannot be read: {reason}. {fix}.") from error
+    except PackedError as error:
+        raise UserError(f"{section}.path: '{path}' cannot be read: {error}.") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{section}.path: '{path}' cannot be read: {reason}. Name another file.") from error
 
 
 def open_text(path: Path) -> io.TextIOWrapper:
-    return io.TextIOWrapper(_opened(path), encoding="utf-8-sig", errors="replace")
-
-
-def _opened(path: Path) -> Any:
-    return (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb")
+    return io.TextIOWrapper(opened(path), encoding="utf-8-sig", errors="replace")
 
 
 def _decode(file: IO[bytes], path: Path, section: str) -> None:
     decoder, lines = codecs.getincrementaldecoder("utf-8")(), 1
-    while True:
+    chunk, first = b"", True
+    while first or chunk:
         chunk = file.read(CHUNK)
-        if lines == 1 and chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise UserError(f"{section}.path: '{path}' is UTF-16, not UTF-8. {_convert(path, 'UTF-16')}")
+        if first and (encoding := _wide_encoding(chunk)) is not None:
+            raise UserError(f"{section}.path: '{path}' is UTF-16, not UTF-8. {_convert(path, encoding)}")
+        first = False
         waiting = len(decoder.getstate()[0])  # bytes of a letter that began in the chunk before
         try:
             decoder.decode(chunk, final=not chunk)
@@ -60,36 +59,54 @@ def _decode(file: IO[bytes], path: Path, section: str) -> None:
                 f"{section}.path: '{path}' is not UTF-8: line {line} holds the byte 0x{byte:02x}. "
                 + _convert(path, "WINDOWS-1252")
             ) from None
-        if not chunk:
-            return
         lines += chunk.count(b"\n")
+
+
+def _wide_encoding(first: bytes) -> str | None:
+    """The encoding of two bytes a letter that a file begins in; None for all others. Without a mark at its beginning it
+    may be valid UTF-8, with a NUL beside every letter. Line ends, spaces and digits have one in any language, and
+    always on the same side."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    sample = first[:SAMPLE]
+    zeros = sample[::2].count(0), sample[1::2].count(0)
+    if min(zeros) > 0 or max(zeros) == 0:
+        return None
+    encoding = "UTF-16LE" if zeros[1] else "UTF-16BE"
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(sample)
+    except UnicodeDecodeError:
+        return None
+    return encoding if max(zeros) * 4 >= len(sample) or "\n" in text else None
 
 
 def _convert(path: Path, encoding: str) -> str:
     """How a file becomes UTF-8; the encoding is a guess where nothing in the file tells it."""
-    packed = path.suffix.lower() == ".gz"
-    name = path.name.removesuffix(path.suffix) if packed else path.name
-    target = f"utf8-{name}"
-    if packed:
-        return f"Save it as UTF-8, e.g. `zcat {path} | iconv -f {encoding} -t UTF-8 > {target}`."
+    target = f"utf8-{plain_name(path)}"
+    if is_packed(path):
+        unpack = UNPACKED_BY[path.suffix.lower()]
+        return f"Save it as UTF-8, e.g. `{unpack} {path} | iconv -f {encoding} -t UTF-8 > {target}`."
     return f"Save it as UTF-8, e.g. `iconv -f {encoding} -t UTF-8 {path} > {target}`."
 
 
-def first_row_options(path: Path, options: dict[str, Any], section: str) -> dict[str, Any]:
-    """Options with which pandas reads rows longer than the header as they are meant, or `UserError`."""
+def first_row_options(
+    path: Path, options: dict[str, Any], section: str, names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Options with which pandas reads rows longer than the header as they are meant, or `UserError`. `names`: those of
+    the columns of a file without a header."""
     dialect = {"delimiter": options.get("sep", ","), "quoting": options.get("quoting", csv.QUOTE_MINIMAL)}
     header: list[str] = []
     found: dict[str, Any] = {}
-    with _opened(path) as packed, io.TextIOWrapper(packed, encoding="utf-8-sig", newline="") as file:
+    with opened(path) as packed, io.TextIOWrapper(packed, encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, **dialect)
         rows = (row for row in reader if len(row) > 1 or "".join(row).strip())  # pandas takes no notice of empty lines
         with suppress(csv.Error):  # a cell of megabytes; pandas has no limit
-            header = next(rows, [])
+            header = list(names) if names else next(rows, [])
             for number, row in enumerate(rows):
                 if not number:
                     _check_separator(header, row, f"{section}.path: '{path}'")
                 if any(cell.strip() for cell in row[len(header) :]):
-                    too_many = _too_many(reader.line_num, len(row), len(header), header)
+                    too_many = _too_many(reader.line_num, len(row), len(header), header, named=bool(names))
                     raise UserError(f"{section}.path: '{path}': {too_many}")
                 if not found and len(row) <= len(header):
                     break  # pandas itself refuses longer ones after this
@@ -97,12 +114,13 @@ def first_row_options(path: Path, options: dict[str, Any], section: str) -> dict
     return found
 
 
-def in_words(message: str, header: list[str] | None = None) -> str:
-    """An error of pandas' CSV parser for people; other messages stay as they are."""
+def in_words(message: str, header: list[str] | None = None, named: bool = False) -> str:
+    """An error of pandas' CSV parser for people; other messages stay as they are. `named`: the config names the
+    columns."""
     cells = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", message)
     if cells:
         expected, line, found = map(int, cells.groups())
-        return _too_many(line, found, expected, header).rstrip(".")
+        return _too_many(line, found, expected, header, named).rstrip(".")
     quote = re.search(r"EOF inside string starting at row (\d+)", message)
     if quote:
         line = int(quote[1]) + 1
@@ -126,11 +144,12 @@ def _other_separator(header: list[str], row: list[str]) -> str | None:
     return next((c for c in ";|\t," if c in header[0] and c in row[0]), None)
 
 
-def _too_many(line: int, found: int, expected: int, header: list[str] | None = None) -> str:
+def _too_many(line: int, found: int, expected: int, header: list[str] | None = None, named: bool = False) -> str:
     names = f" ({', '.join(name[:30] for name in header[:6])})" if header else ""
     separator = _other_separator(header, header) if header and len(header) == 1 else None
     if separator is not None:
         hint = f"Its cells seem to be separated by {separator!r}: save it with commas, or with tabs as .tsv."
     else:
         hint = 'A text with a comma in it must stand in double quotes: "so, like this".'
-    return f"line {line} has {found} cells, but the header has {expected}{names}. {hint}"
+    where = "column_names" if named else "the header"
+    return f"line {line} has {found} cells, but {where} has {expected}{names}. {hint}"

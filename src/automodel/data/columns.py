@@ -102,12 +102,6 @@ class Columns:
         for name in names:
             if name in self.features:
                 return name
-        number = next((n for n in self.names if n.replace(".", "", 1).isdigit()), None)
-        if len(self.names) > 1 and number is not None and any(" " in name for name in self.names):
-            raise UserError(
-                f"{self.section}.path: the file's first line ({', '.join(map(shortened, self.names))}) looks like a "
-                "row and not like names of columns. Write the names above it, e.g. text,label."
-            )
         raise UserError(
             f"{self.section}.{key}: no column of the data is known to hold {what}. It has: {self.listed()}. "
             + (ways or f"Name the right one: {self.section}.{key}: <column>.")

@@ -43,6 +43,8 @@ class MixtureEntry(Section):
     """Split with an optional slice."""
     data_files: str | tuple[str, ...] | None = None
     """Files inside `path`."""
+    column_names: tuple[str, ...] | None = None
+    """Names of all columns of a CSV or TSV file that has no header."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     num_samples_limit: Count | None = None
@@ -90,8 +92,8 @@ class DatasetConfig(Section):
     }
 
     path: PathText | None = None
-    """A hub name, a file (CSV, TSV, JSON, JSONL, Parquet, Arrow, text; .gz too), a folder of them, or a
-    `save_to_disk` folder."""
+    """A hub name, a file (CSV, TSV, JSON, JSONL, Parquet, Arrow, text; also as .gz, .bz2, .xz, .zst or .zip), a folder
+    of them, or a `save_to_disk` folder."""
     mixture: tuple[MixtureEntry, ...] | None = None
     """Several datasets with weights instead of one `path`; see `docs/data.md` for what an epoch then is."""
     target: str | None = None
@@ -103,6 +105,8 @@ class DatasetConfig(Section):
     data_files: str | tuple[str, ...] | None = None
     """Files inside `path`, when not all of them are meant; or files and addresses beside the name of their format
     (`path: csv`). Addresses need `--allow-remote-data` on the command line."""
+    column_names: tuple[str, ...] | None = None
+    """Names of all columns of a CSV or TSV file that has no header."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     text_column: str | None = None

@@ -24,7 +24,6 @@ import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,13 @@ from automodel.config.machine_errors import shortage
 from automodel.config.run_folders import not_of_runs
 from automodel.data.cells import check_encoding, first_row_options, open_text
 from automodel.data.columns import did_you_mean
+from automodel.data.config import DatasetConfig
 from automodel.data.exact_json import as_written, holds_json, with_all_digits
 from automodel.data.fingerprint import digest
+from automodel.data.header import check_header, named_by_config
 from automodel.data.json_faults import check_depth, records, repeated_keys
-from automodel.data.nested_json import nested_rows
+from automodel.data.nested_json import SPLIT_WORDS, nested_rows
+from automodel.data.packed import PackedError, opened, plain_name, unpacked
 from automodel.data.store import unwritable
 from automodel.data.unreadable import different_columns, unreadable
 
@@ -53,37 +55,14 @@ FORMATS = {
 }
 READ_INTO_NAMES = ("*", "?", "[", "::")
 """What `datasets` finds patterns and addresses by."""
-READABLE = "CSV, TSV, JSON, JSONL, Parquet, Arrow and text (.txt) files, each also as .gz"
-SPLIT_WORDS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "eval": "validation",
-    "test": "test",
-    "testing": "test",
-}
+READABLE = "CSV, TSV, JSON, JSONL, Parquet, Arrow and text (.txt) files, each also as .gz, .bz2, .xz, .zst or .zip"
 NOT_DATA = {"dataset_infos.json", "dataset_info.json", "state.json", "config.json", "package.json", "SOURCE.txt"}
 NOT_DATA_WORDS = ("readme", "license", "licence", "requirements")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A file's format and whether it is compressed."""
-
-    format: str
-    gz: bool
-
-
-def shape_of(path: Path) -> Shape | None:
-    suffixes = [s.lower() for s in path.suffixes]
-    gz = bool(suffixes) and suffixes[-1] == ".gz"
-    if gz:
-        suffixes = suffixes[:-1]
-    found = FORMATS.get(suffixes[-1]) if suffixes else None
-    return Shape(found, gz) if found else None
+def format_of(path: Path) -> str | None:
+    """A file's format, or that of what is compressed in it."""
+    return FORMATS.get(Path(plain_name(path)).suffix.lower())
 
 
 def split_of(path: Path, root: Path) -> str | None:
@@ -103,7 +82,7 @@ def data_files(root: Path) -> list[Path]:
     for path in not_of_runs(root):
         hidden = any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
         ours = path.name in NOT_DATA or path.name.lower().startswith(NOT_DATA_WORDS)
-        if not hidden and not ours and shape_of(path):
+        if not hidden and not ours and format_of(path):
             found.append(path)
     return found
 
@@ -116,18 +95,16 @@ def by_split(files: Iterable[Path], root: Path) -> dict[str, list[Path]]:
     return splits
 
 
-def one_format(files: list[Path], root: Path, section: str) -> Shape:
+def one_format(files: list[Path], root: Path, section: str) -> str:
     """The format all files share. A mixture is never guessed at."""
-    shapes = {(shape_of(file) or Shape("?", False)).format: file for file in files}
-    if len(shapes) > 1:
-        examples = ", ".join(f"{os.path.relpath(file, root)}" for file in shapes.values())
+    formats = {format_of(file) or "?": file for file in files}
+    if len(formats) > 1:
+        examples = ", ".join(f"{os.path.relpath(file, root)}" for file in formats.values())
         raise UserError(
             f"{section}.path: '{root}' holds files of several formats ({examples}). "
-            f'Say which are meant with {section}.data_files, e.g. data_files: "*.{next(iter(shapes))}".'
+            f'Say which are meant with {section}.data_files, e.g. data_files: "*.{next(iter(formats))}".'
         )
-    shape = shape_of(files[0])
-    assert shape is not None
-    return shape
+    return next(iter(formats))
 
 
 def class_folders(files: list[Path], root: Path) -> bool:
@@ -137,8 +114,18 @@ def class_folders(files: list[Path], root: Path) -> bool:
     return len(names) > 1 and all(p != root and p.name.lower() not in SPLIT_WORDS for p in parents)
 
 
-def read_split(files: list[Path], root: Path, format: str, cache: Path, section: str) -> Any:
-    """One split as a `datasets.Dataset`. Cells of CSV files are text, whatever they hold (`numbers.py`)."""
+def read_split(
+    files: list[Path],
+    root: Path,
+    format: str,
+    cache: Path,
+    section: str,
+    key: str | None = None,
+    cfg: DatasetConfig | None = None,
+) -> Any:
+    """One split as a `datasets.Dataset`. Cells of CSV files are text, whatever they hold (`numbers.py`). `key`: where
+    the rows stand in a JSON file that has several splits. `cfg`: tells which columns the config names."""
+    cfg = cfg or DatasetConfig()
     if format in ("csv", "tsv", "json", "text"):
         for file in files:
             check_encoding(file, section)
@@ -150,25 +137,27 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
     import pyarrow
 
     paths = files
-    if format == "json" and (nested := nested_rows(files, section)) is not None:
+    if format == "json" and (nested := nested_rows(files, section, key)) is not None:
         try:
             return from_records(nested)
         except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):  # which `datasets` can read
             paths = [_as_lines(nested, cache)]
-    if len(paths) > 1 and format in ("csv", "tsv") and (difference := different_columns(paths, format)):
+    tables = format in ("csv", "tsv")
+    if len(paths) > 1 and tables and not cfg.column_names and (difference := different_columns(paths, format)):
         raise UserError(f"{section}.path: {difference}")
-    options = _csv_options(files, format, section) if format in ("csv", "tsv") else [{}] * len(paths)
+    options = _csv_options(files, format, section, cfg) if tables else [{}] * len(paths)
     alike = all(option == options[0] for option in options)
     # Files that differ in their quotes are read one by one.
     groups = [(paths, options[0])] if alike else [([path], option) for path, option in zip(paths, options)]
 
     def read(group: list[Path], **option: Any) -> Any:
-        files = {"train": [_as_one_file(path, cache) for path in group]}
+        files = {"train": [_as_one_file(plain[path], cache) for path in group]}
         kind = "csv" if format == "tsv" else format
         return datasets.load_dataset(kind, data_files=files, split="train", cache_dir=str(cache), **option)
 
     try:
         with quiet(datasets):
+            plain = _plain(paths, cache, section)
             parts = [read(group, **option) for group, option in groups]
             if format == "json":
                 _refuse_repeated_keys(parts[0], paths, section)
@@ -184,7 +173,18 @@ def read_split(files: list[Path], root: Path, format: str, cache: Path, section:
             raise unwritable(cache, "there is not enough space on the disk") from error
         if shortage(error) is not None:
             raise
-        raise UserError(unreadable(files, paths, format, error, section)) from error
+        raise UserError(unreadable(files, paths, format, error, section, cfg.column_names)) from error
+
+
+def _plain(paths: list[Path], cache: Path, section: str) -> dict[Path, Path]:
+    """What `datasets` reads for each file: the file itself, or what was compressed in it."""
+    found = {}
+    for number, path in enumerate(paths):
+        try:
+            found[path] = unpacked(path, cache / "unpacked" / str(number))
+        except PackedError as error:
+            raise UserError(f"{section}.path: '{path}' cannot be read: {error}.") from error
+    return found
 
 
 def _as_one_file(path: Path, cache: Path) -> str:
@@ -208,13 +208,13 @@ def _as_one_file(path: Path, cache: Path) -> str:
 def _refuse_repeated_keys(rows: Any, paths: list[Path], section: str) -> None:
     """Arrow has refused them, but not where a file is an array, or a column has values of several kinds: those are read
     by parsers that take the last one."""
-    arrays = [path for path in paths if not {".jsonl", ".ndjson"} & {suffix.lower() for suffix in path.suffixes}]
+    arrays = [path for path in paths if Path(plain_name(path)).suffix.lower() not in (".jsonl", ".ndjson")]
     for path in paths if holds_json(rows.features) else arrays:
         if (fault := repeated_keys(path)) is not None:
             raise UserError(f"{section}.path: '{path}': {fault}")
 
 
-def _csv_options(files: list[Path], format: str, section: str) -> list[dict[str, Any]]:
+def _csv_options(files: list[Path], format: str, section: str, cfg: DatasetConfig) -> list[dict[str, Any]]:
     """How pandas has to read each file for its cells to be those that were meant."""
     found = []
     for file in files:
@@ -223,26 +223,11 @@ def _csv_options(files: list[Path], format: str, section: str) -> list[dict[str,
             options["sep"] = "\t"
             if _has_stray_quotes(file):
                 options["quoting"] = csv.QUOTE_NONE
-        options |= first_row_options(file, options, section)
-        _check_header(file, options, section)
+        check_header(file, options, section, cfg)
+        options |= first_row_options(file, options, section, cfg.column_names)
+        options |= named_by_config(cfg)
         found.append(options | {"features": _all_text(file, options)})
     return found
-
-
-def _check_header(file: Path, options: dict[str, Any], section: str) -> None:
-    """A name that stands there twice would mean the first column, and the other one get a name that nobody gave it."""
-    import pandas
-
-    if options.keys() & {"header", "names"}:
-        return
-    names: list[Any] = []
-    with suppress(ValueError, OSError):  # said by who reads all of it
-        names = list(pandas.read_csv(file, nrows=1, header=None, dtype=str, **options).iloc[0].dropna())
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(
-            f"{section}.path: '{file}' has two columns called '{twice}'. Rename one of them, or take it out."
-        )
 
 
 def _all_text(file: Path, options: dict[str, Any]) -> Any:
@@ -251,7 +236,8 @@ def _all_text(file: Path, options: dict[str, Any]) -> Any:
     import pandas
 
     with suppress(ValueError, OSError):  # what is wrong with the file is said by who reads all of it
-        names = pandas.read_csv(file, nrows=0, **options).columns
+        with opened(file) as content:
+            names = pandas.read_csv(content, nrows=0, **options).columns
         return datasets.Features({str(name): datasets.Value("string") for name in names})
     return None
 

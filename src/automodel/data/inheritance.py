@@ -14,6 +14,7 @@ from automodel.data.language import ANSWER_ROLES
 # Where the data lies and how it is processed; everything else in a section says what the columns are.
 NOT_INHERITED = {
     "path", "mixture", "target", "name", "split", "data_files", "revision", "num_samples_limit", "on_bad_row", "extra",
+    "column_names",
 }  # fmt: skip
 KINDS_OF_ROWS = (("column_mapping", "prompt_template"), ("messages_column",), ("text_column",))
 
@@ -27,7 +28,7 @@ def inherit(train: DatasetConfig, validation: DatasetConfig) -> DatasetConfig:
         if f.name not in NOT_INHERITED and getattr(validation, f.name) == f.default
     }
     if validation.path is None and validation.target is None and validation.mixture is None:
-        places = ("path", "target", "name", "data_files", "revision", "extra")
+        places = ("path", "target", "name", "data_files", "revision", "extra", "column_names")
         changes.update({name: getattr(train, name) for name in places if not getattr(validation, name)})
     return replace(validation, **changes)
 

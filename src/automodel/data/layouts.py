@@ -31,7 +31,7 @@ from automodel.data.language import (
 )
 from automodel.data.messages import holds_chats
 from automodel.data.not_learned import what_is_not_learned
-from automodel.data.own_classes import as_written_here, numbered, own_names
+from automodel.data.own_classes import as_written_here, check_not_shifted, numbered, own_names
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows, of_language
 from automodel.data.sequences import SourceTarget, require_language, source_and_target
@@ -146,7 +146,9 @@ def _with_roles(cfg: DatasetConfig, task: str, section: str) -> DatasetConfig:
 def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple[str, ...]) -> LabelMap:
     check_listed_once(request.cfg.labels or (), f"{columns.section}.labels")
     if request.labels is not None:
-        return as_written_here(rows, columns, label, request.labels)
+        known_here = as_written_here(rows, columns, label, request.labels)
+        check_not_shifted(rows, columns, label, known_here, request.cfg)
+        return known_here
     cfg = request.cfg
     if request.task == "token-classification":
         assert isinstance(label, str)

@@ -11,12 +11,22 @@ from dataclasses import replace
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.data.batch import IGNORE
 from automodel.data.columns import Columns, is_list, is_mixed, is_string, item_of, kind_of
 from automodel.data.config import DatasetConfig
-from automodel.data.label_kinds import MULTI, REGRESSION, is_list_text, is_whole_number, list_in_text
+from automodel.data.label_kinds import (
+    MULTI,
+    REGRESSION,
+    is_list_text,
+    is_missing,
+    is_whole_number,
+    list_in_text,
+    written,
+)
 from automodel.data.labels import LabelMap
 
 MANY = 6  # classes that are named in a note
+FEWEST = 3  # classes of which one is -1, before that is taken for a class and not for 'no label'
 
 
 def own_names(
@@ -46,6 +56,58 @@ def as_written_here(rows: Any, columns: Columns, label: str | tuple[str, ...], k
         return known
     vectors = not isinstance(label, str) or _holds_vectors(rows, label, columns.features[label], known)
     return replace(known, vectors=vectors)
+
+
+def check_not_shifted(
+    rows: Any, columns: Columns, label: str | tuple[str, ...], known: LabelMap, cfg: DatasetConfig
+) -> None:
+    """Raises `UserError` where this dataset counts its classes from another number than the known ones, 0 to 4 instead
+    of 1 to 5. Only rows of the class at one end could not be used; leaving them out would keep all the others under
+    the wrong class. `known`: as `as_written_here` gives it."""
+    if not isinstance(label, str) or own_names(columns, label, known, cfg) is not None:
+        return
+    classes = _numbers_of(known)
+    here = _whole_numbers(rows[label] if is_list(columns.features[label]) else rows.unique(label))
+    if not classes or here is None or here <= classes:
+        return
+    by = next((by for by in (1, -1) if {number + by for number in here} <= classes), None)
+    if by is None or len(here) < max(2, len(classes) / 2):
+        return
+    if -1 in here and len(here) < max(FEWEST, len(classes)):
+        return
+    raise UserError(
+        f"{columns.section}.label_column: column '{label}' counts its classes from {min(here)} ({_range(here)}), and "
+        f"{known.origin} from {min(classes)} ({_range(classes)}), so each number here would mean another class. Count "
+        f"from the same number in both, e.g. {'add 1 to' if by == 1 else 'take 1 from'} every label here."
+    )
+
+
+def _numbers_of(known: LabelMap) -> set[int]:
+    """The numbers by which the known classes are called, where they are called by numbers."""
+    if known.vectors or known.problem_type == REGRESSION:
+        return set()
+    if known.ids_allowed or not known.names:
+        return set(range(known.num_labels))
+    return {int(name) for name in known.names} if all(map(is_whole_number, known.names)) else set()
+
+
+def _whole_numbers(values: Any) -> set[int] | None:
+    """The different numbers among labels, or lists of them; None where there is anything else."""
+    found: set[int] = set()
+    for value in values:
+        items = _read(value) if is_list_text(value) else value if isinstance(value, list) else [value]
+        for item in items:
+            if is_missing(item) or item == IGNORE:
+                continue
+            text = written(item)
+            if isinstance(item, bool) or not is_whole_number(text):
+                return None
+            found.add(int(text))
+    return found
+
+
+def _range(numbers: set[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}"
 
 
 def _holds_vectors(rows: Any, label: str, feature: Any, known: LabelMap) -> bool:

@@ -12,7 +12,7 @@ import glob
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -25,6 +25,8 @@ from automodel.data.config import BUILDERS, BUILT_IN_TARGETS, PATTERN, DatasetCo
 from automodel.data.fingerprint import digest, files_digest
 from automodel.data.hub_names import names_the_hub
 from automodel.data.media import undecoded
+from automodel.data.nested_json import splits_inside
+from automodel.data.packed import why_not_read
 from automodel.data.permitted import check, is_address
 from automodel.data.problems import Problems
 from automodel.data.splits import SplitChoice, choice_among, chosen_split, split_names, take
@@ -106,6 +108,7 @@ def find_source(
     if path.is_dir() and not names_the_hub(cfg.path):
         if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
             _refuse_choice(cfg, section, "was written by save_to_disk")
+            _refuse_names(cfg, section)
             return SavedSource(cfg, role, section, memory, path)
         if (path / "config.json").is_file() and (path / "tokenizer_config.json").is_file():
             raise UserError(
@@ -139,6 +142,7 @@ def find_source(
             f"{section}.path: '{cfg.path}' is the name of a format. Say which files with {section}.data_files."
         )
     _require_possible_name(cfg.path, section)
+    _refuse_names(cfg, section)
     from automodel.data.hub import HubSource
 
     return HubSource(cfg, role, section)
@@ -169,7 +173,7 @@ def _looks_local(path: str) -> bool:
         path.startswith((".", "/", "~"))
         or path.count("/") > 1
         or "\\" in path
-        or local.shape_of(Path(path)) is not None
+        or local.format_of(Path(path)) is not None
     )
 
 
@@ -212,17 +216,34 @@ def _matching(root: Path, cfg: DatasetConfig, section: str) -> list[Path]:
 
 
 def _file_source(cfg, role, section, memory, root: Path, found: list[Path], format: str | None = None) -> FileSource:
-    unknown = [path for path in found if local.shape_of(path) is None]
+    unknown = [path for path in found if local.format_of(path) is None]
     if unknown and format is None:
+        why = why_not_read(unknown[0])
         raise UserError(
-            f"{section}.path: '{unknown[0]}' is of a format that cannot be read. Readable are {local.READABLE}."
+            f"{section}.path: '{unknown[0]}' cannot be read: {why}."
+            if why
+            else f"{section}.path: '{unknown[0]}' is of a format that cannot be read. Readable are {local.READABLE}."
         )
-    format = format or local.one_format(found, root, section).format
+    format = format or local.one_format(found, root, section)
+    if format not in ("csv", "tsv"):
+        _refuse_names(cfg, section)
     if len(found) == 1:
+        keys = splits_inside(found[0]) if format == "json" else {}
+        if keys:
+            inside = dict.fromkeys(keys, found)
+            return FileSource(cfg, role, section, memory, root, inside, format, keys=keys)
         own = local.split_of(found[0], root)
         splits = {"train": found} if own is None else {own: found, "train": found}
         return FileSource(cfg, role, section, memory, root, splits, format, whole=True)
     return FileSource(cfg, role, section, memory, root, local.by_split(found, root), format)
+
+
+def _refuse_names(cfg: DatasetConfig, section: str) -> None:
+    if cfg.column_names:
+        raise UserError(
+            f"{section}.column_names is for CSV and TSV files without a header, and the columns of '{cfg.path}' have "
+            "names. Remove it."
+        )
 
 
 def limited(rows: Any, cfg: DatasetConfig) -> Any:
@@ -243,6 +264,8 @@ class FileSource:
     format: str
     whole: bool = False
     """A single file: it is the data, whatever its split is called."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Of a JSON file that has several splits: the key of each."""
 
     @property
     def only_text(self) -> bool:
@@ -264,13 +287,16 @@ class FileSource:
 
     def _content(self, split: str) -> str:
         return digest(
-            self.format, files_digest(self.splits[split], self.root, self.memory, named=self.format == "text")
+            *([self.keys[split]] if self.keys else []),
+            self.format,
+            files_digest(self.splits[split], self.root, self.memory, named=self.format == "text"),
         )
 
     def load(self) -> Any:
         def whole(split: str) -> Any:
             tables = self.memory / "tables" / self._content(split)
-            return local.read_split(self.splits[split], self.root, self.format, tables, self.section)
+            place: Any = (self.root, self.format, tables, self.section)
+            return local.read_split(self.splits[split], *place, self.keys.get(split), self.cfg)
 
         return limited(take(self._spec(), whole, self.section), self.cfg)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,8 +14,16 @@ from automodel.data.json_faults import bad_lines
 LOOKED_AT = 1000  # rows of a JSON file whose keys are taken for its columns
 
 
-def unreadable(files: list[Path], paths: list[Path], format: str, error: Exception, section: str) -> str:
-    """`paths`: what was read, which for nested JSON is not the files themselves."""
+def unreadable(
+    files: list[Path],
+    paths: list[Path],
+    format: str,
+    error: Exception,
+    section: str,
+    column_names: Sequence[str] | None = None,
+) -> str:
+    """`paths`: what was read, which for nested JSON is not the files themselves. `column_names`: those that the config
+    gives."""
     named = f"'{files[0]}'" if len(files) == 1 else f"{len(files)} files, the first of them '{files[0]}',"
     cause: BaseException = error
     while cause.__cause__ is not None and cause.__cause__ is not cause:
@@ -23,11 +32,11 @@ def unreadable(files: list[Path], paths: list[Path], format: str, error: Excepti
         for path in paths:
             if place := bad_lines(path):
                 return f"{section}.path: '{path}' is not valid JSON lines: {place}"
-    if len(paths) > 1 and (difference := different_columns(paths, format)):
+    if len(paths) > 1 and not column_names and (difference := different_columns(paths, format)):
         return f"{section}.path: {difference}"
-    header = _columns_of(files[0], format) if format in ("csv", "tsv") else None
+    header = list(column_names or _columns_of(files[0], format)) if format in ("csv", "tsv") else None
     said = _first_line(cause)
-    reason = in_words(said, header)
+    reason = in_words(said, header, named=column_names is not None)
     fix = " Write it again, or name another file." if reason == said else ""  # our own words say what to do
     return f"{section}.path: {named} cannot be read as {format.upper()}: {reason}.{fix}"
 

@@ -174,7 +174,7 @@ def _written(cfg: RunConfig, root: Path, dataset: str | None, split: str | None)
         rest = section or DatasetConfig()
         section = replace(
             rest, path=dataset, mixture=None, split=None, target=None, name=None, data_files=None, revision=None,
-            num_samples_limit=None, extra={},
+            num_samples_limit=None, extra={}, column_names=None,
         )  # fmt: skip
     if section is None and split is None:
         raise UserError(

@@ -21,7 +21,7 @@ from automodel.data import columns as known
 from automodel.data.cells import check_encoding, open_text
 from automodel.data.columns import did_you_mean, is_list, is_string, kind_of
 from automodel.data.config import DatasetConfig
-from automodel.data.files import shape_of
+from automodel.data.files import format_of
 from automodel.data.messages import holds_chats
 from automodel.data.prepare import cache_root
 from automodel.data.sources import find_source
@@ -47,8 +47,7 @@ def read_table(path: str, split: str | None = None, note: Callable[[str], None] 
     """The rows of any file, folder or hub dataset that training could read; `-`: a row for each line of stdin. `note`
     is told of splits that are left out although nobody chose."""
     file = Path(path).expanduser()
-    shape = shape_of(file) if file.is_file() else None
-    lines = path == "-" or (shape is not None and shape.format == "text")
+    lines = path == "-" or (file.is_file() and format_of(file) == "text")
     if lines and split is not None:
         raise UserError("--split chooses rows of a table, a folder or a dataset of the hub; lines of text have none.")
     if path == "-":

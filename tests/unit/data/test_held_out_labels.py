@@ -112,3 +112,52 @@ def test_true_and_false_are_the_classes_of_these_names():
     model = LabelMap("single_label_classification", 2, ("true", "false"))
     assert [model(True), model(False), model(1), model(0)] == [0, 1, 1, 0]
     assert LabelMap("single_label_classification", 2, ("no", "yes"))(True) == 1
+
+
+STARS = [1, 2, 3, 4, 5]
+SHIFTED = "counts its classes from 0 \\(0 to 4\\), and the training data from 1 \\(1 to 5\\).*add 1 to every label here"
+
+
+@pytest.mark.parametrize("bad", ["error", "skip"])
+@pytest.mark.parametrize(
+    ("train", "validation", "words"),
+    [
+        (STARS, [0, 1, 2, 3, 4], SHIFTED),
+        (STARS, ["0", "1", "2", "3", "4"], SHIFTED),
+        (STARS, [0, 3, 4, 3, 3], "add 1 to"),
+        ([0, 1, 2, 3, 4], STARS, "counts its classes from 1 .*, and the training data from 0 .*take 1 from every"),
+        (["0", "1", "2", "0", "1"], [1, 2, 3, 1, 2], "take 1 from"),
+        ([0, 1, 2, 0, 1], [-1, 0, 1, 0, 1], "counts its classes from -1"),
+        (["bad", "good", "bad", "good", "bad"], [1, 2, 1, 2, 1], "take 1 from"),
+        ([[0], [1, 2], [2, 3], [0, 3], [0]], [[1], [2, 3], [3, 4], [4, 1], [1]], "take 1 from"),
+    ],
+)
+def test_classes_that_are_counted_from_another_number(held_out, train, validation, words, bad):
+    with pytest.raises(UserError, match=f"validation_dataset.label_column: column 'label' .*{words}") as caught:
+        held_out(rows_of(train), rows_of(validation), {"on_bad_row": bad})
+    assert "skip" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", ["error", "skip"])
+def test_tags_that_are_counted_from_another_number(prepare_rows, bert_like, bad):
+    def tagged(shift):
+        return [{"tokens": ["good", "film", "bad"], "ner_tags": [shift, 1 + shift, 2 + shift]}] * 3
+
+    known = prepare_rows(tagged(0), bert_like, "token-classification", name="t.jsonl")
+    options = {"name": "v.jsonl", "role": "validation", "like": known, "on_bad_row": bad}
+    with pytest.raises(UserError, match="'ner_tags' counts its classes from 1 .*take 1 from every"):
+        prepare_rows(tagged(1), bert_like, "token-classification", **options)
+
+
+@pytest.mark.parametrize(
+    ("train", "validation", "used"),
+    [
+        ([0, 1, 2, 0, 1], [-1, 0, 1, 2, 1], 4),  # -1 is 'no label'
+        ([0, 1, 2, 3, 4], [4, 5, 4, 4, 4], 4),  # two classes of five tell nothing
+        (STARS, [1, 2, 3, 9, 5], 4),
+        (STARS, [1, 2, 3, 4, 4], 5),
+    ],
+)
+def test_other_labels_are_judged_row_by_row(held_out, train, validation, used):
+    data = held_out(rows_of(train), rows_of(validation), {"on_bad_row": "skip"})
+    assert len(data.store) == used

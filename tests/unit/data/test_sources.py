@@ -201,6 +201,49 @@ def test_json_object_that_keeps_its_rows_under_a_key(load, tmp_path):
     assert load(tmp_path / "a.json").to_list() == ROWS
 
 
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_object_with_splits(load, tmp_path, indent):
+    splits = {"train": ROWS[:10], "dev": ROWS[10:14], "test": ROWS[14:]}
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"version": 2, **splits}, indent=indent))
+    assert load(file).to_list() == ROWS[:10]
+    assert load(file, role="validation").to_list() == ROWS[10:14]
+    assert load(file, split="test[:2]").to_list() == ROWS[14:16]
+    assert load(file, split="train+test").to_list() == ROWS[:10] + ROWS[14:]
+    with pytest.raises(UserError, match=r"has no split 'exam'. It has: train, validation, test"):
+        load(file, split="exam")
+    with gzip.open(tmp_path / "b.json.gz", "wt") as packed:
+        packed.write(file.read_text())
+    assert load(tmp_path / "b.json.gz", split="test").to_list() == ROWS[14:]
+
+
+def test_splits_in_json_have_tokens_of_their_own(tmp_path):
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"train": ROWS[:10], "test": ROWS[10:]}))
+    keys = set()
+    for split in ("train", "test"):
+        cfg = DatasetConfig(path=str(file), split=split)
+        place = {"role": "train", "section": "dataset", "resolved_target": None, "memory": tmp_path / "cache"}
+        keys.add(find_source(cfg, **place).content_key())
+    assert len(keys) == 2
+
+
+def test_splits_in_json_that_cannot_be_read(load, tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.json").write_text(json.dumps({"train": ROWS, "test": []}))
+    with pytest.raises(UserError, match=r"dataset.split: '.*a.json' has no rows under 'test'"):
+        load(tmp_path / "d" / "a.json", split="test")
+    (tmp_path / "d" / "b.json").write_text(json.dumps({"train": ROWS}))
+    with pytest.raises(UserError, match=r"a.json' holds splits of its own \(train, test\), which are read where it is"):
+        load(tmp_path / "d")
+
+
+def test_json_lines_with_a_key_like_a_split_are_lines(load, tmp_path):
+    rows = [{"train": [{"a": 1}], "text": "b"}] * 3
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert load(tmp_path / "a.json").to_list() == rows
+
+
 def test_pretty_printed_json_array(load, tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=2))
     assert load(tmp_path / "a.json").to_list() == ROWS

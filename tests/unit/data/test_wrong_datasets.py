@@ -48,12 +48,12 @@ CASES = [
     (
         "an unreadable format", {"reviews.xlsx": "PK"}, {"path": "{tmp}/reviews.xlsx"},
         "dataset.path: '{tmp}/reviews.xlsx' is of a format that cannot be read. Readable are CSV, TSV, JSON, JSONL, "
-        "Parquet, Arrow and text (.txt) files, each also as .gz.",
+        "Parquet, Arrow and text (.txt) files, each also as .gz, .bz2, .xz, .zst or .zip.",
     ),
     (
         "a folder without data", {"d/README.md": "hello"}, {"path": "{tmp}/d"},
         "dataset.path: the folder '{tmp}/d' holds no data files. Readable are CSV, TSV, JSON, JSONL, Parquet, Arrow "
-        "and text (.txt) files, each also as .gz, and folders written by save_to_disk.",
+        "and text (.txt) files, each also as .gz, .bz2, .xz, .zst or .zip, and folders written by save_to_disk.",
     ),
     (
         "a folder of several formats", {"d/a.csv": "text,label\n", "d/b.jsonl": lines(GOOD)}, {"path": "{tmp}/d"},
@@ -165,8 +165,20 @@ CASES = [
     ),
     (
         "no header", {"a.csv": "A good film,1\nA bad film,0\n"}, {"path": "{tmp}/a.csv"},
-        "dataset.path: the file's first line (A good film, 1) looks like a row and not like names of columns. Write "
-        "the names above it, e.g. text,label.",
+        "dataset.path: row 1 of '{tmp}/a.csv' (A good film, 1) was taken for the header, and looks like data. If the "
+        "file has no header, name its columns: dataset.column_names: [text, label]. If these are names, say which "
+        "column is which, e.g. dataset.text_column.",
+    ),
+    (
+        "UTF-16 without a mark", {"a.csv": "text,label\nfine,1\n".encode("utf-16-le")}, {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' is UTF-16, not UTF-8. Save it as UTF-8, e.g. `iconv -f UTF-16LE -t UTF-8 "
+        "{tmp}/a.csv > utf8-a.csv`.",
+    ),
+    (
+        "UTF-16 of another writing", {"a.csv": "text,label\n好的电影,1\n坏的电影,0\n".encode("utf-16-be")},
+        {"path": "{tmp}/a.csv"},
+        "dataset.path: '{tmp}/a.csv' is UTF-16, not UTF-8. Save it as UTF-8, e.g. `iconv -f UTF-16BE -t UTF-8 "
+        "{tmp}/a.csv > utf8-a.csv`.",
     ),
     (
         "an old encoding", {"a.jsonl": lines(GOOD).encode() + b'{"text": "caf\xe9", "label": 1}\n'},
