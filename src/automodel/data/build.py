@@ -134,7 +134,7 @@ def build(
             "key": key,
             "stats": stats.to_json(),
             "labels": labels.to_json() if labels else None,
-            "description": "; ".join(dict.fromkeys(part.layout.description for part in laid)),
+            "description": "; ".join(dict.fromkeys(_in_words(part.layout) for part in laid)),
             "splits": any(getattr(part.layout.encoder, "split", False) for part in laid),
             "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request)],
             "kinds": [
@@ -161,6 +161,11 @@ def _chunks(laid: Sequence[LaidOut], counters: Sequence[Counter]) -> Iterator[Sa
                 chunk = replace(chunk, token_types=np.zeros(len(chunk.input_ids), dtype=np.uint8))
             yield replace(chunk, rows=chunk.rows + before) if before else chunk
         before += len(part.rows)
+
+
+def _in_words(layout: Layout) -> str:
+    """What rows are, and what of them is learned."""
+    return ", ".join(filter(None, (layout.description, layout.learned)))
 
 
 def _counter(request: Request, rows: int) -> Counter:

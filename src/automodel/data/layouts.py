@@ -64,6 +64,8 @@ class Layout:
     encoder: Encoder
     description: str
     """What the rows are, in a few words: `text classification of text → label`."""
+    learned: str = ""
+    """What of them is learned, where that is worth a word in the plan."""
     labels: LabelMap | None = None
     notes: tuple[str, ...] = ()
     """Things a person should know, for the plan."""
@@ -189,7 +191,7 @@ def _text_classification(rows: Any, columns: Columns, request: Request) -> Layou
     )
     shown = label if isinstance(label, str) else f"{len(label)} label columns"
     notes = numbered(columns, label, request.labels, labels, request.cfg)
-    return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels, notes)
+    return Layout(encoder, f"{text}{' + ' + pair if pair else ''} → {shown}", labels=labels, notes=notes)
 
 
 def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]) -> tuple[str, str | None]:
@@ -227,7 +229,7 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
         own_names(columns, tags, labels, request.cfg),
     )  # fmt: skip
     notes = numbered(columns, tags, request.labels, labels, request.cfg)
-    return Layout(encoder, f"{tokens} → {tags}", labels, notes)
+    return Layout(encoder, f"{tokens} → {tags}", labels=labels, notes=notes)
 
 
 def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -283,8 +285,14 @@ def _chats(columns: Columns, request: Request, messages: str, completion: str | 
     own = (chat, tools, system, completion)
     encoder = Chats(tokenizer, messages, request.max_length, request.cfg.answers_only, *own)
     where = f"'{messages}'" + (f" and '{completion}', of which the latter is learned" if completion else "")
-    how = f"chat messages in {where}"
-    return Layout(encoder, how, notes=tuple(notes), chat_template=template, used=OF_CHATS, fault=fault)
+    how, learned = f"chat messages in {where}", "each answer up to the token that ends it"
+    if not request.cfg.answers_only:
+        learned = "learned whole"
+    elif chat.marks_answers:
+        learned = "learned where the template marks it"
+    return Layout(
+        encoder, how, learned, notes=tuple(notes), chat_template=template, used=OF_CHATS, fault=fault,
+    )  # fmt: skip
 
 
 def _instruction_columns(columns: Columns, cfg: DatasetConfig) -> tuple[dict[str, str], str] | None:
@@ -390,4 +398,4 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
     )
     used = OF_READY_ROWS | ({"column_mapping"} if task in ROLES else set())
     notes = numbered(columns, label, request.labels, labels, request.cfg) if label else ()
-    return Layout(encoder, "already tokenised rows", labels, notes, used=used)
+    return Layout(encoder, "already tokenised rows", labels=labels, notes=notes, used=used)

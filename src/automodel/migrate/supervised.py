@@ -84,6 +84,11 @@ def other_options(script: Script, document: Document, trainer: ast.Call, given: 
 
 def _by_the_kind_of_rows(document: Document, line: int, answers: bool | None, completions: bool | None) -> None:
     """What is the same for some rows only; a script does not say which it has."""
+    if answers:
+        document.note(
+            line, "assistant_only_loss: TRL also learns the newline that ChatML and others write behind an answer's "
+            "end; a run of this file learns an answer up to its end. `automodel run` learns what TRL does",
+        )  # fmt: skip
     if answers and completions is False:
         document.note(line, "assistant_only_loss: of rows with a `prompt`, SFTTrainer learns answers inside it as well")
     if not answers and document.get("dataset.text_column") is None:

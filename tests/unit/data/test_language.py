@@ -194,7 +194,8 @@ def test_messages_that_are_asked_and_messages_that_answer(lm, chat_like, gpt_lik
     whole = said(*((m["role"], m["content"]) for m in MESSAGES))
     data = lm(rows, chat_like)
     assert text_of(data, chat_like) == (whole, "A2<|im_end|>")
-    assert data.description == "chat messages in 'prompt' and 'completion', of which the latter is learned"
+    latter = "chat messages in 'prompt' and 'completion', of which the latter is learned"
+    assert data.description == f"{latter}, each answer up to the token that ends it"
     marking = copy.deepcopy(chat_like)
     marking.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
@@ -300,7 +301,7 @@ def test_conversations_as_json_text_are_conversations(lm, chat_like):
     turns = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}]
     as_lists, as_text = lm([{"messages": turns}] * 2, chat_like), lm([{"messages": json.dumps(turns)}] * 2, chat_like)
     assert text_of(as_text, chat_like) == text_of(as_lists, chat_like)
-    assert as_text.description == "chat messages in 'messages'"
+    assert as_text.description == "chat messages in 'messages', each answer up to the token that ends it"
     with pytest.raises(UserError, match="row 1: the conversation is text and not a list of messages"):
         lm([{"messages": json.dumps(turns)}, {"messages": "Hi?"}], chat_like)
     assert lm([{"conversation": "He said hi."}] * 2, chat_like).description.startswith("plain text in 'conversation'")
@@ -310,11 +311,14 @@ def test_what_is_named_comes_before_messages_that_are_found(lm, chat_like):
     """Sets on the hub often have chats beside texts and prompts."""
     turns = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}]
     rows = [{"messages": turns, "body": "Once upon", "prompt": "Q", "completion": "A"}] * 2
-    assert lm(rows, chat_like).description == "chat messages in 'messages'"
+    assert lm(rows, chat_like).description == "chat messages in 'messages', each answer up to the token that ends it"
     assert lm(rows, chat_like, text_column="body").description.startswith("plain text in 'body'")
     assert lm(rows, chat_like, prompt_template="{prompt} =>").description.startswith("prompt → completion")
     named = {"text_column": "body", "messages_column": "messages"}
-    assert lm(rows, chat_like, **named).description == "chat messages in 'messages'"
+    assert (
+        lm(rows, chat_like, **named).description
+        == "chat messages in 'messages', each answer up to the token that ends it"
+    )
 
 
 def test_a_tokenizer_without_an_end_is_refused(lm, bert_like):

@@ -148,7 +148,8 @@ def test_datasets_of_several_layouts_share_a_store(mixed, write, gpt_like):
     assert texts[4].endswith("### Assistant:\nyo<|end|>\n\n")
     assert texts[7] == "x" * 40
     assert data.description == (
-        "q → a (plain prompt); chat messages in 'messages'; plain text in 'text', split into pieces where it is long"
+        "q → a (plain prompt); chat messages in 'messages', each answer up to the token that ends it; "
+        "plain text in 'text', split into pieces where it is long"
     )
     assert (data.stats.rows, data.stats.used, data.stats.ended) == (9, 11, 9)
     assert mixed([{**entries[0], "weight": 9.0}, *entries[1:]], max_length=40).from_cache  # weights change no sample

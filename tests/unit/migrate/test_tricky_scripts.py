@@ -244,8 +244,11 @@ def test_rows_that_are_filled_are_what_batch_sizes_count(more, size, on_long, tm
     [
         ("completion_only_loss=True", ['prompt_template: "{prompt}"', "answer_only_loss: false"]),
         ("completion_only_loss=False", ['prompt_template: "{prompt}"']),
-        ("assistant_only_loss=True", []),
-        ("assistant_only_loss=True, completion_only_loss=False", ["learns answers inside it"]),
+        ("assistant_only_loss=True", ["the newline that ChatML and others write behind an answer's end"]),
+        (
+            "assistant_only_loss=True, completion_only_loss=False",
+            ["the newline", "learns answers inside it"],
+        ),
         ("completion_only_loss=False, dataset_text_field='story'", []),
     ],
 )
