@@ -8,10 +8,13 @@ ids), faults of the files of every format, and faults of where the data is and h
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import random
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -293,6 +296,16 @@ def _spoilt(content: bytes) -> bytes:
     return content[:half] + bytes([content[half] ^ 0xFF]) * 3 + content[half + 3 :]
 
 
+def _zip(files: dict[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
+    return out.getvalue()
+
+
+_BOMB = bz2.compress(bytes(2**24)) * 128
+"""2 GiB of nothing in a few kilobytes."""
 _ROWS = classes()
 _GOOD_LINES = _jsonl(_ROWS)
 _DEEP = 20_000
@@ -313,6 +326,13 @@ OTHER_FILES: list[tuple[str, str, str, bytes, str]] = [
     ("csv-many-columns", "thousands of columns, and no text", "column",
      lines_of([",".join(f"c{i}" for i in range(2000)), ",".join("1" * 2000)]), "csv"),
     ("csv-is-a-zip", "a spreadsheet by the name of a table", r"rows\.csv", b"PK\x03\x04" + bytes(range(256)) * 20, "csv"),
+    ("csv-no-header", "rows from the first line on", "row 1|column_names", _csv(_ROWS).partition(b"\n")[2], "csv"),
+    ("csv-wide", "UTF-16 without a mark", r"rows\.csv.*UTF-16LE", _csv(_ROWS).decode().encode("utf-16-le"), "csv"),
+    ("zip-several", "an archive of two files", r"rows\.zip.*train\.csv", _zip({"train.csv": _csv(_ROWS), "test.csv": _csv(_ROWS)}), "zip"),
+    ("zip-of-nothing", "an archive without a file", r"rows\.zip", _zip({}), "zip"),
+    ("zip-bomb", "2 GiB in a few kilobytes", r"rows\.csv\.bz2.*250 times", _BOMB, "csv.bz2"),
+    ("xz-cut", "compressed data that breaks off", r"rows\.csv\.xz", lzma.compress(_csv(_ROWS))[:-20], "csv.xz"),
+    ("zst-none", "a name that says compressed, and text", r"rows\.jsonl\.zst", _GOOD_LINES, "jsonl.zst"),
     ("csv-is-html", "a page that says no", "text|column|line", b"<html>\n<body>\n<p>404, not found</p>\n</body>\n</html>\n", "csv"),
     ("tsv-commas", "commas for tabs", r"rows\.tsv", _csv(_ROWS), "tsv"),
     ("tsv-ragged", "a row with a cell too many", r"line 14|cells", _csv(_ROWS, "\t") + b"good film\t1\tx\n", "tsv"),
@@ -443,6 +463,8 @@ PLACES: list[tuple[str, str, str, dict[str, bytes], dict[str, str]]] = [
     ("saved-splits", "splits that are no list", "dataset.path", {"run.yaml": run_of("classes", "rows"), "rows/dataset_dict.json": b'{"splits": 3}'}, {}),
     ("saved-deep-splits", "splits that are 20,000 deep", "dataset.path", {"run.yaml": run_of("classes", "rows"), "rows/dataset_dict.json": _DEEP_JSON}, {}),
     ("held-out-classes", "a class that training never saw", "validation_dataset", _two(classes(), _row(5, label=2)(classes())), {}),
+    ("held-out-shifted", "classes counted from 1 and not from 0", "validation_dataset.label_column.*take 1 from",
+     _two(classes(), [{**row, "label": row["label"] + 1} for row in classes()]), {}),
     ("held-out-columns", "held-out data with other columns", "validation_dataset", _two(classes(), _renamed("text", "height")(_all(text=3)(classes()))), {}),
     ("held-out-empty", "held-out data without rows", "validation_dataset|test.jsonl", _two(classes(), []), {}),
     ("held-out-bad-row", "an empty text in held-out data", "validation_dataset", _two(classes(), _row(5, text="")(classes())), {}),

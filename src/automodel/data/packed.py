@@ -132,7 +132,7 @@ class _Bounded(io.RawIOBase):
         if self.read_so_far > self.most:
             raise PackedError(
                 f"what is inside has over {self.most / 2**30:,.0f} GiB, more than {MOST_TIMES} times the file's own "
-                "size, as data never have. Unpack it yourself if it is right"
+                "size, as data never have. Name another file, or unpack it yourself if it is right"
             )
         buffer[: len(found)] = found
         return len(found)
