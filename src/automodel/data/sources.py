@@ -224,6 +224,9 @@ def _file_source(cfg, role, section, memory, root: Path, found: list[Path], form
             if why
             else f"{section}.path: '{unknown[0]}' is of a format that cannot be read. Readable are {local.READABLE}."
         )
+    if not all(path.is_relative_to(root) for path in found):
+        found = [path.absolute() for path in found]
+        root = Path(os.path.commonpath([path.parent for path in found]))  # data_files may name files anywhere
     format = format or local.one_format(found, root, section)
     if format not in ("csv", "tsv"):
         _refuse_names(cfg, section)

@@ -130,6 +130,19 @@ def test_builder_name_with_data_files(load, tmp_path, monkeypatch):
     assert len(load("json", data_files="d/*.jsonl")) == 6
 
 
+def test_data_files_may_lie_anywhere(load, tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "test" / "there"
+    write(here / "a.jsonl", ROWS[:2])
+    write(there / "train" / "b.jsonl", ROWS[:3])
+    write(there / "validation" / "b.jsonl", ROWS[:4])
+    monkeypatch.chdir(here)
+    for path in ("json", ".", here):
+        assert len(load(path, data_files=str(there / "train" / "b.jsonl"))) == 3
+        assert len(load(path, data_files=("a.jsonl", str(there / "train" / "b.jsonl")))) == 5
+        assert len(load(path, data_files=str(there / "*" / "b.jsonl"))) == 3
+        assert len(load(path, role="validation", data_files=str(there / "*" / "b.jsonl"))) == 4
+
+
 def test_only_an_empty_cell_is_a_missing_value(load, tmp_path):
     (tmp_path / "a.csv").write_text("text,label\nNA,null\nNone,x\n,y\n")
     assert load(tmp_path / "a.csv").to_list() == [
