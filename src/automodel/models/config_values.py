@@ -16,15 +16,16 @@ from automodel.config.errors import UserError
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 HEADS = ("num_attention_heads", "encoder_attention_heads", "n_head", "n_heads", "num_heads")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""0 in the dense models of a family that has mixtures, too (Granite 4)."""
 LARGEST = {
     "vocab_size": 2**27, "intermediate_size": 2**22, "ffn_dim": 2**22, "encoder_ffn_dim": 2**22, "d_ff": 2**22,
     "decoder_ffn_dim": 2**22, "n_inner": 2**22, "num_hidden_layers": 10_000, "num_layers": 10_000, "n_layer": 10_000,
     "n_layers": 10_000, "encoder_layers": 10_000, "decoder_layers": 10_000, "num_decoder_layers": 10_000,
     "num_key_value_heads": 2**16, "head_dim": 2**16, "max_position_embeddings": 2**40, "n_positions": 2**40,
-    "num_local_experts": 2**16, "num_experts": 2**16, "n_routed_experts": 2**16,
-    **dict.fromkeys(WIDTHS, 2**20), **dict.fromkeys(HEADS, 2**16),
+    **dict.fromkeys(EXPERTS, 2**16), **dict.fromkeys(WIDTHS, 2**20), **dict.fromkeys(HEADS, 2**16),
 }  # fmt: skip
-"""Whole numbers from 1 on. Ten times what any model has, or more."""
+"""Whole numbers from 1 on, experts from 0. Ten times what any model has, or more."""
 DROPPED = ("dropout", "pdrop", "drop_rate", "layerdrop", "drop_path_rate")
 
 Place = Callable[[str], str]
@@ -40,7 +41,9 @@ def check_values(config: Any, place: Place) -> None:
             return f"{place(above + key)}: {own[key]}"
 
         for key, value in own.items():
-            dropped = any(part in key for part in DROPPED) and key != "classifier_dropout"  # which may follow another
+            # None follows the dropout of another key: `classifier_dropout`, DeBERTa's `cls_dropout`.
+            usual = None if key == "classifier_dropout" else getattr(type(part), key, None)
+            dropped = usual is not None and any(name in key for name in DROPPED)
             if (value is not None or dropped) and not isinstance(value, list | tuple | dict):
                 _check_value(key, value, named)
         _check_heads(own, named)
@@ -52,7 +55,7 @@ def check_sizes(said: Mapping[str, Any], place: Place) -> None:
         if isinstance(value, Mapping):
             check_sizes(value, lambda inner, key=key: place(f"{key}.{inner}"))
         elif isinstance(value, int | float) and not isinstance(value, bool) and value > LARGEST.get(key, math.inf):
-            raise UserError(f"{place(key)}: {value} should be a whole number from 1 to {LARGEST[key]:,}.")
+            raise UserError(f"{place(key)}: {value} should be {_whole_number(key)}.")
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Any]]:
@@ -67,10 +70,18 @@ def _parts(config: Any) -> Iterator[tuple[str, Any]]:
             yield f"{key}.", part
 
 
+def _least(key: str) -> int:
+    return 0 if key in EXPERTS else 1
+
+
+def _whole_number(key: str) -> str:
+    return f"a whole number from {_least(key)} to {LARGEST[key]:,}"
+
+
 def _check_value(key: str, value: Any, named: Place) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if key in LARGEST and not (number and value % 1 == 0 and 1 <= value <= LARGEST[key]):
-        raise UserError(f"{named(key)} should be a whole number from 1 to {LARGEST[key]:,}.")
+    if key in LARGEST and not (number and value % 1 == 0 and _least(key) <= value <= LARGEST[key]):
+        raise UserError(f"{named(key)} should be {_whole_number(key)}.")
     drops = any(part in key for part in DROPPED) and not isinstance(value, bool)
     if drops and not (number and 0 <= value < 1):
         raise UserError(f"{named(key)} should be from 0 to below 1: the share that is dropped.")

@@ -28,6 +28,23 @@ def test_no_rule_refuses_a_family(kind):
         check_values(config, str)
 
 
+# Granite 4 publishes dense models of its family of mixtures; DeBERTa's heads read `cls_dropout`, null by default.
+PUBLISHED = [
+    ("granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0}),
+    ("deberta-v2", {"cls_dropout": None}),
+]
+
+
+@pytest.mark.parametrize(("kind", "said"), PUBLISHED, ids=lambda value: str(value)[:20])
+def test_no_rule_refuses_values_of_published_models(kind, said):
+    check_values(CONFIG_MAPPING[kind](**said), str)
+
+
+def test_a_count_of_experts_is_not_negative():
+    with pytest.raises(UserError, match="num_local_experts: -1 should be a whole number from 0 to 65,536"):
+        check_values(CONFIG_MAPPING["granitemoehybrid"](num_local_experts=-1), str)
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     made = tmp_path_factory.mktemp("models")
