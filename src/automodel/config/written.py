@@ -30,16 +30,18 @@ _SECRET_VARIABLE = re.compile(
     r"SECRET|PASSW|APIKEY|(?:^|_)(?:KEY|TOKEN|PASS|AUTH|PAT|CREDENTIALS?)(?:_|$)|_PWD(?:_|$)", re.IGNORECASE
 )
 _TOKENS = re.compile(
-    r"\b(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
+    r"\b(?:hf_(?=[a-z]*[A-Z0-9])[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)(?:(?=[\w-]*[A-Z])[\w-]{16,}|[a-z0-9]{32,})|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
     r"|glpat-[\w-]{16,}|xox[abprs]-[\w-]{10,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|dapi[a-f0-9]{32}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
 )
-"""Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google and Databricks, and JSON Web Tokens."""
+"""Tokens of Hugging Face, OpenAI, GitHub, GitLab, Slack, AWS, Google and Databricks, and JSON Web Tokens. `sk-` also
+begins ordinary names (Slovak data), which have no digit, or no capital letter and fewer than 32 letters."""
 _IN_ADDRESS = re.compile(r"(?P<scheme>\b[A-Za-z][\w+.-]*://)(?P<who>[^/\s'\"<>]+)@")
 _IN_QUERY = re.compile(
     rf"(?P<key>[?&](?:[\w.-]*?(?:{_OF_SECRETS}|token|sig|signature)|key)=)(?P<value>[^&\s'\"#<>]+)", re.IGNORECASE
 )
-_BEARER = re.compile(r"\b(?P<kind>Bearer|Basic)\s+(?P<value>[\w.~+/=-]{16,})", re.IGNORECASE)
+_BEARER = re.compile(r"\b(?P<kind>Bearer|Basic)\s+(?P<value>(?=[\w.~+/=-]*\d)[\w.~+/=-]{16,})", re.IGNORECASE)
+"""With a digit: "basic responsibilities" is English."""
 
 _used: set[str] = set()
 """Names of the variables that configs of this process have used for text."""

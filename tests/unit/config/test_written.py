@@ -63,6 +63,12 @@ def test_a_value_that_was_replaced_is_written_as_it_is(tmp_path, monkeypatch):
         ("${BATCH,8}", "${BATCH,8}"),
         ("Authorization: Bearer abcdef0123456789", f"Authorization: Bearer {HIDDEN}"),
         ("a commit: 0123456789abcdef0123456789abcdef01234567", "a commit: 0123456789abcdef0123456789abcdef01234567"),
+        ("sk-proj-abcDEF1234567890abcd", HIDDEN),
+        ("sk-0123456789abcdef0123456789abcdef", HIDDEN),
+        ("./runs/sk-abstractive-summarization", "./runs/sk-abstractive-summarization"),
+        ("data/wiki-sk-sentences-2024.jsonl", "data/wiki-sk-sentences-2024.jsonl"),
+        ("List the basic responsibilities of {job}.", "List the basic responsibilities of {job}."),
+        ("Basic text-classification", "Basic text-classification"),
         ("[PAD] hf-internal-testing/tiny, hf_models", "[PAD] hf-internal-testing/tiny, hf_models"),
     ],
 )
