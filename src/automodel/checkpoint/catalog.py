@@ -247,6 +247,20 @@ def hold(folder: Path) -> int | None:
     return descriptor
 
 
+def make_held(folder: Path) -> int | None:
+    """Makes the folder of a checkpoint that is about to be written, and holds it as `hold` does. It has its lock before
+    it has its name, or a `prune` at this moment would take it for what a killed save left behind."""
+    without_name = folder.with_name(f".new{folder.name}")
+    without_name.mkdir(parents=True)
+    held = hold(without_name)
+    try:
+        os.rename(without_name, folder)
+    except OSError:
+        let_go(held)
+        raise
+    return held
+
+
 def let_go(held: int | None) -> None:
     """The end of `hold`, for processes that were forked meanwhile as well."""
     if held is None:

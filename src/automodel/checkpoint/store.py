@@ -275,8 +275,7 @@ class CheckpointStore:
         folder = catalog.unfinished(self.folder, step)
         made = {"name": folder.name, "problem": ""}
         try:
-            folder.mkdir(parents=True)
-            self._held = catalog.hold(folder)
+            self._held = catalog.make_held(folder)
         except OSError as error:
             made["problem"] = in_words(error)
         return made

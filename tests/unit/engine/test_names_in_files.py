@@ -215,11 +215,27 @@ import sys, time
 from pathlib import Path
 from automodel.checkpoint import catalog
 folder = catalog.unfinished(Path(sys.argv[1]), 7)
-folder.mkdir(parents=True)
-held = catalog.hold(folder)
+held = catalog.make_held(folder)
 print(folder, flush=True)
 time.sleep(60)
 """
+
+
+def test_a_checkpoint_that_begins_is_never_without_its_lock(tmp_path, monkeypatch):
+    seen, hold = [], catalog.hold
+
+    def looked_at(folder):
+        seen.extend(catalog.left_behind(folder.parent))
+        return hold(folder)
+
+    monkeypatch.setattr(catalog, "hold", looked_at)
+    folder = catalog.unfinished(tmp_path / "steps", 7)
+    held = catalog.make_held(folder)
+    monkeypatch.undo()
+    assert folder.is_dir()
+    assert [*seen, *catalog.left_behind(folder.parent)] == []
+    catalog.let_go(held)
+    assert catalog.left_behind(folder.parent) == [folder]
 
 
 def test_what_a_killed_save_left_goes_with_the_next_start_and_a_living_one_stays(tmp_path, capsys):
