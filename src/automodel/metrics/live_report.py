@@ -31,7 +31,7 @@ class LiveReport:
         self._thread: threading.Thread | None = None
         self._changed = threading.Event()
         self._ended = threading.Event()
-        self._error: OSError | None = None
+        self._error: Exception | None = None
 
     def start(self, run_dir: Path, config: dict[str, Any], plan: dict[str, Any]) -> None:
         self._run_dir = run_dir
@@ -56,7 +56,7 @@ class LiveReport:
             began = time.perf_counter()
             try:
                 write_report(self._run_dir, running=True)
-            except OSError as error:
+            except Exception as error:  # a full disk, or a line that the page cannot show
                 self._error = error
                 return
             self._ended.wait(max(self._every_s, (time.perf_counter() - began) / SHARE))

@@ -69,8 +69,10 @@ def test_a_page_that_takes_long_is_made_less_often(tmp_path, monkeypatch):
     assert len(made) == 1  # the next one would have come five seconds later
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "denied")])
-def test_a_disk_that_refuses_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), PermissionError(13, "denied"), KeyError("a line of another form")]
+)
+def test_a_page_that_cannot_be_made_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, error):
     def refuse(*_args, **_options):
         raise error
 
