@@ -31,11 +31,11 @@ from automodel.config.values import got, show
 
 NO_TARGET = "nothing here takes a `_target_`. Remove it; only the sections that say so build objects."
 NO_TRUST = (
-    "a file cannot widen what is trusted, since it may come from somebody else. Remove it and add "
+    "a file cannot widen what is trusted, since it may come from anywhere. Remove it and add "
     "`--trust my_package` to the command line."
 )
 NO_REMOTE_DATA = (
-    "a file cannot have anything fetched, since it may come from somebody else. Remove it and add "
+    "a file cannot have anything fetched, since it may come from anywhere. Remove it and add "
     "`--allow-remote-data` to the command line."
 )
 

@@ -217,7 +217,7 @@ _PLURALS = {int: "whole numbers", float: "numbers", bool: "truth values", str: "
 
 
 def describe(hint: Any, every: bool = False) -> str:
-    """A type in words: `a whole number (at least 1)`. That null is allowed helps nobody who meant something else.
+    """A type in words: `a whole number (at least 1)`. Null is left out, since something else was meant.
     `every`: with far limits, too."""
     return " or ".join(_describe_arm(arm, every) for arm in arms(hint) if arm is not type(None))
 

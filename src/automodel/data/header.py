@@ -34,7 +34,7 @@ def named_by_config(cfg: DatasetConfig) -> dict[str, Any]:
 
 def check_header(file: Path, options: dict[str, Any], section: str, cfg: DatasetConfig) -> None:
     """Raises `UserError` where a first row is no header, is one although the config names the columns, or has a name
-    twice: it would mean the first column, and the other one get a name that nobody gave it."""
+    twice: it would mean the first column, and the other one get a name that is not in the file."""
     rows = _first_rows(file, options)
     if not rows:
         return
@@ -53,7 +53,7 @@ def check_header(file: Path, options: dict[str, Any], section: str, cfg: Dataset
 
 
 def _first_rows(file: Path, options: dict[str, Any]) -> list[list[str | None]]:
-    """Cells as text, None where there is nothing. What is wrong with the file is said by who reads all of it."""
+    """Cells as text, None where there is nothing. What is wrong with the file is said where all of it is read."""
     import pandas
 
     with suppress(ValueError, OSError, PackedError), opened(file) as content:

@@ -9,7 +9,7 @@ from automodel.config.errors import UserError
 
 
 class SeveralProblems(UserError):
-    """Problems that were found together; `subject`: with what. Whoever collects it takes them one by one."""
+    """Problems that were found together; `subject`: with what. `Problems` takes them one by one."""
 
     def __init__(self, found: Sequence[UserError], subject: str = "the data") -> None:
         self.found = tuple(found)

@@ -60,7 +60,7 @@ class TaskLoss:
     likelihood: bool = False
     """Evaluations measure how likely the labels are (perplexity): without smoothing, which is for learning."""
     tally: TokenScores | None = None
-    """Counts entropy and right labels of what is learned, where somebody asks for them."""
+    """Counts entropy and right labels of what is learned, where a trainer logs them."""
 
     @property
     def plain(self) -> bool:

@@ -100,7 +100,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _carry(
     rest: dict[str, Any], ignored: tuple[str, ...], document: Document, lines: dict[str, int], whole: bool
 ) -> None:
-    """What is left of a file: arguments of HF Trainer, keys that change nothing, and keys that nobody here knows. A
+    """What is left of a file: arguments of HF Trainer, keys that change nothing, and keys that are not known here. A
     fragment changes what it says and nothing else, so that of a file that is not `whole` no default is written."""
     arguments = {}
     for key, value in rest.items():

@@ -1,6 +1,6 @@
 """What the files of a model may say, looked at as data before transformers opens them.
 
-A model folder, or a repository of the hub, may come from anybody. Without `--trust remote_code` nothing in it may
+A model folder, or a repository of the hub, may come from anywhere. Without `--trust remote_code` nothing in it may
 choose code or other files: transformers downloads and runs kernels that `attn_implementation: publisher/kernel` names,
 loads pickled weights where an index or `transformers_weights` names them, and takes whatever class of its own stands
 under `tokenizer_class`. Weights in any other form than safetensors are refused with trust, too. `auto_map` (Python

@@ -162,7 +162,7 @@ def _fitting(hardware: Hardware, model: ModelFacts, setting: Setting, fp8: bool)
     unknown = model.no_shape
     try:
         found, saved, kept = estimate(model.shape, model.parameters, setting), 0.0, 0.0
-    except Exception as error:  # sizes of a family that nobody has tried here; the run itself may be right
+    except Exception as error:  # sizes of a family that was not tried here; the run itself may be right
         unknown = f"the sizes in the config of {model.model_type} do not fit together ({type(error).__name__})"
         model, found, saved, kept = replace(model, shape=None), estimate(None, model.parameters, setting), 0.0, 0.0
     much = found.total > NORMS_AGAIN_SHARE * hardware.memory_gib * GIB

@@ -45,7 +45,7 @@ def compile_kernels_ahead(cfg: RunConfig) -> str | None:
     except UserError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # The file is read as it lies there; whoever loads the model looks whether it is right.
+        # The file is read as it lies there; whether it is right is said where the model is loaded.
         return f"unknown, because the model's config.json has its sizes in another form ({type(error).__name__})"
     return "the step will not be captured" if facts is None else ahead.start(facts)
 

@@ -1,7 +1,7 @@
 """What TRL's SFTTrainer writes beside the loss: entropy, token accuracy, tokens so far, and the loss of a router.
 
     entropy               mean over the micro-batches since the last line of the mean entropy of their learned tokens
-    mean_token_accuracy   the same of the share of learned tokens that have the highest logit
+    mean_token_accuracy   mean over the same micro-batches of the share of learned tokens with the highest logit
     num_tokens            tokens that were trained on since the trainer was made, prompts included
     aux_loss              mean loss of the router, before its coefficient, where there is one
 

@@ -80,7 +80,7 @@ def _callbacks_measure(trainer: Any) -> bool:
 
 
 def _has_labels(trainer: Any) -> bool:
-    """Whether evaluated rows have labels; yes where nobody can tell."""
+    """Whether evaluated rows have labels; yes where that cannot be told."""
     given = trainer.eval_dataset
     for dataset in given.values() if isinstance(given, dict) else [given]:
         columns = getattr(dataset, "column_names", None)

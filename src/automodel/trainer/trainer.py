@@ -73,7 +73,7 @@ class Trainer(transformers.Trainer):
     token_scores: TokenScores | None = None
     """Counts entropy and right labels of what is trained, where a subclass logs them."""
     evaluated_scores: TokenScores | None = None
-    """The same of what is evaluated."""
+    """Counts entropy and right labels of what is evaluated."""
     metrics_beside_loss: tuple[str, ...] = ()
     """What evaluations have besides, without a `compute_metrics`."""
     counts_tokens: ClassVar[bool] = False

@@ -4,7 +4,7 @@ One number about the machine is measured: how fast it multiplies matrices of Min
 a second. What a token of training costs in such products is known from the model's size, and how much of the
 machine's matrix speed a whole training step reaches was measured once (`SHARE`). Reading a held-out review costs a
 third of training on one, so fewer are held out where there are few minutes. A quarter of the time is left for what
-nobody can predict.
+cannot be predicted.
 """
 
 from __future__ import annotations
