@@ -183,6 +183,7 @@ class DatasetReader:
         given = dict(zip(("path", "name"), (self.script.value(arg) for arg in call.args)))
         given |= {k.arg: self.script.value(k.value) for k in call.keywords if k.arg}
         path, files = given.get("path"), given.get("data_files")
+        names = given.get("column_names") or given.get("names") if path == "csv" else None
         split = given.get("split")
         if is_refused_builder(str(path)):
             raise Unknown(call.lineno, builder_refused(str(path)))
@@ -205,6 +206,10 @@ class DatasetReader:
         for key, value in (("name", given.get("name")), ("split", split), ("data_files", files)):
             if value is not None:
                 self.document.set(f"{section}.{key}", value, "")
+        if names and given.get("header") not in (None, "infer"):
+            raise Unknown(call.lineno, "names in the place of those that the file has; rename the columns in the file")
+        if names:
+            self.document.set(f"{section}.column_names", list(names), f"line {call.lineno}")
         if found.limit is not None:
             self.document.set(f"{section}.num_samples_limit", found.limit, "select")
         if given.get("streaming"):

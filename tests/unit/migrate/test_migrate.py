@@ -451,6 +451,16 @@ def test_an_address_stays_one_and_says_what_it_needs(tmp_path):
     assert (dataset["path"], dataset["data_files"]) == ("csv", "https://host/train.csv")
 
 
+def test_names_for_files_without_a_header(tmp_path):
+    files = 'data_files={"train": "train.csv", "test": "test.csv"}'
+    named = f'{files}, column_names=["sentence", "label"]'
+    config = migrated(tmp_path, SCRIPT.replace(files, named))
+    sections = config["dataset"], config["validation_dataset"]
+    assert [section["column_names"] for section in sections] == [["sentence", "label"]] * 2
+    with pytest.raises(UserError, match="names in the place of those that the file has"):
+        migrated(tmp_path, SCRIPT.replace(files, f"{named}, header=0"))
+
+
 def test_no_text_of_the_source_becomes_a_key_of_the_config(tmp_path):
     """Neither in comments, which end with their line, nor as a reference to a variable of the environment."""
     hostile = "\nmodel: evil\u2028#"
