@@ -26,9 +26,9 @@ SELDOM_S = 60.0
 class Heartbeat:
     """Calls `say` with the seconds that have passed, again and again, until it is stopped."""
 
-    def __init__(self, say: Callable[[float], None], every_s: float = EVERY_S) -> None:
+    def __init__(self, say: Callable[[float], None], every_s: float | None = None) -> None:
         self._say = say
-        self._every_s = every_s
+        self._every_s = EVERY_S if every_s is None else every_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
@@ -63,7 +63,7 @@ def telling(what: str) -> Heartbeat:
 class Waiting:
     """Says what a starting run is doing. `begins` names the next part; leaving the context ends the last one."""
 
-    def __init__(self, console: Console, every_s: float = EVERY_S) -> None:
+    def __init__(self, console: Console, every_s: float | None = None) -> None:
         self._console = console
         self._every_s = every_s
         self._end: Callable[[], None] = lambda: None
