@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from automodel.kernels.linear_cross_entropy import IGNORE
+from automodel.kernels.linear_cross_entropy import IGNORE, LOWEST_BELOW
 
 ROWS_AT_ONCE = 256  # of logits, in fp32
 
@@ -55,13 +55,15 @@ class TokenScores:
 
 
 def sums_of_logits(logits_RV: Tensor, labels_R: Tensor) -> Tensor:
-    """(entropy, right labels, labels), in fp64. The definition, a few rows at a time."""
-    rows_R = (labels_R != IGNORE).nonzero().squeeze(1)
+    """(entropy, right labels, labels), in fp64. The definition, a few rows at a time. Rows without a label are computed
+    and left out: to choose rows, the host would have to wait for the device, which a recorded step cannot do."""
     sums = torch.zeros(3, dtype=torch.float64, device=logits_RV.device)
-    for chosen in rows_R.split(ROWS_AT_ONCE):
-        log_p_CV = logits_RV.index_select(0, chosen).float().log_softmax(1)
-        own_C = labels_R.index_select(0, chosen)
-        entropy = -(log_p_CV.exp() * log_p_CV).sum(dtype=torch.float64)
-        right = (log_p_CV.argmax(1) == own_C).sum(dtype=torch.float64)
-        sums += torch.stack((entropy, right, torch.full_like(right, len(chosen))))
+    for logits_CV, labels_C in zip(logits_RV.split(ROWS_AT_ONCE), labels_R.split(ROWS_AT_ONCE)):
+        learned_C = labels_C != IGNORE
+        log_p_CV = logits_CV.float().log_softmax(1)
+        right_C = learned_C & (log_p_CV.argmax(1) == labels_C)
+        # A logit of -inf has probability 0, and 0 · -inf is no number.
+        entropy_C = -(log_p_CV.exp() * log_p_CV.clamp(min=LOWEST_BELOW)).sum(1, dtype=torch.float64)
+        columns = (torch.where(learned_C, entropy_C, 0.0), right_C, learned_C)
+        sums += torch.stack([column_C.sum(dtype=torch.float64) for column_C in columns])
     return sums

@@ -15,7 +15,7 @@ from automodel.kernels.linear_cross_entropy import (
     linear_cross_entropy_scores,
 )
 from automodel.kernels.logits_memory import BUFFER_BYTES, padded_width, rows_at_a_time, saved_bytes, stored_bytes
-from automodel.kernels.token_scores import TokenScores
+from automodel.kernels.token_scores import TokenScores, sums_of_logits
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}  # fp32
 FORMS = {
@@ -252,6 +252,18 @@ def test_means_of_micro_batches_count_alike_and_one_without_labels_counts_as_not
     tally.add_logits(logits[:1], torch.tensor([1]))
     tally.add_logits(logits[:1], torch.tensor([IGNORE]))
     assert tally.take() == pytest.approx(((math.log(2) / 2 + math.log(2) + 0) / 3, (1 + 0 + 0) / 3), rel=1e-6)
+
+
+def test_logits_are_counted_without_a_value_that_the_host_waits_for():
+    """A recorded step counts too, of a head whose logits are made. `meta` tensors have no values."""
+    logits, labels = torch.empty((300, 7), device="meta"), torch.empty(300, dtype=torch.int64, device="meta")
+    assert sums_of_logits(logits, labels).shape == (3,)
+
+
+def test_a_word_that_cannot_come_adds_nothing_to_the_entropy_of_logits():
+    logits = torch.tensor([[0.0, 0.0, -math.inf], [float("nan")] * 3])
+    sums = sums_of_logits(logits, torch.tensor([1, IGNORE]))
+    assert sums.tolist() == pytest.approx([math.log(2), 0, 1], rel=1e-6)
 
 
 def test_of_equal_logits_the_first_is_the_answer(path):
