@@ -20,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 
 from automodel.config.errors import UserError
 from automodel.config.hub import hub_left_alone
+from automodel.config.machine_errors import shortage
 from automodel.data.config import BUILDERS, DatasetConfig
 from automodel.data.files import quiet
 from automodel.data.media import undecoded
@@ -99,6 +100,8 @@ class HubSource:
         except (UserError, _NoSuchSplit):
             raise
         except Exception as error:
+            if shortage(error) is not None:
+                raise
             failure = error
             for place in cached_places(path, self.cfg.revision):
                 try:

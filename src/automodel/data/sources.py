@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol
 
 from automodel.config.errors import UserError
 from automodel.config.json_text import parse_json
+from automodel.config.machine_errors import shortage
 from automodel.config.own_files import file_inside
 from automodel.config.run_folders import could_be_on_hub
 from automodel.data import files as local
@@ -380,6 +381,8 @@ class SavedSource:
             try:
                 return datasets.load_from_disk(str(self._splits()[split]))
             except Exception as error:
+                if shortage(error) is not None:
+                    raise
                 raise UserError(
                     f"{self.section}.path: '{self._splits()[split]}' was written by save_to_disk but cannot be read: "
                     f"{str(error).splitlines()[0]}. Write it again."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import gzip
 import json
@@ -420,3 +421,17 @@ def test_the_file_that_is_named_is_the_one_that_is_read(load, tmp_path, monkeypa
     monkeypatch.chdir((tmp_path / name).parent)
     here = (tmp_path / name).name
     assert len(load("csv" if here.endswith("csv") else ".", data_files=glob.escape(here))) == 3
+
+
+def test_a_machine_without_more_files_is_no_fault_of_the_data(tmp_path, monkeypatch):
+    """The message would send people to write a good dataset again, or to look at their connection."""
+
+    def no_more_files(*_args, **_options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    datasets.Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}).save_to_disk(tmp_path / "saved")
+    monkeypatch.setattr(datasets, "load_from_disk", no_more_files)
+    monkeypatch.setattr(datasets, "load_dataset_builder", no_more_files)
+    for path in (str(tmp_path / "saved"), "owner/of-the-hub"):
+        with pytest.raises(OSError, match="Too many open files"):
+            load_rows(DatasetConfig(path=path))
