@@ -26,8 +26,6 @@ OTHER_BUILDERS = frozenset(
 """Packaged builders of `datasets` 4 and 5 that are not used here; later versions may add to them."""
 SCHEMES = ("http", "https", "ftp", "s3", "gs", "gcs", "az", "abfs", "hf")
 """Addresses that `--allow-remote-data` opens. fsspec knows more: some of them run what they read (`reference`)."""
-TO_THE_HUB = ("data_dir", "storage_options")
-"""Arguments of `datasets.load_dataset` that say where it reads, too."""
 
 _ADDRESS = re.compile(r"[A-Za-z][\w.+-]*://|.*::")
 _SCHEME = re.compile(r"[A-Za-z][\w.+-]*:")
