@@ -13,6 +13,7 @@ from typing import Any
 
 from automodel.config.dump import to_plain
 from automodel.config.environment import filled
+from automodel.config.section import Typed
 from automodel.config.tree import plain_value
 from automodel.plan.config import RunConfig
 
@@ -23,7 +24,17 @@ ROUNDS = 100_000  # of the digest: a few hundredths of a second
 def noted_variables(cfg: RunConfig) -> dict[str, Any]:
     """What the run keeps of the values that came from the environment."""
     salt = secrets.token_hex(16)
-    return {"salt": salt, "values": {path: _digest(typed.value, path, salt) for path, typed in cfg.typed.items()}}
+    return {
+        "salt": salt,
+        "values": {path: _digest(_as_read_back(typed), path, salt) for path, typed in cfg.typed.items()},
+    }
+
+
+def _as_read_back(typed: Typed) -> Any:
+    """The value that the text in `run/config.yaml` will have: a path in front of which a folder was put is the same
+    place, but another text (`/data/./reviews.csv`)."""
+    value = _filled(typed.text)
+    return typed.value if value is None else value
 
 
 def as_begun(tree: dict[str, Any], cfg: RunConfig, noted: dict[str, Any] | None) -> dict[str, Any]:

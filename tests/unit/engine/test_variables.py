@@ -126,3 +126,22 @@ def test_the_same_value_typed_otherwise_is_the_same_run(folder, monkeypatch):
     monkeypatch.delenv("SEED")
     said = run(folder, *quiet, "step_scheduler.max_steps=6", f"seed={VALUES['SEED']}", resume=True)
     assert "Resuming after step 4" in said
+
+
+def test_a_relative_path_of_a_variable_goes_on_from_any_folder(folder, monkeypatch):
+    """The second command from there said that the data was another: `./reviews` and `reviews` are one folder."""
+    quiet = ["wandb=null", "mlflow=null", "tensorboard=null"]
+    tree = yaml.safe_load((folder / "run.yaml").read_text())
+    tree["dataset"] = {**tree["dataset"], "path": None, "mixture": [{"path": "${PLACE}/train.jsonl"}]}
+    tree["checkpoint"]["checkpoint_dir"] = "out"
+    (folder / "run.yaml").write_text(yaml.safe_dump(tree))
+    monkeypatch.setenv("PLACE", "./private-9931")
+    monkeypatch.chdir(folder)
+    run(folder, *quiet)
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    for steps, where in ((6, "elsewhere"), (8, "elsewhere"), (10, ".")):
+        monkeypatch.chdir(folder / where)
+        longer = f"step_scheduler.max_steps={steps}"
+        said = run(folder, *quiet, longer, config="out/run/config.yaml", resume=True)
+        assert f"Resuming after step {steps - 2}" in said
