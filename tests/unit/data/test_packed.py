@@ -123,15 +123,19 @@ def test_a_link_in_an_archive_is_no_way_out(load, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.zip", zipped(WRITTEN["csv"], "train.csv", "test.csv"), r"2 files \('train.csv', 'test.csv'\).*unzip"),
-        ("a.csv.zip", zipped(WRITTEN["csv"], "a.csv", "b.csv"), "it holds 2 files"),
-        ("a.zip", zipped(b"", "README.md"), "there is no data file in it"),
-        ("a.zip", zipped(b"x", "a.png"), "of a format that cannot be read"),
+        pytest.param(
+            "a.zip", zipped(WRITTEN["csv"], "train.csv", "test.csv"), r"2 files \('train.csv', 'test.csv'\).*unzip",
+            id="two splits",
+        ),
+        pytest.param("a.csv.zip", zipped(WRITTEN["csv"], "a.csv", "b.csv"), "it holds 2 files", id="two files"),
+        pytest.param("a.zip", zipped(b"", "README.md"), "there is no data file in it", id="no data"),
+        pytest.param("a.zip", zipped(b"x", "a.png"), "of a format that cannot be read", id="a picture"),
         ("a.zip", b"PK\x03\x04 no archive", "File is not a zip file. Copy it again"),
         ("a.csv.zip", b"no archive", "File is not a zip file. Copy it again"),
         ("a.parquet.gz", b"no archive", "Not a gzipped file.*Copy it again"),
         *[(f"a.csv.{p}", b"no archive, a text", "Copy it again") for p in PACK],
-        *[(f"a.csv.{p}", PACK[p](WRITTEN["csv"])[:-9], "Copy it again") for p in PACK],
+        # Packed bytes hold the time, so the processes of pytest-xdist would name such tests differently.
+        *[pytest.param(f"a.csv.{p}", PACK[p](WRITTEN["csv"])[:-9], "Copy it again", id=f"cut.{p}") for p in PACK],
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_said(load, name, content, words):
