@@ -87,7 +87,7 @@ def check_keys(config: dict[str, Any], place: Callable[[str], str]) -> None:
             _one_of(value, EXPERTS, place(path), "a kernel is code, and would be downloaded and run")
         elif key in ("transformers_weights", "configuration_files"):
             raise UserError(f"{place(path)}: {_short(value)}, which names other files. {_REMOVE}")
-        elif key in ("dtype", "torch_dtype") and not _is_dtype(value):
+        elif key in ("dtype", "torch_dtype") and not path.startswith("quantization_config.") and not _is_dtype(value):
             raise UserError(f"{place(path)}: {_short(value)}, which is no dtype. Write float32, bfloat16 or float16.")
         elif key == "use_pretrained_backbone" and value:
             raise UserError(f"{place(path)}: {_short(value)}, which downloads other weights. {_REMOVE}")
@@ -120,7 +120,8 @@ def _check_tokenizer_keys(found: dict[str, Any], place: str) -> None:
     for key, value in found.items():  # options of libraries: dictionaries, resource files, whole models
         if key.endswith("_kwargs") and isinstance(value, dict):
             for path, _, option in _items(value):
-                if isinstance(option, str) and re.search(r"[/\\]", option):
+                special = isinstance(option, str) and re.fullmatch(r"<[^<>]+>", option)  # such as </s>
+                if isinstance(option, str) and not special and re.search(r"[/\\]", option):
                     raise UserError(f"{place}{key}.{path}: {_short(option)}, which names files. {_REMOVE}")
 
 

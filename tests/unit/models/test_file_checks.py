@@ -142,6 +142,14 @@ def test_flash_attention_that_is_not_here_is_not_fetched(folder):
     assert load_model(cfg(folder), config, LM).config._attn_implementation == "sdpa"
 
 
+def test_words_of_quantisers_and_special_tokens_are_no_harm(folder):
+    file_checks.check_keys({"quantization_config": {"dtype": "fp8"}}, str)
+    with pytest.raises(UserError, match="which is no dtype"):
+        file_checks.check_keys({"text_config": {"dtype": "fp8"}}, str)
+    write(folder, "tokenizer_config.json", init_kwargs={"eos_token": "</s>"})
+    file_checks.check_tokenizer(Source(str(folder)))
+
+
 def test_what_ordinary_folders_say_is_no_harm(folder):
     write(
         folder, "config.json", _name_or_path="/home/a/b", attn_implementation="sdpa", torch_dtype="bfloat16",
