@@ -46,6 +46,10 @@ logger = logging.getLogger(__name__)
 
 WITHOUT_TRACKERS = ("wandb=null", "mlflow=null", "tensorboard=null")
 """Settings for those who only need the model of a run: the variables of trackers need not be set for that."""
+WITHOUT_TRAINING = (*WITHOUT_TRACKERS, *(f"{name}=null" for name in (
+    "optimizer", "lr_scheduler", "step_scheduler", "early_stopping", "benchmark",
+)))  # fmt: skip
+"""The same for asking a saved model, which reads none of these sections."""
 CLASSIFIERS = ("text-classification", "token-classification")
 
 
@@ -134,7 +138,7 @@ def open_saved(
     run = None
     if RunFolder(root).config.is_file():
         layers = [RunFolder(root).config, *files]
-        run = load_run_config(layers, [*WITHOUT_TRACKERS, *settings], trust, reads_data=False)
+        run = load_run_config(layers, [*WITHOUT_TRAINING, *settings], trust, reads_data=False)
     elif files or settings:
         run = load_run_config(files, [f"model={quoted(str(root))}", *settings], trust, reads_data=False)
     remote = run.model.trust_remote_code if run else REMOTE_CODE in trust
