@@ -16,12 +16,14 @@ from pathlib import Path
 from automodel.checkpoint.catalog import hold, let_go
 from automodel.checkpoint.disk import flush_to_disk
 from automodel.config.errors import UserError
+from automodel.config.writable import require_writable
 
 UNFINISHED = ".automodel-unfinished"
 
 
 def check_new(target: Path) -> None:
     """Raises `UserError` where a folder of this name cannot be made. Cheap: callers ask before they load a model."""
+    require_writable(_beside(target), "--out")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--out: '{target}' exists and is not empty. Name another folder.")
     if os.path.ismount(target):
@@ -32,8 +34,7 @@ def check_new(target: Path) -> None:
 def new_folder(target: Path) -> Generator[Path]:
     """Gives the folder to write into. It becomes `target` at the end of the block, and is removed after an error."""
     check_new(target)
-    target = target.resolve()
-    beside = target.with_name(target.name + UNFINISHED)
+    target, beside = target.resolve(), _beside(target)
     beside.mkdir(parents=True, exist_ok=True)
     try:
         held = hold(beside)
@@ -54,3 +55,8 @@ def new_folder(target: Path) -> Generator[Path]:
         raise
     finally:
         let_go(held)
+
+
+def _beside(target: Path) -> Path:
+    target = target.resolve()
+    return target.with_name(target.name + UNFINISHED)

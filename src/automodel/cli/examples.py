@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 from automodel.config.errors import UserError
+from automodel.config.writable import require_writable
 
 app = typer.Typer(no_args_is_help=True, help="List and copy example configs.")
 
@@ -90,6 +91,7 @@ def copy_example(
     """Copy an example, and the small dataset it may come with, to a folder or file of yours."""
     example = find_example(name)
     target = dest if dest.suffix in (".yaml", ".yml") else dest / example.path.name
+    require_writable(target, "dest")
     copies = list(_copies(example, target))
     in_the_way = [new for old, new in copies if new.exists() and not _same(old, new)]
     if target.exists() and target not in in_the_way:

@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from automodel.cli.options import TAKES_SETTINGS, Files, RemoteData, Trust, allowed, files_and_settings
 from automodel.config.errors import EXIT_FAILED, UserError
 from automodel.config.gate import trust_arguments
+from automodel.config.writable import require_writable
 
 if TYPE_CHECKING:
     from automodel.plan.config import RunConfig
@@ -202,8 +203,10 @@ def _command(files: list[Path], settings: list[str], trust: list[str]) -> list[s
 
 def _write(path: Path, text: str) -> Path:
     """The file; one that somebody has changed since is not overwritten."""
+    require_writable(path, "--out")
     if path.exists() and path.read_text() != text:
         raise UserError(f"{path} exists and says something else. Name another with --out, or remove it.")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     print(f"Wrote {path}")
     return path

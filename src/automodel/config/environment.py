@@ -58,8 +58,8 @@ def _fill_scalar(scalar: Scalar, path: str, environment: Dict[str, str], complai
         if default is not None:
             return default.strip()
         return complain(
-            f"the environment has no variable {name}. Set it (`export {name}=…`), or give a default: "
-            f"`${{{name},default}}`."
+            f"the environment has no variable {name}. Set it (`export {name}=…`), or write a default behind its name, "
+            "as in `${NAME,default}`."
         )
 
     if REFERENCE.sub("", scalar.text) == "" and not scalar.text.startswith("$$"):

@@ -90,6 +90,8 @@ def _shortage(error: BaseException) -> str | None:
 
 def _refused(error: BaseException) -> str | None:
     number = errno.ENOSPC if "(os error 28)" in str(error) else _number(error)  # safetensors has no numbers for errors
+    if number == errno.ENAMETOOLONG:
+        return f"no file or folder can be called {_file(error)}: {os.strerror(number)}. Name another place."
     if number not in _FULL and number not in _FORBIDDEN:
         return None
     way = "Make room" if number in _FULL else "Allow it"

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from automodel.config.errors import UserError
 from automodel.config.json_text import parse_json
 from automodel.config.own_files import OutsideError, file_inside
 from automodel.config.run_folders import MODEL_FILE
+from automodel.config.writable import require_writable
 from automodel.plan.config import RunConfig
 from automodel.plan.places import run_folder_of
 from automodel.plan.run_place import check_run_place, place_of, read_by
@@ -153,7 +153,7 @@ def open_folder(checkpoint_dir: str, *, resume: bool, overwrite: bool) -> RunFol
             f"{root} holds a model that no run of automodel wrote there ({', '.join(foreign[:3])}); it is not "
             "overwritten. Choose another folder: checkpoint.checkpoint_dir=./another"
         )
-    _check_writable(root)
+    require_writable(root, "checkpoint.checkpoint_dir")
     return folder
 
 
@@ -259,17 +259,3 @@ def _foreign_model_files(folder: RunFolder) -> list[str]:
         return []
     ours = set(folder.exported())
     return sorted(name for name in model_files(folder.root) if name not in ours)
-
-
-def _check_writable(root: Path) -> None:
-    existing = root
-    while not existing.exists():
-        existing = existing.parent
-    try:
-        with tempfile.TemporaryFile(dir=existing):  # asking for permissions says nothing about read-only disks
-            pass
-    except OSError as error:
-        raise UserError(
-            f"checkpoint.checkpoint_dir: nothing can be written to {existing} ({error.strerror}). "
-            "Choose another folder."
-        ) from error

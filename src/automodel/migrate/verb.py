@@ -6,6 +6,7 @@ from pathlib import Path
 
 from automodel.config.errors import ConfigError, UserError
 from automodel.config.gate import REMOTE_DATA
+from automodel.config.writable import require_writable
 from automodel.migrate.document import Document
 from automodel.plan.check import load_run_config
 
@@ -52,9 +53,11 @@ def _is_another_tools(path: Path) -> bool:
 
 def write_config(document: Document, output: Path, overwrite: bool = False) -> None:
     """Writes the YAML, and takes it back where it turns out not to be a valid config."""
+    require_writable(output, "-o")
     if output.exists() and not overwrite:
         raise UserError(f"{output} exists already; give another name with -o, or --overwrite.")
     before = output.read_text(encoding="utf-8") if output.exists() else None
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(document.to_yaml(), encoding="utf-8")
     if document.holes():
         return  # half a config, to be filled in or layered with another

@@ -23,6 +23,7 @@ LARGEST = {
     "decoder_ffn_dim": 2**22, "n_inner": 2**22, "num_hidden_layers": 10_000, "num_layers": 10_000, "n_layer": 10_000,
     "n_layers": 10_000, "encoder_layers": 10_000, "decoder_layers": 10_000, "num_decoder_layers": 10_000,
     "num_key_value_heads": 2**16, "head_dim": 2**16, "max_position_embeddings": 2**40, "n_positions": 2**40,
+    "num_labels": 10**7,
     **dict.fromkeys(EXPERTS, 2**16), **dict.fromkeys(WIDTHS, 2**20), **dict.fromkeys(HEADS, 2**16),
 }  # fmt: skip
 """Whole numbers from 1 on, experts from 0. Ten times what any model has, or more."""

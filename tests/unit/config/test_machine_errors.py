@@ -51,6 +51,7 @@ SHORT = [
 REFUSED = [
     (os_error(errno.ENOSPC, "/out/x"), "refused /out/x: No space left on device. Make room"),
     (os_error(errno.EACCES, "/out/x"), "refused /out/x: Permission denied. Allow it"),
+    (os_error(errno.ENAMETOOLONG, "x" * 300), "no file or folder can be called xxx"),
     (RuntimeError("I/O error: No space left on device (os error 28)"), "Make room"),
 ]
 
