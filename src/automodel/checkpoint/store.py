@@ -157,6 +157,15 @@ class CheckpointStore:
         work = self._open(step, tensors, json.dumps(state), protected, at_once)
         if work is None:
             return
+        try:
+            self._start(work, last)
+        except BaseException as error:  # before the writing began, so that it is waited for in vain
+            for outcome in (work.written, work.sealed):
+                if not outcome.done():
+                    outcome.set_exception(error)
+            raise
+
+    def _start(self, work: _Work, last: bool) -> None:
         snapshot = None
         if self.background:
             beside = self.ranks.world.local_size if work.sharded else 1

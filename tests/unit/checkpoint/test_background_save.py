@@ -218,3 +218,26 @@ def test_the_last_one_is_written_as_it_is(tmp_path, monkeypatch):
     assert store.last_place == "held"
     checkpoint = store.at(1)  # waits
     assert torch.equal(checkpoint.tensors("model")["w"], torch.arange(8).reshape(2, 4).t())
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), KeyboardInterrupt()])
+def test_an_error_before_the_writing_begins_ends_the_run(tmp_path, monkeypatch, error):
+    """Leaving the block waited for ever for what no thread was writing."""
+
+    def taken(*_):
+        raise error
+
+    monkeypatch.setattr(Camera, "take", taken)
+    ended = []
+
+    def begin():
+        try:
+            with CheckpointStore(tmp_path) as store:
+                store.begin(1, some(), {})
+        except BaseException as raised:
+            ended.append(raised)
+
+    thread = threading.Thread(target=begin, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert ended == [error]
