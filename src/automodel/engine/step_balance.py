@@ -53,7 +53,7 @@ class StepBalance:
 
     def finish(self) -> None:
         """Takes part in the sums of micro-batches that other ranks have and this one has not."""
-        while self.begun < self.rounds:
+        while self.together and self.begun < self.rounds:
             self.begun += 1
             self._sum(self._nothing())
 
