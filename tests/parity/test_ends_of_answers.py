@@ -19,7 +19,7 @@ from automodel.data.prepare import prepare
 from marked_words import words
 from tiny_models import tiny
 
-trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'automodel[compare]'")
+trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'automodel-finetune[compare]'")
 
 CHAT = [
     {"role": "user", "content": "what is bad"},

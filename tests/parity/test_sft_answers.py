@@ -10,7 +10,7 @@ from automodel.data.batch import IGNORE
 from automodel.trainer.sft_rows import RowFormat
 from marked_words import TEMPLATES, words
 
-trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'automodel[compare]'")
+trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'automodel-finetune[compare]'")
 chat_template_utils = pytest.importorskip("trl.chat_template_utils")
 
 FAMILIES = (

@@ -213,7 +213,7 @@ def _write(path: Path, text: str) -> Path:
 
 
 OF_EVERY_PROCESS = ("HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER")
-"""Variables that a pod has of its own; those of this machine would break it."""
+"""Variables that every pod sets itself. This machine's values, such as its `PATH`, would break the pod."""
 
 
 def _variables_of(text: str) -> list[str]:
@@ -224,7 +224,7 @@ def _variables_of(text: str) -> list[str]:
     own = [name for name in names if name in OF_EVERY_PROCESS]
     if own:
         listed = ", ".join(f"${{{name}}}" for name in own)
-        print(f"warning: {listed} in the config will be those of the pods, not of this machine.", file=sys.stderr)
+        print(f"warning: {listed} in the config will have the values of the pods.", file=sys.stderr)
     return [name for name in names if name in os.environ and name not in own]
 
 

@@ -27,7 +27,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def could_be_on_hub(name: str) -> bool:
-    """Whether a name is spelt as those of the hub are; `./imdb` can only be a folder."""
+    """Whether the hub could have a model or dataset of this name; `./imdb` can only be a folder."""
     return _HUB_NAME.fullmatch(name) is not None
 
 

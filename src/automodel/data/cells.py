@@ -92,8 +92,8 @@ def _convert(path: Path, encoding: str) -> str:
 def first_row_options(
     path: Path, options: dict[str, Any], section: str, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Options with which pandas reads rows longer than the header as they are meant, or `UserError`. `names`: those of
-    the columns of a file without a header."""
+    """The options for pandas where rows are longer than the header; raises `UserError` where they cannot be read.
+    `names`: the column names of a file without a header."""
     dialect = {"delimiter": options.get("sep", ","), "quoting": options.get("quoting", csv.QUOTE_MINIMAL)}
     header: list[str] = []
     found: dict[str, Any] = {}
