@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from automodel.config.errors import UserError
 from automodel.data.loader import DEFAULT_PREFETCH
 from automodel.distributed.layout import ONE, Layout
-from automodel.plan.asked import asked_precision
 from automodel.plan.batches import Batches, cut_into_steps
 from automodel.plan.bins import no_packing
 from automodel.plan.buckets import decide_rounding
 from automodel.plan.compile_pays import NOTHING_KNOWN, CompileFacts, decide_compile
 from automodel.plan.config import RunConfig
-from automodel.plan.facts import DataFacts, ModelFacts
+from automodel.plan.facts import NO_PRODUCTS, DataFacts, ModelFacts, ProductFacts
 from automodel.plan.fitting import Fitting, decide_fitting, load_of
 from automodel.plan.fp8 import decide_fp8
 from automodel.plan.hardware import Hardware
@@ -26,6 +24,7 @@ from automodel.plan.loss import decide_loss
 from automodel.plan.memory import GIB, in_words
 from automodel.plan.packing import refuse_packed
 from automodel.plan.plan import Decision, Plan
+from automodel.plan.precision import decide_precision, decide_products
 from automodel.plan.remarks import adapter, how_it_learns, mixture, provider, sinks, without_effect
 from automodel.plan.speed import (
     decide_attention,
@@ -54,10 +53,14 @@ def make_plan(
     compiling: CompileFacts = NOTHING_KNOWN,
     layout: Layout = ONE,
     why_ranks: str = "",
+    products: ProductFacts = NO_PRODUCTS,
 ) -> Plan:
     lines = _what(cfg, task, hardware, model, data, layout, why_ranks)
-    precision = _precision(cfg, hardware, lines)
-    path = _path(cfg, model, data, lines)
+    packs: list[Decision] = []
+    path = _path(cfg, model, data, packs)
+    own_layers = path == "packed" and model.whole_layers and not model.trained
+    precision = decide_precision(cfg, hardware, products, lines, own_layers=own_layers)
+    lines += packs
     batches, mean_tokens = cut_into_steps(cfg, data, layout.data_ranks, lines)
     total = batches.total_steps
     rounding = decide_rounding(cfg, path, hardware, model, data, batches, layout, lines)
@@ -75,6 +78,7 @@ def make_plan(
         cfg, task, hardware, model, data, compiling, batches, mean_tokens, fitting, precision=precision, path=path,
         layout=layout, read=data.learned if rounding.read is None else rounding.read, lines=lines,
     )  # fmt: skip
+    library = decide_products(hardware, products, precision, lines, own_layers=step.whole_layers)
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
     lines.append(
         time_line(
@@ -115,6 +119,7 @@ def make_plan(
         memory_gib=round(fitting.estimate.total / GIB, 3),
         cannot_fit=_cannot_fit(hardware, fitting),
         ranks=layout.size,
+        products=library,
         **batches._asdict(),
         **step._asdict(),
     )
@@ -288,40 +293,6 @@ def _device_reason(hardware: Hardware, ranks: int, why_ranks: str) -> str:
         more = several if hardware.gpus > 1 and ranks == 1 else ""
         return f"{hardware.name}, {hardware.memory_gib:.0f} GiB{more}"
     return f"no CUDA GPU found; {hardware.name}, {hardware.cores} cores, {hardware.memory_gib:.0f} GiB"
-
-
-def _precision(cfg: RunConfig, hardware: Hardware, lines: list[Decision]) -> str:
-    asked, key = asked_precision(cfg)
-    if asked == "auto":
-        allowed = cfg.training_optimizations.bf16 is not False
-        value = "bf16" if hardware.bf16 and allowed else "fp32"
-        if value == "bf16":
-            reason = "bf16 compute over fp32 master weights: native here and safe"
-        elif hardware.bf16:
-            reason = "bf16 is turned off"
-        elif hardware.device == "cpu":
-            reason = "bf16 is chosen on processors with AMX, which this one has not"
-        else:
-            reason = "this GPU has no native bf16; precision: fp16 is faster where it has tensor cores"
-    else:
-        value, reason = asked, f"{key} asks for it"
-        if asked.startswith("bf16") and hardware.device == "cuda" and not hardware.bf16:
-            raise UserError(
-                f"{key} asks for bf16, but {hardware.name} has no native bf16. "
-                "Use training_optimizations.precision: fp32, or fp16 on GPUs with tensor cores."
-            )
-        if asked == "fp16" and hardware.device == "cpu":
-            raise UserError(f"{key} asks for fp16, which needs a GPU. Use fp32 (or bf16) on the CPU.")
-        if asked == "tf32" and not hardware.tf32:
-            raise UserError(f"{key} asks for tf32, which needs an Ampere or newer GPU. Use fp32 here.")
-        if asked == "bf16":
-            reason += "; master weights and optimizer states stay fp32"
-            if hardware.device == "cpu" and not hardware.bf16:
-                reason += "; without AMX this may be slower than fp32"
-    if value == "fp32" and cfg.training_optimizations.tf32 and hardware.tf32:
-        value, reason = "tf32", "training_optimizations.tf32: fp32 numbers, whose products are computed in TF32"
-    lines.append(Decision("precision", value, reason))
-    return value
 
 
 def _path(cfg: RunConfig, model: ModelFacts, data: DataFacts, lines: list[Decision]) -> Literal["packed", "padded"]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from automodel.data.mixture import Mixture
     from automodel.data.sizes import Sizes
     from automodel.data.stats import Cut
+    from automodel.kernels.product_speed import ProductSpeed
     from automodel.models.fp8 import Product
     from automodel.plan.memory import ModelShape
 
@@ -100,3 +101,24 @@ class DataFacts:
     """Share of the tokens that a language model learns."""
     mixture: Mixture | None = None
     """Where an epoch is not every sample once."""
+
+
+@dataclass(frozen=True)
+class ProductFacts:
+    """What the plan needs to know of the matrix products of a run on a CPU."""
+
+    speed: ProductSpeed | None = None
+    """None: not measured."""
+    not_measured: str = ""
+    """Why, as the rest of a sentence after `not measured:`."""
+    weights: float = 0.0
+    """Numbers in the matrices of the model's linear layers."""
+    tokens: float = 0.0
+    """Of a micro-batch, on average."""
+    begun_precision: str = ""
+    """The precision of the run that is resumed on a device of this kind; nothing: the run is new."""
+    begun_products: str = ""
+    """The library of that run's fp32 products."""
+
+
+NO_PRODUCTS = ProductFacts()

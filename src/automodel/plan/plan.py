@@ -122,6 +122,8 @@ class Plan:
     """What to say where even the smallest batch needs more memory than there is; nothing: it may fit."""
     ranks: int = 1
     """Processes that train together, each with the whole model."""
+    products: Literal["torch", "onednn"] = "torch"
+    """The library of fp32 products on the CPU: torch's own, or oneDNN."""
 
     @property
     def evaluated_reads(self) -> int:

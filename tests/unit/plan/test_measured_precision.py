@@ -1,0 +1,106 @@
+"""What measured products decide on a CPU: the precision, and the library of fp32 products."""
+
+import dataclasses
+
+import pytest
+
+from automodel.data.config import DatasetConfig, PackedSequenceConfig
+from automodel.kernels.product_speed import ProductSpeed
+from automodel.models.config import ModelConfig
+from automodel.plan import precision
+from automodel.plan.config import RunConfig, TrainingOptimizations
+from automodel.plan.decide import make_plan
+from automodel.plan.facts import DataFacts, ModelFacts, ProductFacts
+from automodel.plan.hardware import Hardware
+
+CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
+H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
+OWN = ModelFacts("bert", "bert", 23_000_000, True, "through the attention interface", whole_layers=True)
+STOCK = dataclasses.replace(OWN, whole_layers=False)
+DATA = DataFacts(rows=1000, tokens=115_000, longest=512, max_length=512, has_validation=True)
+FAST_BF16 = ProductSpeed(fp32=150.0, onednn=220.0, bf16=640.0, casts=2.0)
+EMULATED = ProductSpeed(fp32=150.0, onednn=155.0, bf16=60.0, casts=1.0)
+
+
+def config(**options) -> RunConfig:
+    return RunConfig(
+        model=ModelConfig(pretrained_model_name_or_path="bert"),
+        dataset=DatasetConfig(path="data.csv"),
+        training_optimizations=TrainingOptimizations(**options),
+    )
+
+
+def plan_for(speed, cfg=None, hardware=CPU, model=OWN, tokens=1840.0):
+    products = ProductFacts(speed, weights=10.6e6, tokens=tokens)
+    return make_plan(cfg or config(), "text-classification", hardware, model, DATA, products=products)
+
+
+def line(plan, name):
+    return next((d for d in plan.decisions if d.name == name), None)
+
+
+@pytest.fixture(params=[False, True], ids=["off", "on"])
+def automatic(request, monkeypatch):
+    monkeypatch.setattr(precision, "AUTOMATIC_BF16_ON_CPU", request.param)
+    return request.param
+
+
+def test_bf16_is_chosen_where_it_is_clearly_faster(automatic):
+    plan = plan_for(FAST_BF16)
+    assert plan.precision == ("bf16" if automatic else "fp32")
+    if automatic:
+        told = line(plan, "precision").reason
+        assert "640 GFLOP/s in bf16, 220 in fp32" in told
+        assert "measured on this machine" in told
+
+
+def test_emulated_bf16_keeps_fp32(automatic):
+    plan = plan_for(EMULATED)
+    assert plan.precision == "fp32"
+    assert plan.products == "torch"
+    if automatic:
+        assert "60 GFLOP/s in bf16, 150 in fp32" in line(plan, "precision").reason
+
+
+def test_a_precision_that_is_asked_for_stays(automatic):
+    plan = plan_for(FAST_BF16, config(precision="fp32"))
+    assert (plan.precision, plan.products) == ("fp32", "onednn")
+    plan = plan_for(EMULATED, config(precision="bf16"))
+    assert plan.precision == "bf16"
+    assert "60 GFLOP/s in bf16, 150 in fp32" in line(plan, "precision").reason
+    assert plan_for(FAST_BF16, config(bf16=False)).precision == "fp32"
+
+
+def test_casts_of_a_large_model_eat_the_gain_of_a_small_batch(monkeypatch):
+    monkeypatch.setattr(precision, "AUTOMATIC_BF16_ON_CPU", True)
+    assert plan_for(FAST_BF16, model=STOCK, tokens=1840.0).precision == "bf16"
+    small = plan_for(FAST_BF16, model=STOCK, tokens=16.0)
+    assert small.precision == "fp32"
+    assert "with the casts around them" in line(small, "precision").reason
+
+
+def test_onednn_makes_fp32_products_where_it_is_faster_and_layers_are_ours():
+    plan = plan_for(FAST_BF16, config(precision="fp32"))
+    assert plan.products == "onednn"
+    assert "220 GFLOP/s by oneDNN, 150 by torch's own library" in line(plan, "products").reason
+    for other in (
+        plan_for(FAST_BF16, config(precision="fp32"), model=STOCK),
+        plan_for(dataclasses.replace(FAST_BF16, onednn=155.0), config(precision="fp32")),
+        plan_for(None, config(precision="fp32")),
+        plan_for(FAST_BF16, config(precision="bf16")),
+        plan_for(FAST_BF16, config(precision="fp32"), hardware=H200),
+    ):
+        assert other.products == "torch"
+        assert line(other, "products") is None
+
+
+def test_padded_runs_keep_torchs_own_library():
+    padded = dataclasses.replace(config(precision="fp32"), packed_sequence=PackedSequenceConfig(enabled=False))
+    assert plan_for(FAST_BF16, padded).products == "torch"
+
+
+def test_without_figures_fp32_stays_and_the_plan_says_why(monkeypatch):
+    monkeypatch.setattr(precision, "AUTOMATIC_BF16_ON_CPU", True)
+    plan = plan_for(None)
+    assert plan.precision == "fp32"
+    assert "not measured" in line(plan, "precision").reason
