@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Node, Place, Scalar, is_null
+from automodel.config.tree import COMMAND_LINE, Entry, Mapping, Node, Place, Scalar, entry_at, is_null
 
 PLACES = {
     "provider": "provider",
@@ -98,7 +98,8 @@ def deciding_key(raw: Mapping, file: str) -> str | None:
 
 def is_complete(layer: Mapping) -> bool:
     """Whether settings, with their keys in their sections, name a model and a dataset."""
-    return _has(layer, "model.pretrained_model_name_or_path") and _has(layer, "dataset.path")
+    named = ("model.pretrained_model_name_or_path", "dataset.path")
+    return all(entry_at(layer, path) is not None for path in named)
 
 
 def sorted_into_sections(raw: Mapping) -> Mapping:
@@ -180,11 +181,12 @@ def _counts_steps(raw: Mapping) -> bool:
 def fill_defaults(tree: Mapping, flat_files: Sequence[FlatFile]) -> list[str]:
     """What the tool assumes where no file says anything; returned in words, since it is nowhere to be read. A batch
     size from a config of ours is a whole step, and not a quarter of one."""
-    ours = _file_of(tree, "dataloader.batch_size") not in {None, COMMAND_LINE, *(flat.name for flat in flat_files)}
+    size = entry_at(tree, "dataloader.batch_size")
+    ours = size is not None and size.place.name not in {COMMAND_LINE, *(flat.name for flat in flat_files)}
     assumed = []
     for path, text in DEFAULTS.items() if any(flat.complete for flat in flat_files) else ():
-        taken = any(_has(tree, other) for other in TAKEN.get(path, ()))
-        if not _has(tree, path) and not taken and not (ours and path == "step_scheduler.grad_acc_steps"):
+        said = any(entry_at(tree, name) is not None for name in (path, *TAKEN.get(path, ())))
+        if not said and not (ours and path == "step_scheduler.grad_acc_steps"):
             _put(tree, path, Scalar(text, True, tree.place), tree.place)
             assumed.append(f"{path}={text}")
     if "quantization" in tree.entries and not is_null(tree.entries["quantization"].node) and "peft" not in tree.entries:
@@ -204,19 +206,6 @@ def in_words(flat_files: Sequence[FlatFile], assumed: Sequence[str]) -> list[str
             means = "They are no whole config: what they do not say is left to the config below and to our defaults."
         lines.append(f"Flat settings in {flat.name}, told by the key '{flat.because}'. {means}")
     return [*lines[:-1], f"{lines[-1]} {added}".rstrip()] if lines else []
-
-
-def _file_of(tree: Mapping, path: str) -> str | None:
-    section, _, key = path.partition(".")
-    outer = tree.entries.get(section)
-    inner = outer.node.entries.get(key) if outer is not None and isinstance(outer.node, Mapping) else None
-    return inner.place.name if inner is not None else None
-
-
-def _has(tree: Mapping, path: str) -> bool:
-    section, _, key = path.partition(".")
-    outer = tree.entries.get(section)
-    return outer is not None and isinstance(outer.node, Mapping) and key in outer.node.entries
 
 
 def _put(tree: Mapping, path: str, node: Scalar, place: Place) -> None:

@@ -22,6 +22,7 @@ from automodel.config.tree import (
     Mapping,
     Node,
     Scalar,
+    entry_at,
     is_empty,
     is_null,
     item_number,
@@ -209,6 +210,18 @@ def merge(under: Mapping, over: Mapping, section: type[Section] | None, complain
             under.entries[name] = Entry(entry.key, current.node, entry.place)
         else:
             under.entries[name] = entry
+
+
+def take_twins_away(under: Mapping, over: Mapping, section: type[Section]) -> None:
+    """Of two names of one setting, removes from `under` the one that `over` gives by the other name. Settings of one
+    command line are one source: both names in it stay, and are complained about as in one file."""
+    for pair in section.TWINS:
+        for given, other in (pair, pair[::-1]):
+            new, old = entry_at(over, given), entry_at(under, other)
+            if new is None or old is None or is_null(new.node) or new.place.layer == old.place.layer:
+                continue
+            outer, _, inner = other.rpartition(".")
+            cast(Mapping, under.entries[outer].node).entries.pop(inner)
 
 
 def target_name(mapping: Mapping) -> str | None:

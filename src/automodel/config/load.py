@@ -32,7 +32,7 @@ from automodel.config.flat_settings import (
 from automodel.config.foreign import send_to_migrate, tool_of
 from automodel.config.gate import check_section, check_trust
 from automodel.config.holes import Hole, complain_of_holes, take_holes
-from automodel.config.layers import Normaliser, join, merge
+from automodel.config.layers import Normaliser, join, merge, take_twins_away
 from automodel.config.names import listing
 from automodel.config.overrides import setting_layer
 from automodel.config.read import read_file
@@ -125,6 +125,7 @@ def read_config(
         if because is not None:
             flat.append(FlatFile(str(file), because, is_complete(normal)))
         holes += take_holes(normal)
+        take_twins_away(tree, normal, schema)
         merge(tree, normal, schema, complaints)
     if not readable:  # half a config would only be blamed for what the other half sets
         return Loaded(None, complaints, {}, first_file, set())
@@ -133,6 +134,7 @@ def read_config(
         if setting is not None:
             normal = keys.normalise(setting, schema)
             holes += take_holes(normal)
+            take_twins_away(tree, normal, schema)
             merge(tree, normal, schema, complaints)
     complain_of_holes(holes, tree, complaints)
     assumed = fill_defaults(tree, flat) if flat else []

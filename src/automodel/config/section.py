@@ -10,6 +10,9 @@ Conventions the loader follows:
 - `ALIASES` maps other accepted spellings to field names (`{"dataset_name": "path"}`).
 - `INLINE` names mappings whose keys are read as if they stood in the section itself (`lr_scheduler_kwargs`).
 - `HOMES`, on the class of the whole file, maps keys that people write at the top level to where they belong.
+- `TWINS`, on the class of the whole file, lists keys that are two names of one setting. A later file, or the command
+  line, that sets one of them takes the other away from the files before; two in one file are compared in
+  `plan/check.py`.
 - `SHORTHAND` names the field that a bare scalar sets (`model: bert-base-uncased`).
 - `USUAL` has the values of keys that are left open (None), where a target may have others: single items of a list are
   set in these, and whoever writes them out is not told that the target has no such setting.
@@ -94,6 +97,7 @@ class Section:
     ALIASES: ClassVar[dict[str, str]] = {}
     INLINE: ClassVar[tuple[str, ...]] = ()
     HOMES: ClassVar[dict[str, str]] = {}
+    TWINS: ClassVar[tuple[tuple[str, str], ...]] = ()
     SHORTHAND: ClassVar[str | None] = None
     USUAL: ClassVar[dict[str, Any]] = {}
     EXTRA: ClassVar[dict[str, Any]] = {}

@@ -145,6 +145,13 @@ def item_number(key: str) -> int | None:
     return int(key) if key.isdecimal() and len(key) <= 9 else None
 
 
+def entry_at(tree: Mapping, path: str) -> Entry | None:
+    """The entry of `section.key`, where the tree has one."""
+    outer, _, inner = path.rpartition(".")
+    section = tree.entries.get(outer)
+    return section.node.entries.get(inner) if section is not None and isinstance(section.node, Mapping) else None
+
+
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
     """Every node with its path as spelt, parents first."""
     yield path, node

@@ -128,6 +128,7 @@ task: text-classification
         "warmup_steps": "lr_scheduler.warmup_steps",
         "gradient_checkpointing": "training_optimizations.gradient_checkpointing",
     }
+    TWINS: ClassVar[tuple[tuple[str, str], ...]] = (("step_scheduler.local_batch_size", "dataloader.batch_size"),)
 
     model: ModelConfig
     dataset: DatasetConfig

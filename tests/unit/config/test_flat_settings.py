@@ -190,3 +190,29 @@ def test_a_norm_of_zero_is_no_clipping(tmp_path):
     assert cfg.training_optimizations.gradient_clipping is None
     with pytest.raises(ConfigError, match=r"gradient_clipping: must be above 0, got 0. Null turns it off."):
         load(tmp_path, json.dumps(ALONE), "training_optimizations.gradient_clipping=0")
+
+
+@pytest.mark.parametrize(
+    ("yaml", "settings", "more", "read"),
+    [
+        ("step_scheduler: {local_batch_size: 4}", '{"per_device_train_batch_size": 2}', (), (None, 2)),
+        ("step_scheduler: {local_batch_size: 4}", "{}", ("dataloader.batch_size=2",), (None, 2)),
+        ("dataloader: {batch_size: 4}", "{}", ("step_scheduler.local_batch_size=2",), (2, None)),
+        ("step_scheduler: {local_batch_size: 4}", '{"bf16": true}', ("dataloader.batch_size=null",), (4, None)),
+    ],
+)
+def test_the_later_of_two_names_of_the_micro_batch_counts(tmp_path, yaml, settings, more, read):
+    cfg = load(tmp_path, settings, *more, yaml=BELOW + yaml)
+    assert (cfg.step_scheduler.local_batch_size, cfg.dataloader.batch_size) == read
+
+
+@pytest.mark.parametrize(
+    ("yaml", "more"),
+    [
+        ("step_scheduler: {local_batch_size: 4}\ndataloader: {batch_size: 2}", ()),
+        ("", ("step_scheduler.local_batch_size=4", "dataloader.batch_size=2")),
+    ],
+)
+def test_two_names_of_the_micro_batch_in_one_place_are_refused(tmp_path, yaml, more):
+    with pytest.raises(ConfigError, match="local_batch_size: is 4, but dataloader.batch_size is 2"):
+        load(tmp_path, "{}", *more, yaml=BELOW + yaml)
