@@ -27,6 +27,7 @@ COMMON = (
     "checkpoint: {keep_last: 10}\n"
     "dataloader: {batch_size: 2}\n"
     "optimizer: {lr: 1e-3, weight_decay: 0.01}\n"
+    f"{tiny.FP32}"
 )
 
 # 41 rows and 8 in a step: the sixth step has one.

@@ -41,6 +41,9 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '[CLS] assistant : ' }}{% endif %}"
 )
 
+FP32 = "training_optimizations: {precision: fp32}\n"
+"""In the YAML of a test whose subject is not the precision: left open, it is bf16 on some processors."""
+
 
 def make_tokenizer(decoder: bool = False):
     from tokenizers import Tokenizer
@@ -143,10 +146,16 @@ def write_jsonl(path: Path, rows: list[dict]) -> Path:
     return path
 
 
+def in_fp32(text: str) -> str:
+    """A YAML's text that asks for fp32, unless it has training_optimizations of its own."""
+    return text if "training_optimizations:" in text else FP32 + text
+
+
 def write_run(
     folder: Path, *, kind: str = "bert", rows: int = 48, validation: int = 16, text: str = "", **model
 ) -> Path:
-    """A model folder, train.jsonl, test.jsonl and run.yaml in `folder`; `text` is appended to the YAML."""
+    """A model folder, train.jsonl, test.jsonl and run.yaml in `folder`; `text` is appended to the YAML. The run is in
+    fp32, whatever the processor; a `text` with training_optimizations says the precision itself."""
     make_model_folder(folder / "model", kind, **model)
     write_jsonl(folder / "train.jsonl", reviews(rows))
     write_jsonl(folder / "test.jsonl", reviews(16, seed=1))
@@ -157,7 +166,7 @@ def write_run(
         f"dataset: {{path: {folder / 'train.jsonl'}}}\n"
         f"validation_dataset: {{path: {folder / 'test.jsonl'}}}\n"
         f"checkpoint: {{checkpoint_dir: {folder / 'out'}}}\n"
-        "optimizer: {lr: 1e-3}\n" + text
+        "optimizer: {lr: 1e-3}\n" + in_fp32(text)
     )
     return path
 

@@ -99,7 +99,7 @@ def test_causal_lm_with_accumulation_agrees_with_tuned_trainer(tmp_path, monkeyp
         "step_scheduler: {grad_acc_steps: 3, num_epochs: 3}\n"
         "optimizer: {lr: 1e-3, weight_decay: 0.1}\n"
         "lr_scheduler: {name: cosine, warmup_steps: 3, min_lr: 1e-4}\n"
-        "training_optimizations: {gradient_clipping: 0.5}\n"
+        "training_optimizations: {precision: fp32, gradient_clipping: 0.5}\n"
         f"checkpoint: {{checkpoint_dir: {tmp_path / 'out'}, enabled: false}}\n"
     )
     (tmp_path / "b" / "work").mkdir(parents=True)

@@ -46,7 +46,7 @@ def train(folder):
         file.write_text(
             f"model: {folder / 'model'}\ntask: text-classification\n"
             f"dataset: {{path: {folder / data}.jsonl}}\nvalidation_dataset: {{path: {folder / validation}.jsonl}}\n"
-            f"step_scheduler: {{max_steps: 2}}\ncheckpoint: {{checkpoint_dir: {folder / out}}}\n"
+            f"step_scheduler: {{max_steps: 2}}\ncheckpoint: {{checkpoint_dir: {folder / out}}}\n{tiny.FP32}"
         )
         finetune(load_run_config([file], settings), console=Console(file=io.StringIO()))
         return json.loads((folder / out / "run" / "summary.json").read_text())["validation"]

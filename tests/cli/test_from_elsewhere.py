@@ -17,6 +17,7 @@ validation_dataset: {path: test.jsonl}
 checkpoint: {checkpoint_dir: r/out}
 peft: {dim: 2}
 step_scheduler: {max_steps: 4, val_every_steps: 2}
+training_optimizations: {precision: fp32}
 """
 
 

@@ -21,6 +21,7 @@ lr_scheduler: constant
 step_scheduler: {{{steps}, log_every_steps: 1}}
 packed_sequence: {{packed_sequence_size: 64}}
 dataloader: {{batch_size: 2}}
+training_optimizations: {{precision: fp32}}
 """
 
 

@@ -43,7 +43,7 @@ def measured(shared_data, tmp_path_factory):
         f"dataset: {{path: {folder}/train.jsonl, max_length: 400, on_bad_row: skip}}\n"
         f"validation_dataset: {{path: {folder}/test.jsonl}}\ndataloader: {{batch_size: 16}}\n"
         "optimizer: {lr: 3e-3}\nstep_scheduler: {num_epochs: 1, log_every_steps: 50}\n"
-        f"checkpoint: {{checkpoint_dir: {folder}/out}}\n"
+        f"checkpoint: {{checkpoint_dir: {folder}/out}}\n{tiny.FP32}"
     )
     cache = {"AUTOMODEL_CACHE": str(folder / "cache")}
     tiny.automodel("finetune", "llm", "-c", folder / "run.yaml", **cache)

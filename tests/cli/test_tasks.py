@@ -21,6 +21,7 @@ EPOCHS = """
 step_scheduler: {num_epochs: 12, log_every_steps: 8, val_every_steps: 48}
 optimizer: {lr: 5e-3}
 lr_scheduler: {warmup_ratio: 0.1}
+training_optimizations: {precision: fp32}
 """
 
 

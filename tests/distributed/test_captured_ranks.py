@@ -53,13 +53,14 @@ RUNS = {
     "words-shards": WORDS + "dataloader: {{batch_size: 4}}\n" + SHARDS,
     "words-shards-accumulated": WORDS + "dataloader: {{batch_size: 1}}\n" + SHARDS,
     "words-shards-again": WORDS
-    + "dataloader: {{batch_size: 2}}\ntraining_optimizations: {{gradient_checkpointing: full}}\n"
+    + "dataloader: {{batch_size: 2}}\ntraining_optimizations: {{precision: fp32, gradient_checkpointing: full}}\n"
     + SHARDS,
     "untied": UNTIED + "dataloader: {{batch_size: 4}}\n",
     "topics-shards": TOPICS + "dataloader: {{batch_size: 4}}\n" + SHARDS,
     "adapter-shards": WORDS + "dataloader: {{batch_size: 4}}\npeft: {{dim: 4}}\n" + SHARDS,
     "topics-adapter-shards": TOPICS + "dataloader: {{batch_size: 4}}\npeft: {{dim: 4}}\n" + SHARDS,
-    "clipped": WORDS + "dataloader: {{batch_size: 4}}\ntraining_optimizations: {{gradient_clipping: 0.05}}\n",
+    "clipped": WORDS
+    + "dataloader: {{batch_size: 4}}\ntraining_optimizations: {{precision: fp32, gradient_clipping: 0.05}}\n",
 }
 
 
@@ -147,7 +148,7 @@ def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("captured")
     places = make_models(folder)
     for name, text in RUNS.items():
-        (folder / f"{name}.yaml").write_text(text.format(**places) + COMMON)
+        (folder / f"{name}.yaml").write_text(tiny.in_fp32(text.format(**places) + COMMON))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOMODEL_CACHE", str(folder / "cache"))
         mp.start_processes(one_rank, (folder,), nprocs=2, start_method="fork")

@@ -33,7 +33,7 @@ STEPS, CUT = 9, 6
 ROWS = 43
 COMMON = (
     f"step_scheduler: {{max_steps: {STEPS}, log_every_steps: 1, global_batch_size: 8, ckpt_every_steps: {CUT}}}\n"
-    "checkpoint: {keep_last: 10}\noptimizer: {lr: 1e-3, weight_decay: 0.01}\n"
+    f"checkpoint: {{keep_last: 10}}\noptimizer: {{lr: 1e-3, weight_decay: 0.01}}\n{tiny.FP32}"
 )
 AT_ONCE = COMMON.replace("global_batch_size: 8", "global_batch_size: 14") + "dataloader: {batch_size: 7}\n"
 SINGLY = COMMON + "dataloader: {batch_size: 1}\n"

@@ -25,6 +25,7 @@ dataloader: {{shuffle: false, batch_size: {batch}}}
 optimizer: {{lr: 1e-3, weight_decay: 0.01}}
 step_scheduler: {{max_steps: 50, log_every_steps: 1, grad_acc_steps: {accumulation}}}
 checkpoint: {{checkpoint_dir: {folder}/out}}
+training_optimizations: {{precision: fp32}}
 """
 
 

@@ -52,7 +52,7 @@ def run(folder, out: str = "out", steps: int = STEPS, batch: int = 8, accumulati
         f"dataloader: {{shuffle: false, batch_size: {batch}}}\n"
         "optimizer: {lr: 1e-3, weight_decay: 0.01}\nlr_scheduler: {name: linear}\n"
         f"step_scheduler: {{max_steps: {steps}, log_every_steps: 1, grad_acc_steps: {accumulation}}}\n"
-        f"checkpoint: {{checkpoint_dir: {folder}/{out}}}\n"
+        f"checkpoint: {{checkpoint_dir: {folder}/{out}}}\n" + tiny.FP32
     )
     finetune(load_run_config([folder / "run.yaml"], settings))
     plan = json.loads((folder / out / "run" / "plan.json").read_text())

@@ -51,6 +51,7 @@ def run_of(tmp_path, monkeypatch):
             "dataset": {"path": str(tmp_path / "train.jsonl")},
             "dataloader": {"batch_size": 4},
             "optimizer": {"lr": 1e-3},
+            "training_optimizations": {"precision": "fp32"},
             "step_scheduler": {"max_steps": 3, "log_every_steps": 1},
             "checkpoint": {"checkpoint_dir": str(tmp_path / "out"), "enabled": False},
             **sections,

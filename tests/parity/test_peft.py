@@ -251,7 +251,7 @@ dataloader: {{shuffle: false, batch_size: 4}}
 optimizer: {{lr: 1e-2, weight_decay: 0.01}}
 step_scheduler: {{max_steps: 20, log_every_steps: 1, grad_acc_steps: {1 if classifies else 2}}}
 """
-    (tmp_path / "run.yaml").write_text(config + f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\n")
+    (tmp_path / "run.yaml").write_text(config + f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\n" + tiny.FP32)
     finetune(load_run_config([tmp_path / "run.yaml"]))
     ours = list(tiny.losses(tmp_path / "out").values())
     theirs = their_losses(tmp_path, kind, task, rows, model)

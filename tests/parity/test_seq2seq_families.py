@@ -133,6 +133,7 @@ def test_a_curve_is_that_of_stock_trainer(tmp_path, monkeypatch, kind):
         "dataset": {"path": os.fspath(tmp_path / "train.jsonl")},
         "dataloader": {"shuffle": False, "batch_size": 4, "group_by_length": False},
         "optimizer": {"lr": 1e-3, "weight_decay": 0.01},
+        "training_optimizations": {"precision": "fp32"},
         "step_scheduler": {"max_steps": STEPS, "log_every_steps": 1},
         "checkpoint": {"checkpoint_dir": os.fspath(tmp_path / "out"), "enabled": False},
     }

@@ -31,7 +31,7 @@ def runs(tmp_path, monkeypatch):
             f"model: {tmp_path / 'model'}\ntask: text-classification\ndataset: {tmp_path / 'rows.jsonl'}\n"
             f"validation_dataset: {tmp_path / 'rows.jsonl'}\n"
             f"checkpoint: {{checkpoint_dir: {tmp_path / name}}}\n"
-            "step_scheduler: {max_steps: 6, log_every_steps: 1}\ndataloader: {batch_size: 4}\n"
+            "step_scheduler: {max_steps: 6, log_every_steps: 1}\ndataloader: {batch_size: 4}\n" + tiny.FP32
         )
         torch.compiler.reset()
         if backend is not None:

@@ -44,7 +44,7 @@ def started(tmp_path, monkeypatch):
         (tmp_path / "run.yaml").write_text(
             f"task: seq2seq\nmodel: {tmp_path}/model\ndataset: {{path: {tmp_path}/train.jsonl{keys}}}\n"
             "optimizer: {lr: 0.01}\nstep_scheduler: {max_steps: 6}\n"
-            f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\n"
+            f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\n{tiny.FP32}"
         )
         return finetune(load_run_config([tmp_path / "run.yaml"]))
 

@@ -67,6 +67,7 @@ def run_file(tmp_path, monkeypatch):
         f"dataset: {{path: {tmp_path}/rows.jsonl, max_length: 32}}\n"
         f"validation_dataset: {{path: {tmp_path}/rows.jsonl}}\n"
         f"optimizer: {{lr: 1e-2}}\nstep_scheduler: {{max_steps: 6}}\ncheckpoint: {{checkpoint_dir: {tmp_path}/out}}\n"
+        + tiny.FP32
     )
     return tmp_path / "run.yaml"
 

@@ -47,7 +47,7 @@ def train(folder: Path, kind: str, task: str, rows: list[dict], settings: str = 
         f"dataset: {{path: {folder / 'rows.jsonl'}, {dataset}}}\n"
         f"validation_dataset: {{path: {folder / 'rows.jsonl'}}}\n"
         f"checkpoint: {{checkpoint_dir: {folder / 'out'}, keep_best: false}}\n"
-        f"{settings or 'step_scheduler: {num_epochs: 1}'}\n"
+        f"{settings or 'step_scheduler: {num_epochs: 1}'}\n{tiny.FP32}"
     )
     return finetune(load_run_config([folder / "run.yaml"]), console=Console(file=io.StringIO())).folder
 

@@ -24,7 +24,7 @@ def test_stock_pipelines_answer_as_the_model_was_trained(tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(
         f"task: text-classification\nmodel: {tmp_path}/model\noptimizer: {{lr: 5e-3}}\n"
         f"dataset: {{path: {tmp_path}/train.jsonl, text_pair_column: second, labels: [neg, pos]}}\n"
-        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 30}}\n"
+        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 30}}\n{tiny.FP32}"
     )
     finetune(load_run_config([tmp_path / "run.yaml"]))
     stock: Any = pipeline("text-classification", str(tmp_path / "out"), device=-1)
@@ -44,7 +44,7 @@ def test_stock_pipelines_cut_where_training_did(tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(
         f"task: text-classification\nmodel: {tmp_path}/model\noptimizer: {{lr: 5e-3}}\n"
         f"dataset: {{path: {tmp_path}/train.jsonl, max_length: 6}}\n"
-        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 20}}\n"
+        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 20}}\n{tiny.FP32}"
     )
     finetune(load_run_config([tmp_path / "run.yaml"]))
     text = "good film great plot " + "bad sad ugly " * 9

@@ -50,7 +50,7 @@ def test_stock_transformers_reads_words_as_training_did(tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(
         f"task: token-classification\nmodel: {tmp_path}/model\noptimizer: {{lr: 5e-3}}\n"
         f"dataset: {tmp_path}/train.jsonl\nvalidation_dataset: {tmp_path}/train.jsonl\n"
-        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 24}}\n"
+        f"checkpoint: {{checkpoint_dir: {tmp_path}/out}}\nstep_scheduler: {{max_steps: 24}}\n{tiny.FP32}"
     )
     run = finetune(load_run_config([tmp_path / "run.yaml"]))
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")

@@ -37,9 +37,8 @@ def strange_reviews() -> list[dict]:
 
 
 def write_run(folder, *, kind="bert", text=SETTINGS, **model):
-    path = tiny.write_run(folder, kind=kind, **model)
-    usual = path.read_text().replace("optimizer: {lr: 1e-3}\n", "")
-    path.write_text(usual + text)
+    path = tiny.write_run(folder, kind=kind, text=text, **model)
+    path.write_text(path.read_text().replace("optimizer: {lr: 1e-3}\n", ""))
     tiny.write_jsonl(folder / "test.jsonl", strange_reviews())
     return path
 
@@ -143,7 +142,7 @@ def test_other_precisions(folder, precision):
 
 
 def test_without_clipping_every_bit_is_the_same(folder):
-    text = SETTINGS + "training_optimizations: {gradient_clipping: null}\n"
+    text = SETTINGS + "training_optimizations: {precision: fp32, gradient_clipping: null}\n"
     prepared = prepare_run(load_run_config([write_run(folder, text=text)]))
     ours, plain = Trainer(prepared), Trainer(all_rows(prepared))
     for trainer in (ours, plain):

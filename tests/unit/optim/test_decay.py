@@ -116,6 +116,7 @@ def test_a_curve_of_qwen3_next_is_that_of_stock_trainer(tmp_path, monkeypatch):
         "dataset": {"path": os.fspath(tmp_path / "train.jsonl")},
         "dataloader": {"shuffle": False, "batch_size": 4, "group_by_length": False},
         "optimizer": {"lr": 1e-3, "weight_decay": 10.0},
+        "training_optimizations": {"precision": "fp32"},
         "step_scheduler": {"max_steps": 24, "log_every_steps": 1},
         "checkpoint": {"checkpoint_dir": os.fspath(tmp_path / "out"), "enabled": False},
     }
