@@ -115,6 +115,10 @@ def test_causal_lm_with_accumulation_agrees_with_tuned_trainer(tmp_path, monkeyp
     assert found["max_relative_difference"] < 1e-4
     sides = outcome.document["sides"]
     assert sides["automodel"]["tokens"] == sides["hf-trainer-ungrouped"]["tokens"]
+    tried = sides["hf-trainer-ungrouped"]["tried"]
+    assert {one["precision"] for one in tried} == {"fp32"}, "the config asks for it"
+    assert sides["hf-trainer-ungrouped"]["attention"] == tried[0]["attention"]
+    assert any("training_optimizations.precision asks for fp32" in note for note in outcome.document["notes"])
 
 
 @pytest.mark.parametrize(

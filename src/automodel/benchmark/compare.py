@@ -53,6 +53,7 @@ def agreement(job: dict[str, Any], theirs: dict[str, Any], ours: dict[str, Any])
         "same_data_order": same_order,
         "drawn": job["drawn"],
         "same_precision": theirs["precision"] == ours["precision"],
+        "precision": {side["provider"]: side["precision"] for side in (theirs, ours)},
         "final_loss": {side["provider"]: final_loss(side["losses"]) for side in (theirs, ours)},
         "validation": {side["provider"]: side["validation"] for side in (theirs, ours)},
     }
@@ -75,12 +76,13 @@ def agreement_lines(found: dict[str, Any], label: str) -> list[str]:
     ours = next(name for name in found["final_loss"] if name != found["against"])
     theirs = found["against"]
     lines = []
+    precisions = f"{found['precision'][ours]} here, {found['precision'][theirs]} there"
     if found["same_data_order"]:
         why = []
         if found["drawn"]:
             why.append(f"each side draws random numbers of its own for {', '.join(found['drawn'])}; 0 turns that off")
         if not found["same_precision"]:
-            why.append("the precisions differ")
+            why.append(f"the precisions differ: {precisions}")
         remark = f" ({'; '.join(why)})" if why else ""
         lines.append(
             f"Losses against {label}: at most {found['max_relative_difference']:.1e} apart (relative) over the first "
@@ -92,6 +94,8 @@ def agreement_lines(found: dict[str, Any], label: str) -> list[str]:
             "so the losses and metrics of a short run differ by chance; --against hf-trainer-ungrouped reads them in "
             "the same order."
         )
+        if not found["same_precision"]:
+            lines.append(f"The precisions differ, too: {precisions}.")
     tail = found["final_loss"]
     lines.append(f"Final training loss: {tail[ours]:.4f}, {label} {tail[theirs]:.4f} (mean of the last tenth).")
     mine, other = found["validation"][ours], found["validation"][theirs]

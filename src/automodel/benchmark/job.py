@@ -26,6 +26,7 @@ from automodel.data.order import StepOrder
 from automodel.engine.prepare import Prepared, prepare_run
 from automodel.engine.steps import make_step_loader
 from automodel.optim.kinds import KINDS
+from automodel.plan.asked import asked_precision
 from automodel.plan.config import RunConfig
 
 COMPARED_TASKS = ("text-classification", "token-classification", "causal-lm")
@@ -192,6 +193,7 @@ def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
         "label_names": prepared.train.label_names,
         "device": plan.device,
         "precision": plan.precision,
+        "asked_precision": asked_key(cfg),
         "seed": cfg.seed,
         "model": str(weights),
         "train_store": str(prepared.train.store.folder),
@@ -232,6 +234,13 @@ def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
         "parameters": plan.parameters,
         "drawn": [*drawn_keys(prepared.hf_config), *(["peft.dropout"] if cfg.peft and cfg.peft.dropout else [])],
     }
+
+
+def asked_key(cfg: RunConfig) -> str | None:
+    """The key with which the config asks for a precision; None where it leaves the choice open."""
+    if cfg.training_optimizations.bf16 is False and asked_precision(cfg)[0] == "auto":
+        return "training_optimizations.bf16"
+    return asked_precision(cfg)[1] or None
 
 
 def _order(prepared: Prepared) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """`--ladder`: from Trainer as it comes to this library as it comes, one optimization at a time.
 
-The lower rungs are Trainer with its own settings turned on one after the other, the upper ones this library with its
-own switches, all off at first. Which rungs exist depends on the machine and the model: the CPU has no bf16 autocast
-worth having, no cuDNN and no captured step, and a model that cannot be packed has no packed rung.
+The lower rungs are Trainer with its own settings turned on one after the other, the last of them with the precision
+and the attention that were fastest when they were tried; the upper ones are this library with its own switches, all
+off at first. Which rungs exist depends on the machine and the model: the CPU has no cuDNN and no captured step, and a
+model that cannot be packed has no packed rung.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from automodel.benchmark.job import Job
-from automodel.benchmark.sides import AUTOMODEL, STOCK, TRAINERS, Side, TrainerSettings
+from automodel.benchmark.sides import AUTOMODEL, STOCK, TRAINERS, TUNED, Side, TrainerSettings
 from automodel.plan.config import RunConfig
 
 
@@ -59,22 +60,22 @@ def ladder_sides(job: Job) -> tuple[list[Side], list[str]]:
 def _trainer_rungs(job: Job, gpu: bool) -> list[Side]:
     """Trainer, from the reference's settings to the tuned ones."""
     steps: list[tuple[str, dict[str, object]]] = [("dynamic padding", {"padding": "longest"})]
-    if gpu and job.prepared.plan.precision != "fp32":
+    known = gpu or job.settings["asked_precision"] is not None  # else the precision is found by trying
+    if known and job.prepared.plan.precision != "fp32":
         steps.append((job.prepared.plan.precision, {"same_precision": True}))
     if gpu:
         steps.append(("cuDNN attention off", {"cudnn_attention": False}))
+    last = {"batches of similar lengths": job.settings["shuffle"], "workers": gpu}
+    if any(last.values()):
+        untried = dataclasses.replace(TUNED, trial=False, same_precision=known)
+        steps.append((", ".join(name for name, there in last.items() if there), vars(untried)))
     settings: TrainerSettings = STOCK
     rungs = []
     for number, (label, change) in enumerate(steps, start=1):
         settings = dataclasses.replace(settings, **change)
         rungs.append(Side(f"hf-trainer-{number}", f"+ {label}", settings))
-    last = [
-        name for name, there in (("batches of similar lengths", job.settings["shuffle"]), ("workers", gpu)) if there
-    ]
-    tuned = TRAINERS["hf-trainer-tuned"]
-    if not last:  # nothing is left to tune: the rung before is the tuned Trainer
-        return [*rungs[:-1], dataclasses.replace(tuned, label=rungs[-1].label)]
-    return [*rungs, dataclasses.replace(tuned, label=f"+ {', '.join(last)}")]
+    found = "the fastest attention" if known else "the fastest precision and attention"
+    return [*rungs, dataclasses.replace(TRAINERS["hf-trainer-tuned"], label=f"+ {found}, by trying")]
 
 
 def exists(setting: str) -> bool:

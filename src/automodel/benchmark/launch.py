@@ -2,11 +2,13 @@
 
 Every side gets a fresh process, so imports, compilation caches in memory and allocator state of one never help or hurt
 another. With several repeats the sides take turns (A B A B), so a machine that grows warmer or busier does it to all;
-of each side the run with the median training time is reported, and the spread is kept.
+of each side the run with the median training time is reported, and the spread is kept. What a side of Trainer is to be
+tried with (`trial.py`) is tried before the first of its runs, once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -20,7 +22,7 @@ from typing import Any
 
 from automodel.benchmark.job import Job
 from automodel.benchmark.side import STARTED, Request
-from automodel.benchmark.sides import Side
+from automodel.benchmark.sides import Side, TrainerSettings, Tried
 from automodel.checkpoint.disk import flush_to_disk
 
 ERROR_LINES = 25
@@ -28,6 +30,7 @@ ERROR_LINES = 25
 
 def run_sides(job: Job, sides: Sequence[Side], repeat: int, logs: Path, say: Any) -> dict[str, dict[str, Any]]:
     """Runs every side `repeat` times and returns its median run by name, under `runs` the others in short."""
+    sides = with_trials(job, sides, logs, say)
     finished: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     for number in range(1, repeat + 1):
         for side in sides:
@@ -39,6 +42,41 @@ def run_sides(job: Job, sides: Sequence[Side], repeat: int, logs: Path, say: Any
             finished[side.name].append(run)
             say(f"  {_in_short(run)}")
     return {name: median_run(runs) for name, runs in finished.items()}
+
+
+def with_trials(job: Job, sides: Sequence[Side], logs: Path, say: Any) -> list[Side]:
+    """The sides with the precision and the attention that were fastest when they were tried."""
+    known: dict[TrainerSettings, tuple[Tried, ...]] = {}
+    ready = []
+    for side in sides:
+        if side.trainer is not None and side.trainer.trial and not side.trainer.tried:
+            alike = dataclasses.replace(side.trainer, compile=False)
+            if alike not in known:
+                say(f"{side.label}: trying precisions and attentions …")
+                known[alike] = tried_out(job, side, logs, say)
+            side = dataclasses.replace(side, trainer=dataclasses.replace(side.trainer, tried=known[alike]))
+        ready.append(side)
+    return ready
+
+
+def tried_out(job: Job, side: Side, logs: Path, say: Any) -> tuple[Tried, ...]:
+    """What the trial found. Where it fails, the side computes as the run does, with the attention of transformers'
+    choice, and that is said."""
+    name, log = f"{side.name}-trial", logs / f"{side.name}-trial.log"
+    request, result = job.folder / f"{name}.request.json", job.folder / f"{name}.result.json"
+    logs.mkdir(parents=True, exist_ok=True)
+    Request(job.folder, side, job.folder / "runs" / name, job.trust).write(request)
+    command = [sys.executable, "-m", "automodel.benchmark.trial", str(request), str(result)]
+    with log.open("wb") as sink:
+        code = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT).returncode
+    shutil.rmtree(job.folder / "runs" / name, ignore_errors=True)
+    found = json.loads(result.read_text(encoding="utf-8")) if code == 0 and result.exists() else []
+    if not found:
+        say(f"  the trial failed, so nothing is chosen for {side.label}; see {log}")
+        return ()
+    tried = tuple(Tried(**one) for one in found)
+    say("  " + ", ".join(f"{one.precision} {one.attention} {one.ms:.1f} ms" for one in tried))
+    return tried
 
 
 def run_once(job: Job, side: Side, number: int, logs: Path) -> dict[str, Any]:

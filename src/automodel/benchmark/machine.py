@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,25 @@ def _peak_resident() -> float:
     return getattr(info, "peak_wset", info.rss) / GIB
 
 
+def processor() -> str:
+    """The processor, with what its arithmetic depends on: `AMD EPYC 9B14 (family 25, model 17), avx512_bf16`."""
+    import platform
+
+    about: dict[str, str] = {}
+    with suppress(OSError):  # there is no such file outside Linux
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            name, _, value = line.partition(":")
+            about.setdefault(name.strip(), value.strip())
+    words = about.get("model name") or platform.processor() or platform.machine() or "unknown"
+    if "cpu family" in about:
+        words += f" (family {about['cpu family']}, model {about.get('model', '?')})"
+    flags = set(about.get("flags", "").split())
+    widest = next((flag for flag in ("avx512f", "avx2") if flag in flags), None)
+    known = [flag for flag in ("amx_bf16", "avx512_bf16") if flag in flags] or [widest]
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    return ", ".join([words, *filter(None, known), *([f"ONEDNN_MAX_CPU_ISA={limit}"] if limit else [])])
+
+
 def system_info() -> dict[str, Any]:
     """The machine, under the reference script's keys and a few more."""
     import platform
@@ -162,6 +182,7 @@ def system_info() -> dict[str, Any]:
     info: dict[str, Any] = {
         "gpu_name": "CPU",
         "gpu_memory_total": 0,
+        "processor": processor(),
         "cpu_count": os.cpu_count(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python_version": platform.python_version(),

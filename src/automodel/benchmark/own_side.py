@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from automodel.benchmark.machine import GpuWatch, LoadWatch, peak_memory
 from automodel.benchmark.recorder import Recorder
 from automodel.benchmark.sides import Side
@@ -31,7 +33,11 @@ class StepWatch(Observer):
             self.recorder.mark("loop_start_s")
 
     def loop_begins(self, plan: Plan) -> None:
-        self.seen = {"precision": plan.precision, "setup": described(plan)}
+        self.seen = {
+            "precision": plan.precision,
+            "attention": "packed" if plan.path == "packed" else "transformers' choice",
+            "setup": described(plan),
+        }
         self.gpu, self.load = GpuWatch(plan.device), LoadWatch()
         self.load.start()
         self.gpu.start()
@@ -47,6 +53,7 @@ class StepWatch(Observer):
         self.recorder.finish()
         self.recorder.mark("loop_end_s")
         self.seen |= self.gpu.stop() | self.load.stop()
+        self.seen["threads"] = torch.get_num_threads()
         self.seen["validation"] = dict(validation.values) if validation else None
 
 

@@ -93,7 +93,7 @@ def _header(document: dict[str, Any], sides: Sequence[dict[str, Any]]) -> str:
     baseline, size = document["results"]["baseline"]["method"], job["parameters"]
     facts = [
         job["task"],
-        system["gpu_name"],
+        machine_name(system),
         f"{f'{size / 1e6:,.1f}M' if size >= 1e5 else f'{size:,}'} parameters",
         f"{job['total_steps']} steps",
     ]
@@ -212,6 +212,15 @@ def _order(document: dict[str, Any]) -> str:
     return f"{'shuffled, ' if document['job']['shuffle'] else ''}the same on every side{kept}"
 
 
+def machine_name(system: dict[str, Any]) -> str:
+    """The GPU's name, or the processor's where there is no GPU."""
+    return system["processor"] if system["gpu_name"] == "CPU" else f"{system['gpu_name']}, {system['processor']}"
+
+
+def _of_each(document: dict[str, Any], key: str) -> str:
+    return ", ".join(f"{side['method']} {side[key]}" for side in document["sides"].values())
+
+
 def _facts(document: dict[str, Any]) -> str:
     job, system, optimizer = document["job"], document["system_info"], document["job"]["optimizer"]
     facts = {
@@ -220,7 +229,10 @@ def _facts(document: dict[str, Any]) -> str:
         "Steps": f"{job['total_steps']}, the first {job['warmup_steps']} not in the steady state",
         "Optimizer": f"{optimizer['name']}, lr {optimizer['lr']:g}, {job['lr_scheduler']['name']} schedule",
         "Data order": _order(document),
-        "Machine": f"{system['gpu_name']}, {system['cores']} cores",
+        "Precision": _of_each(document, "precision"),
+        "Attention": _of_each(document, "attention"),
+        "Threads": _of_each(document, "threads"),
+        "Machine": f"{machine_name(system)}, {system['cores']} cores",
         "Versions": ", ".join(f"{name} {system[key]}" for name, key in VERSIONS.items()),
         **{f"Note {i}": note for i, note in enumerate(document["notes"], start=1)},
     }

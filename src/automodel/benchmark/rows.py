@@ -60,6 +60,7 @@ def rows_of(
         row["speedup_vs_hf_training_time"] = round(tuned["training_time"] / side["training_time"], 2) if tuned else None
         row |= {
             "precision": side["precision"],
+            "attention": side["attention"],
             "setup": side["setup"],
             "steps": side["steps"],
             "final_loss": round(final_loss(side["losses"]), 4),
@@ -71,6 +72,9 @@ def rows_of(
             "torch": system["torch"],
             "transformers": system["transformers"],
             "gpu": system["gpu_name"],
+            "processor": system["processor"],
+            "cores": system["cores"],
+            "threads": side["threads"],
             "command": command,
         }
         rows.append(row)

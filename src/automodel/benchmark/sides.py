@@ -3,8 +3,9 @@
 A side is either this library (with config keys overridden, for the ladder) or `transformers.Trainer` with a few
 settings. Two Trainer sides matter and they are kept apart on purpose: `hf-trainer` is what the reference's own script
 does (fp32, every text padded to `max_length`), and `hf-trainer-tuned` is the best a careful user gets from Trainer
-without writing a training loop. A speed-up over the first is what people feel; a speed-up over the second is what
-this library adds.
+without writing a training loop: which attention is fastest here, and on a processor whether bf16 is faster than fp32,
+is found by trying (`trial.py`). A speed-up over the first is what people feel; a speed-up over the second is what this
+library adds.
 
 Nothing here imports torch: the processes that are timed read this module first.
 """
@@ -21,13 +22,25 @@ OURS = "automodel"
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A precision and an attention that Trainer was tried with."""
+
+    precision: str
+    attention: str
+    """transformers' name: `eager`, `sdpa`, `flash_attention_2`."""
+    ms: float
+    """Forward and backward over the batches of the trial, in the fastest of its rounds."""
+
+
+@dataclass(frozen=True)
 class TrainerSettings:
     """How Trainer is set up; everything else (data, weights, schedule, batch, loss) is the run's own."""
 
     padding: Literal["max_length", "longest"] = "longest"
     """`max_length` pads every text when it is tokenised, as the reference's script does."""
     same_precision: bool = True
-    """Compute in the precision this library plans for the run; False leaves Trainer's default, fp32."""
+    """Compute in the precision this library plans for the run, where no trial chose another; False leaves Trainer's
+    default, fp32."""
     group_by_length: bool = True
     """Batches of similar lengths, where the run shuffles. Without, rows come in the run's own order."""
     fused_adamw: bool = True
@@ -38,6 +51,21 @@ class TrainerSettings:
     """Leave cuDNN's attention on. It builds a plan of ~100 ms for every new shape, so dynamic padding wants it off."""
     compile: bool = False
     """`torch_compile=True`."""
+    trial: bool = True
+    """Try before the run which attention is fastest, and on a processor whose precision the config leaves open, which
+    precision. False leaves the attention to transformers."""
+    tried: tuple[Tried, ...] = ()
+    """What the trial found, the fastest first; empty before the trial, and where there was none."""
+
+    @property
+    def chosen(self) -> Tried | None:
+        """What the trial chose."""
+        return self.tried[0] if self.tried else None
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> TrainerSettings:
+        settings: dict[str, Any] = {**value, "tried": tuple(Tried(**tried) for tried in value["tried"])}
+        return cls(**settings)
 
 
 @dataclass(frozen=True)
@@ -62,7 +90,7 @@ class Side:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Side:
-        trainer = TrainerSettings(**value["trainer"]) if value["trainer"] is not None else None
+        trainer = TrainerSettings.from_json(value["trainer"]) if value["trainer"] is not None else None
         return cls(value["name"], value["label"], trainer, tuple(value["overrides"]))
 
 
@@ -73,6 +101,7 @@ STOCK = TrainerSettings(
     fused_adamw=False,
     workers=False,
     cudnn_attention=True,
+    trial=False,
 )
 TUNED = TrainerSettings()
 

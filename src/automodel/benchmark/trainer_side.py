@@ -14,6 +14,7 @@ multiply the gradient), and a decoder classifier gets the pad token it needs to 
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ def train_with_trainer(
     if not settings.cudnn_attention:
         torch.backends.cuda.enable_cudnn_sdp(False)
     tokenizer: Any = AutoTokenizer.from_pretrained(job["model"])
-    model = load_model(job, settings, tokenizer)
+    chosen = settings.chosen
+    model = load_model(job, precision_of(job, settings), tokenizer, chosen.attention if chosen else None)
     trainer = build_trainer(job, settings, output, model, tokenizer, recorder)
     watch, load = GpuWatch(job["device"]), LoadWatch()
     load.start()
@@ -136,21 +138,31 @@ def train_with_trainer(
         **peak_memory(job["device"]),
         "end_s": recorder.marks["end_s"],
         "precision": precision_of(job, settings),
-        "setup": described(job, settings),
+        "attention": model.config._attn_implementation,
+        "threads": torch.get_num_threads(),
+        "setup": described(job, settings, model.config._attn_implementation),
+        "tried": [dataclasses.asdict(tried) for tried in settings.tried],
         "same_order": in_the_runs_order(job, settings),
         "validation": last_evaluation(trainer.state.log_history),
     }
 
 
 def precision_of(job: dict[str, Any], settings: TrainerSettings) -> str:
+    if settings.chosen is not None:
+        return settings.chosen.precision
     return job["precision"] if settings.same_precision else "fp32"
 
 
-def load_model(job: dict[str, Any], settings: TrainerSettings, tokenizer: Any) -> Any:
-    precision = precision_of(job, settings)
-    # Frozen weights need no masters: whoever trains an adapter in bf16 loads them so.
+def weights_dtype(job: dict[str, Any], precision: str) -> torch.dtype:
+    """How the weights are held. Frozen ones need no masters, so an adapter in bf16 is trained over weights in bf16."""
     pure = precision == "bf16-pure" or (precision == "bf16" and "adapter" in job)
-    model = CLASSES[job["task"]].from_pretrained(job["model"], dtype=torch.bfloat16 if pure else torch.float32)
+    return torch.bfloat16 if pure else torch.float32
+
+
+def load_model(job: dict[str, Any], precision: str, tokenizer: Any, attention: str | None = None) -> Any:
+    """The model as every side starts from it. Without `attention`, transformers chooses one."""
+    asked = {} if attention is None else {"attn_implementation": attention}
+    model = CLASSES[job["task"]].from_pretrained(job["model"], dtype=weights_dtype(job, precision), **asked)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     if "adapter" in job:
@@ -298,14 +310,18 @@ def last_evaluation(history: list[dict[str, Any]]) -> dict[str, float] | None:
     }
 
 
-def described(job: dict[str, Any], settings: TrainerSettings) -> str:
+def described(job: dict[str, Any], settings: TrainerSettings, attention: str) -> str:
     """The side in a few words, for the table."""
-    words = [precision_of(job, settings)]
+    precision, chosen = precision_of(job, settings), settings.chosen is not None
+    words = [f"{precision} (the run: {job['precision']})" if chosen and precision != job["precision"] else precision]
     words.append(f"padded to {job['max_length']}" if settings.padding == "max_length" else "dynamic padding")
     if not in_the_runs_order(job, settings) or job["order"]["group_by_length"]:
         words.append("grouped by length")
+    words.append(f"{attention} attention")
     if job["device"] == "cuda" and not settings.cudnn_attention:
         words.append("cuDNN attention off")
     if settings.compile:
         words.append("compiled")
+    if len(settings.tried) > 1:
+        words.append(f"the fastest of {len(settings.tried)} that were tried")
     return ", ".join(words)

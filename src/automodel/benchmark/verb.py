@@ -96,7 +96,7 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
     if ours in failed or not theirs:
         return Compared(measured, None, None, None, EXIT_FAILED)
     lost, disturbed = measured[opponents[0].name], load_note(job.settings, [*theirs, ours])
-    notes = [*job.notes, *missing, *([disturbed] if disturbed else [])]
+    notes = [*job.notes, *precision_notes(job.settings, theirs), *missing, *([disturbed] if disturbed else [])]
     if lost in failed:
         notes.append(f"{lost['method']} failed, so this is compared with {theirs[0]['method']}")
     document = results_document(job.settings, system_info(), theirs[0], ours, theirs[1:], notes, command_line())
@@ -109,6 +109,20 @@ def _compare(job: Job, opponents: list[Side], wishes: Wishes, console: Console) 
     say(f"\nResults: {results}\nReport:  {report}")
     verdict = _verdict(document, wishes.threshold, say)
     return Compared(measured, document, results, report, EXIT_FAILED if failed else verdict)
+
+
+def precision_notes(job: dict[str, Any], theirs: Sequence[dict[str, Any]]) -> list[str]:
+    """Why the tuned sides compute as they do, and what was tried for it."""
+    notes = []
+    for side in theirs:
+        tried = side.get("tried") or []
+        if len(tried) > 1:
+            times = ", ".join(f"{one['precision']} {one['attention']} {one['ms']:.1f} ms" for one in tried)
+            notes.append(f"{side['method']} uses what was fastest here, forward and backward of a batch: {times}")
+    if job["asked_precision"] and any(side.get("tried") for side in theirs):
+        said = f"{job['asked_precision']} asks for {job['precision']}"
+        notes.append(f"{said}, so the tuned Trainer computes in {job['precision']}, whatever is faster")
+    return notes
 
 
 def command_line() -> str:

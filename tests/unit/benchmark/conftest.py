@@ -33,6 +33,8 @@ def side(provider: str, label: str, *, ms: float, losses: list[float], memory: f
         "cpu_s": seconds,
         "other_load_percent": 3.0,
         "precision": precision,
+        "attention": "sdpa",
+        "threads": 2,
         "setup": f"{precision}, as it is",
         "same_order": True,
         "losses": losses,
@@ -44,6 +46,8 @@ def side(provider: str, label: str, *, ms: float, losses: list[float], memory: f
 JOB = {
     "task": "text-classification",
     "device": "cpu",
+    "precision": "fp32",
+    "asked_precision": None,
     "shuffle": False,
     "drawn": [],
     "parameters": 22_700_000,
@@ -58,6 +62,7 @@ JOB = {
 SYSTEM = {
     "gpu_name": "CPU",
     "gpu_memory_total": 0,
+    "processor": "A Processor (family 26, model 2), avx512_bf16",
     "cpu_count": 2,
     "cores": 2,
     "python_version": "3.11.0",

@@ -61,7 +61,15 @@ def test_agreement_says_why_losses_may_differ(job, stock, ours):
     drawn = {**job, "drawn": ["model.attention_dropout", "peft.dropout"]}
     line = agreement_lines(agreement(drawn, stock, {**ours, "precision": "bf16"}), "HF Trainer")[0]
     assert "random numbers of its own for model.attention_dropout, peft.dropout; 0 turns that off" in line
-    assert "the precisions differ" in line
+    assert "the precisions differ: bf16 here, fp32 there" in line
+
+
+def test_differing_precisions_are_said_of_a_side_that_groups_rows_too(job, stock, ours):
+    tuned = {**stock, "same_order": False, "precision": "bf16"}
+    lines = agreement_lines(agreement(job, tuned, ours), "HF Trainer, tuned")
+    assert "The precisions differ, too: fp32 here, bf16 there." in lines
+    same = agreement_lines(agreement(job, {**tuned, "precision": "fp32"}, ours), "HF Trainer, tuned")
+    assert not any("precision" in line for line in same)
 
 
 def test_a_busy_machine_is_said(job, stock, ours):

@@ -52,3 +52,15 @@ def test_the_page_says_in_which_order_rows_were_read(document):
     page = render_comparison(document)
     assert "shuffled, the same on every side, but for HF Trainer: rows of similar lengths together" in page
     assert "the losses and metrics of a short run differ by chance" in page
+
+
+def test_the_page_names_precision_attention_threads_and_the_machine(document):
+    document["sides"]["hf-trainer"] |= {"precision": "bf16", "attention": "eager", "threads": 1}
+    page = render_comparison(document)
+    for fact in (
+        "HF Trainer bf16, automodel fp32",
+        "HF Trainer eager, automodel sdpa",
+        "HF Trainer 1, automodel 2",
+        "A Processor (family 26, model 2), avx512_bf16, 2 cores",
+    ):
+        assert fact in page

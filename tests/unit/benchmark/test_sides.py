@@ -1,5 +1,6 @@
 """Opponents by name, the ladder, and rows of the results files."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from automodel.benchmark.ladder import SWITCHES, exists, ladder_sides
 from automodel.benchmark.rows import merge_into, merge_rows, rows_of
-from automodel.benchmark.sides import AUTOMODEL, STOCK, TRAINERS, TUNED, Side, sides_against
+from automodel.benchmark.sides import AUTOMODEL, STOCK, TRAINERS, TUNED, Side, Tried, sides_against
 from automodel.config.errors import UserError
 
 
@@ -18,6 +19,11 @@ def test_the_stock_side_is_the_reference_script():
     assert TUNED.padding == "longest"
     assert TUNED.same_precision
     assert not TUNED.cudnn_attention
+
+
+def test_only_the_stock_side_is_left_as_it_comes():
+    """Every other side gets the precision and the attention that are fastest where it runs."""
+    assert [name for name, side in TRAINERS.items() if not side.trainer.trial] == ["hf-trainer"]
 
 
 @pytest.mark.parametrize(
@@ -34,16 +40,20 @@ def test_wrong_opponents(names, message):
 
 
 def test_sides_travel_as_json():
-    for side in (*TRAINERS.values(), AUTOMODEL, Side("x", "y", overrides=("a.b=1",))):
+    tuned = TRAINERS["hf-trainer-tuned"]
+    tried = dataclasses.replace(TUNED, tried=(Tried("bf16", "eager", 279.0), Tried("bf16", "sdpa", 377.0)))
+    assert tried.chosen == Tried("bf16", "eager", 279.0)
+    found = dataclasses.replace(tuned, trainer=tried)
+    for side in (*TRAINERS.values(), found, AUTOMODEL, Side("x", "y", overrides=("a.b=1",))):
         assert Side.from_json(json.loads(json.dumps(side.to_json()))) == side
 
 
-def fake_job(device: str, path: str = "packed", shuffle: bool = True):
+def fake_job(device: str, path: str = "packed", shuffle: bool = True, asked: str | None = None):
     plan = SimpleNamespace(precision="bf16" if device == "cuda" else "fp32", path=path)
     packing = SimpleNamespace(reason="its attention has a bias")
     return SimpleNamespace(
         device=device,
-        settings={"shuffle": shuffle},
+        settings={"shuffle": shuffle, "asked_precision": asked},
         prepared=SimpleNamespace(plan=plan, packing=packing),
     )
 
@@ -51,8 +61,11 @@ def fake_job(device: str, path: str = "packed", shuffle: bool = True):
 def test_ladder_on_the_cpu():
     rungs, missing = ladder_sides(fake_job("cpu"))
     assert [rung.name for rung in rungs] == [
-        "hf-trainer", "hf-trainer-1", "hf-trainer-tuned", "automodel-0", "automodel"
+        "hf-trainer", "hf-trainer-1", "hf-trainer-2", "hf-trainer-tuned", "automodel-0", "automodel"
     ]  # fmt: skip
+    assert rungs[3].label == "+ the fastest precision and attention, by trying"
+    assert [rung.trainer.trial for rung in rungs if not rung.ours] == [False, False, False, True]
+    assert not rungs[2].trainer.same_precision, "the precision comes with the rung above"
     assert rungs[-2].overrides == ("packed_sequence.enabled=false",)
     assert not rungs[-1].overrides
     assert not missing
@@ -60,7 +73,16 @@ def test_ladder_on_the_cpu():
 
 def test_ladder_without_shuffling_has_no_length_rung():
     names = [rung.name for rung in ladder_sides(fake_job("cpu", shuffle=False))[0]]
-    assert names == ["hf-trainer", "hf-trainer-tuned", "automodel-0", "automodel"]
+    assert names == ["hf-trainer", "hf-trainer-1", "hf-trainer-tuned", "automodel-0", "automodel"]
+
+
+def test_ladder_where_the_config_asks_for_a_precision():
+    job = fake_job("cpu", asked="training_optimizations.precision")
+    job.prepared.plan.precision = "bf16"
+    labels = [rung.label for rung in ladder_sides(job)[0] if not rung.ours]
+    assert labels[1:] == [
+        "+ dynamic padding", "+ bf16", "+ batches of similar lengths", "+ the fastest attention, by trying",
+    ]  # fmt: skip
 
 
 def test_ladder_of_a_model_that_cannot_be_packed():
@@ -77,6 +99,7 @@ def test_ladder_on_a_gpu_turns_one_thing_on_at_a_time():
         "+ bf16",
         "+ cuDNN attention off",
         "+ batches of similar lengths, workers",
+        "+ the fastest attention, by trying",
     ]
     own = [len(rung.overrides) for rung in rungs if rung.ours]
     assert own == list(range(len(own) - 1, -1, -1))
@@ -95,8 +118,8 @@ def test_rows_have_the_committed_form(document):
     assert [row["provider"] for row in rows] == ["hf-trainer", "automodel"]
     wanted = (
         "workload provider ms_per_step ms_p20 ms_p80 tokens_per_s peak_gib first_step_s wall_s flush_s speedup_vs_hf "
-        "speedup_vs_hf_stock speedup_vs_hf_compile speedup_vs_hf_ungrouped precision date commit torch transformers "
-        "gpu command"
+        "speedup_vs_hf_stock speedup_vs_hf_compile speedup_vs_hf_ungrouped precision attention date commit torch "
+        "transformers gpu processor cores threads command"
     )
     assert set(rows[1]) >= set(wanted.split())
     assert rows[1]["speedup_vs_hf_stock"] == 4.0

@@ -70,6 +70,26 @@ def test_a_rung_that_fails_is_an_error_too(compare, stock, ours):
     assert "automodel-0 failed:\nout of memory" in said
 
 
+def tried(*attempts: tuple[str, str, float]) -> list[dict[str, Any]]:
+    return [{"precision": p, "attention": a, "ms": ms} for p, a, ms in attempts]
+
+
+def test_what_a_tuned_side_was_tried_with_is_said(compare, stock, ours):
+    chosen = {"tried": tried(("bf16", "eager", 279.0), ("bf16", "sdpa", 377.0)), "precision": "bf16"}
+    tuned = {**stock, **chosen, "provider": "hf-trainer-tuned", "method": "HF Trainer, tuned"}
+    found, _ = compare({"hf-trainer-tuned": tuned, AUTOMODEL.name: ours})
+    (note,) = found.document["notes"]
+    assert note.startswith("HF Trainer, tuned uses what was fastest here")
+    assert note.endswith("forward and backward of a batch: bf16 eager 279.0 ms, bf16 sdpa 377.0 ms")
+
+
+def test_a_precision_that_the_config_asks_for_binds_the_peers_and_the_comparison_says_so(compare, job, stock, ours):
+    job |= {"asked_precision": "training_optimizations.precision", "precision": "fp32"}
+    tuned = {**stock, "tried": tried(("fp32", "sdpa", 1.0)), "provider": "hf-trainer-tuned"}
+    _, said = compare({"hf-trainer-tuned": tuned, AUTOMODEL.name: ours})
+    assert "training_optimizations.precision asks for fp32, so the tuned Trainer computes in fp32" in said
+
+
 def test_a_warm_up_that_was_asked_for_is_kept():
     assert warmup_steps(7, 10, 20) == 7
     assert warmup_steps(None, 10, 20) == 5  # the default: at most a quarter of the run
