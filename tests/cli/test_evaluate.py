@@ -41,6 +41,7 @@ def work(tmp_path_factory):
         from automodel.config.load import dump_config
 
         config.write_text(dump_config(kept))
+        (folder / "axolotl.yaml").write_text("base_model: a/b\nsequence_len: 2048\ndatasets: [{path: c}]\n")
         yield folder
 
 
@@ -186,6 +187,12 @@ def test_labels_the_model_does_not_know(evaluate, work):
 WRONG = [
     (["bare"], "has no validation_dataset. Name the data to measure it on with --dataset"),
     (["nowhere"], "there is no folder 'nowhere'"),
+    (
+        ["axolotl.yaml"],
+        "is an Axolotl file (it has `base_model`), not a config of automodel. `automodel migrate axolotl",
+    ),
+    (["run.yaml"], "'run.yaml' is a file. Give the folder of a run that is finished (its checkpoint.checkpoint_dir)."),
+    (["train.jsonl"], "'train.jsonl' is a file."),
     (["out", "--dataset", "tset.jsonl"], "there is no file or folder 'tset.jsonl' in /"),
     (["out", "--split", "dev"], "the data has no split 'dev'"),
     (["out", "--output", "metrics.txt"], "must be a .json file in a folder that exists"),

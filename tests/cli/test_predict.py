@@ -38,6 +38,7 @@ def work(tmp_path_factory):
         )
         run.write_text(run.read_text().replace("train.jsonl}", "train.jsonl, text_column: review}"))
         tiny.write_jsonl(folder / "test.jsonl", [{"review": "good film", "label": "good"}])
+        (folder / "axolotl.yaml").write_text("base_model: a/b\nsequence_len: 2048\ndatasets: [{path: c}]\n")
         quietly(run)
         chat = tiny.write_run(folder / "chat", kind="llama", text="step_scheduler: {max_steps: 2}\n")
         rows = [{"instruction": "what is good", "input": "", "output": "fine"}] * 2
@@ -209,6 +210,7 @@ WRONG = [
     (["out", "-", "good"], "`-` reads all texts from stdin"),
     (["out", "-"], "stdin is empty"),
     (["uot", "good"], "there is no folder 'uot'. Give the run folder (checkpoint.checkpoint_dir). Did you mean 'out'?"),
+    (["axolotl.yaml", "good"], "`automodel migrate axolotl.yaml -o run.yaml` makes one of it."),
     (["out/run", "good"], "'out/run' is the record of a run; the model lies beside it. Give 'out'."),
     (["cache", "good"], "'cache' holds no model: there is no config.json in it"),
     (["model", "good"], "holds DistilBertForMaskedLM, which has no head for any of"),

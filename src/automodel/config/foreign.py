@@ -10,6 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection
 
+from automodel.config.errors import UserError
+
 AXOLOTL, LLAMA_FACTORY = "Axolotl", "LLaMA-Factory"
 
 ONLY_AXOLOTL = (
@@ -50,6 +52,13 @@ def _telling(keys: Collection[str], only: Collection[str], usual: Collection[str
     found = next((key for key in keys if key in only), None)
     usually = [key for key in keys if key in usual]
     return found or (usually[0] if len(usually) > 1 else None)
+
+
+def refuse_other_tools(file: str, keys: Collection[str]) -> None:
+    """Raises `UserError` where a file with these keys is another tool's."""
+    tool = tool_of(keys, json=file.endswith(".json"))
+    if tool is not None:
+        raise UserError(send_to_migrate(file, *tool))
 
 
 def send_to_migrate(file: str, tool: str, because: str) -> str:

@@ -24,6 +24,21 @@ def endpoint() -> str:
     return os.environ.get("HF_ENDPOINT", "https://huggingface.co")
 
 
+def turned_off_by() -> str:
+    """The variable that keeps the libraries from the hub, as `HF_HUB_OFFLINE=1`; empty where none does."""
+    from huggingface_hub import constants
+
+    given = ((name, os.environ.get(name, "")) for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    name, value = next(((name, value) for name, value in given if value), ("", ""))
+    return f"{name}={value}" if value.upper() in constants.ENV_VARS_TRUE_VALUES else ""
+
+
+def why_no_hub() -> str:
+    """Why the hub is out of reach, as a sentence without its end."""
+    variable = turned_off_by()
+    return f"{variable} is set" if variable else f"{endpoint()} does not answer"
+
+
 @lru_cache(maxsize=1)
 def hub_answers() -> bool:
     """Whether the hub answers a request within `PROBE_S` seconds, through the proxy where one is set."""

@@ -19,7 +19,6 @@ from typing import Any, Generic, TypeVar, cast
 from automodel.config.complaints import Complaints
 from automodel.config.dump import dump_config
 from automodel.config.environment import fill
-from automodel.config.errors import UserError
 from automodel.config.fields import Field, choices, fields_of, takes_extra
 from automodel.config.flat_settings import (
     FlatFile,
@@ -29,7 +28,7 @@ from automodel.config.flat_settings import (
     is_complete,
     sorted_into_sections,
 )
-from automodel.config.foreign import send_to_migrate, tool_of
+from automodel.config.foreign import refuse_other_tools
 from automodel.config.gate import check_section, check_trust
 from automodel.config.holes import Hole, complain_of_holes, take_holes
 from automodel.config.layers import Normaliser, join, merge, take_twins_away
@@ -117,9 +116,7 @@ def read_config(
         readable = readable and raw is not None
         if raw is None:
             continue
-        tool = tool_of(raw.entries, json=str(file).endswith(".json"))
-        if tool is not None:
-            raise UserError(send_to_migrate(str(file), *tool))
+        refuse_other_tools(str(file), raw.entries)
         because = deciding_key(raw, str(file))
         normal = keys.normalise(raw if because is None else sorted_into_sections(raw), schema)
         if because is not None:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from automodel.config.errors import UserError
+from automodel.config.values import short
 
 
 class OutsideError(UserError):
@@ -22,7 +23,9 @@ def file_inside(folder: Path, name: object, source: str | Path, *, replaced: boo
     out of the folder, and what is no text. `source`: the file that says the name, for the message. `replaced`: the name
     itself will be removed or replaced, so that a link of that name is not followed; folders on the way to it are."""
     if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise OutsideError(f"{source} should name a file of its own folder, and says {_short(name)}. {_ADVICE}")
+        raise OutsideError(
+            f"{source} should name a file of its own folder, and says {short(repr(name), 120)}. {_ADVICE}"
+        )
     parts = Path(name).parts
     if Path(name).is_absolute() or ".." in parts or "\\" in name or not parts:
         raise _outside(folder, name, source)
@@ -46,9 +49,4 @@ _ADVICE = "Nothing was touched. Put back a copy of the file, or remove it if you
 
 
 def _outside(folder: Path, name: str, source: str | Path) -> OutsideError:
-    return OutsideError(f"{source} names {_short(name)}, which does not lie in {folder}. {_ADVICE}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}…"
+    return OutsideError(f"{source} names {short(repr(name), 120)}, which does not lie in {folder}. {_ADVICE}")

@@ -252,9 +252,15 @@ def got(node: Node) -> str:
     return show(value)
 
 
-def short(text: str) -> str:
+def short(text: str, letters: int = 60) -> str:
     """The beginning of a text that is too long for a line."""
-    return text if len(text) <= 60 else f"{text[:57]}…"
+    return text if len(text) <= letters else f"{text[: letters - 3]}…"
+
+
+def on_one_line(value: Any) -> str:
+    """What a file of others holds, for a message."""
+    text = value if isinstance(value, str) else repr(value)
+    return short(" ".join(text.split()), 160)
 
 
 def show(value: Any) -> str:

@@ -25,6 +25,7 @@ NAMES = {
     *chain.from_iterable(known.TEXT_PAIRS), *chain.from_iterable(known.SOURCE_TARGET),
 }  # fmt: skip
 """Names that columns usually have."""
+NAMES_TO_SHOW = ("text", "label")
 
 
 def named_by_config(cfg: DatasetConfig) -> dict[str, Any]:
@@ -112,11 +113,13 @@ def _asked_for(cfg: DatasetConfig) -> set[str]:
 
 def _refuse(file: Path, first: list[str | None], section: str) -> None:
     shown = ", ".join(known.shortened(cell or "") for cell in first[: known.MOST_LISTED])
+    names = [*NAMES_TO_SHOW, *(f"column_{number}" for number in range(3, len(first) + 1))][: len(first)]
     if section.startswith("--"):
-        fix = "Write the names above it, e.g. text,label."
+        fix = f"Write the names above it, e.g. {','.join(names)}."
     else:
+        what = "all columns in their order" if len(first) > 1 else "its column"
         fix = (
-            f"If the file has no header, name its columns: {section}.column_names: [text, label]. If these are names, "
-            f"say which column is which, e.g. {section}.text_column."
+            f"If the file has no header, name {what}, e.g. {section}.column_names: "
+            f"[{', '.join(names)}]. If these are names, say which column is which, e.g. {section}.text_column."
         )
     raise UserError(f"{section}.path: row 1 of '{file}' ({shown}) was taken for the header, and looks like data. {fix}")

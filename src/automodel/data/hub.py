@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from automodel.config.errors import UserError
-from automodel.config.hub import hub_left_alone
+from automodel.config.hub import hub_left_alone, turned_off_by
 from automodel.config.machine_errors import shortage
 from automodel.data.config import BUILDERS, DatasetConfig
 from automodel.data.files import quiet
@@ -173,9 +173,12 @@ class HubSource:
         if any(kind in UNREACHABLE for kind in chain):
             import huggingface_hub
 
+            variable = turned_off_by()
+            why = f"{variable} is set" if variable else "the Hugging Face hub cannot be reached"
+            fix = f"Unset {variable.partition('=')[0]}" if variable else "Check the connection"
             return UserError(
-                f"{self.section}.path: the dataset '{name}' cannot be loaded: the Hugging Face hub cannot be reached, "
-                f"and it is not in the local cache ({huggingface_hub.constants.HF_HUB_CACHE}). Check the connection, "
+                f"{self.section}.path: the dataset '{name}' cannot be loaded: {why}, "
+                f"and it is not in the local cache ({huggingface_hub.constants.HF_HUB_CACHE}). {fix}, "
                 "set HF_HOME to a cache that has it, or give the path of a local file or folder instead."
             )
         if "DatasetNotFoundError" in chain:

@@ -16,16 +16,19 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
 
 from automodel.adapters.peft_folder import is_adapter_folder
 from automodel.checkpoint import catalog
+from automodel.config.complaints import Complaints
 from automodel.config.environment import filled_tree
 from automodel.config.errors import UserError
+from automodel.config.foreign import refuse_other_tools
 from automodel.config.gate import REMOTE_CODE
+from automodel.config.read import read_file
 from automodel.config.run_folders import trained_from_same_name
 from automodel.config.yaml_text import parse_yaml
 from automodel.data.config import DatasetConfig
@@ -169,6 +172,8 @@ def require_model(folder: str | Path) -> Path:
         cached = _in_cache(str(folder))
         if cached is not None:
             return cached
+        if root.is_file():
+            _refuse_file(root)
         near = []
         if root.parent.is_dir():
             near = difflib.get_close_matches(root.name, [p.name for p in root.parent.iterdir() if p.is_dir()], n=1)
@@ -191,6 +196,15 @@ def _in_cache(name: str) -> Path | None:
     except HFValidationError:
         return None
     return Path(found).parent if isinstance(found, str) else None
+
+
+def _refuse_file(path: Path) -> NoReturn:
+    """Raises `UserError` for a file where a folder should be, which may be another tool's config."""
+    if path.suffix in (".yaml", ".yml", ".json"):
+        raw = read_file(path, 0, Complaints())
+        if raw is not None:
+            refuse_other_tools(str(path), raw.entries)
+    raise UserError(f"'{path}' is a file. Give the folder of a run that is finished (its checkpoint.checkpoint_dir).")
 
 
 def _no_model(root: Path) -> UserError:

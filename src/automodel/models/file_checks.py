@@ -11,7 +11,6 @@ Chat templates are programs as well, which Jinja runs in a sandbox; they are lef
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -19,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
+from automodel.config.json_text import parse_json
 from automodel.config.own_files import file_inside
+from automodel.config.values import on_one_line
 from automodel.models.source import Source
 
 CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
@@ -56,11 +57,16 @@ def check_config(source: Source) -> None:
         return
     for key, (form, words) in FORMS.items():
         if config.get(key) is not None and not isinstance(config[key], form):
-            where = f"model: {CONFIG} of {source.name!r} says {key}: {_short(config[key])}"
+            where = f"model: {CONFIG} of {source.name!r} says {key}: {on_one_line(config[key])}"
             raise UserError(f"{where}, which should be {words}. Correct the file, or download or save it again.")
-    if config.get("transformers_weights"):
+    for number in config.get("id2label") or ():
+        if not number.strip().isdecimal():
+            where = f"model: {CONFIG} of {source.name!r} says id2label: {on_one_line(config['id2label'])}"
+            fix = 'Correct the file, e.g. {"0": "negative", "1": "positive"}.'
+            raise UserError(f"{where}, but {number!r} is no number of a class. {fix}")
+    if named := config.get("transformers_weights"):
         raise UserError(
-            f"model: {CONFIG} of {source.name!r} says transformers_weights: {_short(config['transformers_weights'])}, "
+            f"model: {CONFIG} of {source.name!r} says transformers_weights: {on_one_line(named)}, "
             "which names another file of weights. Remove the key; weights are read from model.safetensors."
         )
     if not source.trusted:
@@ -86,17 +92,21 @@ def check_keys(config: dict[str, Any], place: Callable[[str], str]) -> None:
         elif key in ("experts_implementation", "_experts_implementation", "_experts_implementation_internal"):
             _one_of(value, EXPERTS, place(path), "a kernel is code, and would be downloaded and run")
         elif key in ("transformers_weights", "configuration_files"):
-            raise UserError(f"{place(path)}: {_short(value)}, which names other files. {_REMOVE}")
+            raise UserError(f"{place(path)}: {on_one_line(value)}, which names other files. {_REMOVE}")
         elif key in ("dtype", "torch_dtype") and not path.startswith("quantization_config.") and not _is_dtype(value):
-            raise UserError(f"{place(path)}: {_short(value)}, which is no dtype. Write float32, bfloat16 or float16.")
+            raise UserError(
+                f"{place(path)}: {on_one_line(value)}, which is no dtype. Write float32, bfloat16 or float16."
+            )
         elif key == "use_pretrained_backbone" and value:
-            raise UserError(f"{place(path)}: {_short(value)}, which downloads other weights. {_REMOVE}")
+            raise UserError(f"{place(path)}: {on_one_line(value)}, which downloads other weights. {_REMOVE}")
         elif key in ("backbone", "architecture") and isinstance(value, str) and re.search(r"[:/\\]", value):
-            raise UserError(f"{place(path)}: {_short(value)}, which names a place of files. {_REMOVE}")
+            raise UserError(f"{place(path)}: {on_one_line(value)}, which names a place of files. {_REMOVE}")
         elif key in ("model_args", "backbone_kwargs") and isinstance(value, dict):
             for name in ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):
                 if value.get(name):
-                    raise UserError(f"{place(f'{path}.{name}')}: {_short(value[name])}, which names files. {_REMOVE}")
+                    raise UserError(
+                        f"{place(f'{path}.{name}')}: {on_one_line(value[name])}, which names files. {_REMOVE}"
+                    )
         elif key == "tokenizer_class":
             _is_tokenizer(value, place(path))
 
@@ -116,13 +126,13 @@ def _check_tokenizer_keys(found: dict[str, Any], place: str) -> None:
     _is_tokenizer(found.get("tokenizer_class"), f"{place}tokenizer_class")
     for name in found.get("fast_tokenizer_files") or ():
         if not isinstance(name, str) or re.search(r"[/\\]", name):
-            raise UserError(f"{place}fast_tokenizer_files: {_short(name)}, which is not in its folder. {_REMOVE}")
+            raise UserError(f"{place}fast_tokenizer_files: {on_one_line(name)}, which is not in its folder. {_REMOVE}")
     for key, value in found.items():  # options of libraries: dictionaries, resource files, whole models
         if key.endswith("_kwargs") and isinstance(value, dict):
             for path, _, option in _items(value):
                 special = isinstance(option, str) and re.fullmatch(r"<[^<>]+>", option)  # such as </s>
                 if isinstance(option, str) and not special and re.search(r"[/\\]", option):
-                    raise UserError(f"{place}{key}.{path}: {_short(option)}, which names files. {_REMOVE}")
+                    raise UserError(f"{place}{key}.{path}: {on_one_line(option)}, which names files. {_REMOVE}")
 
 
 def check_weights(source: Source) -> None:
@@ -139,9 +149,9 @@ def check_weights(source: Source) -> None:
             file_inside(source.folder, name, source.folder / INDEX)
         if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
             raise UserError(
-                f"{where} names {_short(name)}: only safetensors of the same folder are read, since other weights can "
-                "run code when they are opened. Convert them once where you trust them: load them with transformers "
-                "and `save_pretrained`."
+                f"{where} names {on_one_line(name)}: only safetensors of the same folder are read, since other weights "
+                "can run code when they are opened. Convert them once where you trust them: load them with "
+                "transformers and `save_pretrained`."
             )
 
 
@@ -173,7 +183,7 @@ def _of_the_hub(repository: str, keywords: tuple[tuple[str, Any], ...], name: st
     try:
         path = cached_file(repository, name, **known, **quiet)
     except (OSError, ValueError) as error:
-        raise UserError(f"model: {name} of {repository!r} could not be read: {_short(str(error))}") from error
+        raise UserError(f"model: {name} of {repository!r} could not be read: {on_one_line(str(error))}") from error
     return None if path is None else _parsed(Path(path), f"{name} of {repository!r}")
 
 
@@ -181,15 +191,15 @@ def _parsed(path: Path, where: str) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST:
             raise UserError(f"model: {where} has more than {LARGEST // 2**20} MiB. Download or save it again.")
-        found = json.loads(path.read_bytes().decode("utf-8"))
+        found = parse_json(path.read_bytes())
     except UserError:
         raise
-    except RecursionError:
-        raise UserError(f"model: {where} is nested thousands of levels deep. Download or save it again.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"model: {where} could not be read: it is not a valid JSON file ({error}).") from error
     if not isinstance(found, dict):
-        raise UserError(f"model: {where} should be a JSON object, and is {_short(found)}. Download or save it again.")
+        raise UserError(
+            f"model: {where} should be a JSON object, and is {on_one_line(found)}. Download or save it again."
+        )
     return found
 
 
@@ -206,7 +216,7 @@ def _items(tree: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, An
 def _one_of(value: Any, allowed: tuple[str, ...], place: str, why: str) -> None:
     for each in value.values() if isinstance(value, dict) else [value]:
         if each is not None and each not in allowed:
-            raise UserError(f"{place}: {_short(each)}; {why}. Allowed without --trust are {', '.join(allowed)}.")
+            raise UserError(f"{place}: {on_one_line(each)}; {why}. Allowed without --trust are {', '.join(allowed)}.")
 
 
 def _is_dtype(value: Any) -> bool:
@@ -221,7 +231,7 @@ def _is_tokenizer(value: Any, place: str) -> None:
     if value is None:
         return
     if not isinstance(value, str):
-        raise UserError(f"{place}: {_short(value)}, which is no name of a class. {_REMOVE}")
+        raise UserError(f"{place}: {on_one_line(value)}, which is no name of a class. {_REMOVE}")
     import transformers
     from transformers import PreTrainedTokenizerBase
 
@@ -230,13 +240,7 @@ def _is_tokenizer(value: Any, place: str) -> None:
         lacks_a_package = type(found).__name__ == "DummyObject"
         if found is None or lacks_a_package or (isinstance(found, type) and issubclass(found, PreTrainedTokenizerBase)):
             continue
-        raise UserError(f"{place}: {_short(value)}, which is no tokenizer of transformers. {_REMOVE}")
+        raise UserError(f"{place}: {on_one_line(value)}, which is no tokenizer of transformers. {_REMOVE}")
 
 
 _REMOVE = "Remove the key, or pass --trust remote_code if you trust these files with your machine."
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, str) else value
-    text = " ".join(text.split())
-    return text if len(text) <= 160 else f"{text[:157]}…"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from automodel.config.errors import UserError
-from automodel.config.hub import endpoint, hub_answers
+from automodel.config.hub import hub_answers, turned_off_by, why_no_hub
 from automodel.config.run_folders import could_be_on_hub, folder_or_hub, trained_from_same_name
 from automodel.models.config import ModelConfig
 
@@ -109,13 +109,19 @@ def _require_cached(name: str, cfg: ModelConfig, key: str, keywords: dict[str, A
     for file in ("config.json", "tokenizer_config.json", "tokenizer.json"):
         if isinstance(try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=revision), str):
             if not cfg.local_files_only:
-                logger.info("the hub does not answer: %s comes from the cache", name)
+                logger.info("%s: %s comes from the cache", why_no_hub(), name)
             return
-    why = "`local_files_only` is set" if cfg.local_files_only else f"{endpoint()} does not answer"
+    why = "`local_files_only` is set" if cfg.local_files_only else why_no_hub()
+    variable = "" if cfg.local_files_only else turned_off_by().partition("=")[0]
+    check = (
+        f"Check the name, unset {variable} where there is a connection"
+        if variable
+        else ("Check the name and the connection")
+    )
     at = f" at revision {revision}" if revision else ""
     raise UserError(
         f"{key}: {name!r}{at} is neither a local folder nor in the cache ({cache_dir or constants.HF_HUB_CACHE}), and "
-        f"{why}. Check the name and the connection, or download it where there is one "
+        f"{why}. {check}, or download it where there is one "
         f"(`hf download {shlex.quote(name)}`) and point {key} at that folder."
     )
 

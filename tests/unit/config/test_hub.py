@@ -37,6 +37,8 @@ def asked_anew(monkeypatch):
 def unreachable(asked_anew, monkeypatch, tmp_path, hf_cache):
     """No hub, and nothing in the caches; the libraries are not told to be offline."""
     hf_cache.activate(monkeypatch)
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -150,3 +152,14 @@ def test_data_that_are_there_are_not_read_for_it(unreachable, tmp_path, monkeypa
     monkeypatch.setattr(FileSource, "load", lambda _: pytest.fail("read"))
     [only] = problems("model=org/none", "dataset=rows.jsonl")
     assert "org/none" in only
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_a_hub_that_is_turned_off_is_not_said_to_be_silent(unreachable, monkeypatch, variable):
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    _, model, _, data = problems("model={name: org/none, tokenizer: org/none}", "dataset=org/rows")
+    assert f"and {variable}=1 is set. Check the name, unset {variable} where there is a connection, or " in model
+    assert f"'org/rows' cannot be loaded: {variable}=1 is set, and it is not in the local cache" in data
+    assert "does not answer" not in model
+    assert f"Unset {variable}, set HF_HOME" in data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -39,20 +40,33 @@ def test_several_files_without_a_header(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "names"),
     [
-        LINES,
-        [(text, "1" if label == "pos" else "0") for text, label in LINES],
-        [(f"a film of {words}, as long as any",) for words in ("love", "war", "peace")],
-        [("how are you today ?", "wie geht es dir ?"), ("i am very well", "mir geht es gut")],
-        [("3.5", "2", "1"), ("2.5", "1", "0")],
+        (LINES, "all columns in their order, e.g. dataset.column_names: [text, label]"),
+        (
+            [(text, "1" if label == "pos" else "0") for text, label in LINES],
+            "all columns in their order, e.g. dataset.column_names: [text, label]",
+        ),
+        (
+            [(f"a film of {words}, as long as any",) for words in ("love", "war", "peace")],
+            "its column, e.g. dataset.column_names: [text]",
+        ),
+        (
+            [("how are you today ?", "wie geht es dir ?"), ("i am very well", "mir geht es gut")],
+            "all columns in their order, e.g. dataset.column_names: [text, label]",
+        ),
+        (
+            [("3.5", "2", "1", "4"), ("2.5", "1", "0", "4")],
+            "all columns in their order, e.g. dataset.column_names: [text, label, column_3, column_4]",
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_a_first_row_that_looks_like_data_is_no_header(load, name, lines):
+def test_a_first_row_that_looks_like_data_is_no_header(load, name, lines, names):
     lines = [[cell.replace(",", "") for cell in line] for line in lines]
     says = (
-        r"row 1 of '.*' \(.*\) was taken for the header, and looks like data. .*dataset.column_names: \[text, label\]"
+        r"row 1 of '.*' \(.*\) was taken for the header, and looks like data. If the file has no header, name "
+        + re.escape(names)
     )
     with pytest.raises(UserError, match=says):
         load(lines, name)

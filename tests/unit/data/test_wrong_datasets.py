@@ -166,8 +166,8 @@ CASES = [
     (
         "no header", {"a.csv": "A good film,1\nA bad film,0\n"}, {"path": "{tmp}/a.csv"},
         "dataset.path: row 1 of '{tmp}/a.csv' (A good film, 1) was taken for the header, and looks like data. If the "
-        "file has no header, name its columns: dataset.column_names: [text, label]. If these are names, say which "
-        "column is which, e.g. dataset.text_column.",
+        "file has no header, name all columns in their order, e.g. dataset.column_names: [text, label]. If these are "
+        "names, say which column is which, e.g. dataset.text_column.",
     ),
     (
         "UTF-16 without a mark", {"a.csv": "text,label\nfine,1\n".encode("utf-16-le")}, {"path": "{tmp}/a.csv"},

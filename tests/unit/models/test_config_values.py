@@ -95,6 +95,7 @@ WRONG = [
     ("bert", {"dtype": {}}, "dtype"),
     ("bert", {"to_dict": 3}, "to_dict"),
     ("bert", {"id2label": "x"}, "id2label"),
+    ("bert", {"id2label": {"a": "b"}}, "id2label"),
     ("bert", {"architectures": 3}, "architectures"),
     ("bert", {"model_type": 3}, "model_type"),
     ("bert", {"model_type": ["bert"]}, "model_type"),

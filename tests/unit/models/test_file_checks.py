@@ -218,7 +218,11 @@ def test_code_beside_the_weights_does_not_run(folder):
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[" * 100_000, "thousands of levels"), ("[1]", "should be a JSON object"), ('{"a": ', "not a valid JSON")],
+    [
+        ("[" * 100_000, "inside each other more than 60 times"),
+        ("[1]", "should be a JSON object"),
+        ('{"a": ', "not a valid JSON"),
+    ],
     ids=["deep", "list", "cut"],
 )
 def test_files_that_are_no_objects(folder, name, content, message):
