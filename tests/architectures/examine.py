@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
+import textwrap
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,8 @@ TOLERANCE = {"alone_logits": 1e-5, "alone_gradients": 1e-4, "curve": 1e-4, "relo
 """Largest relative difference that counts as equal. Gradients are sums over many tokens, in another order."""
 
 IGNORE = -100
+LETTERS = 300
+"""Of an error, in a row."""
 
 
 @dataclass
@@ -62,7 +65,7 @@ def examine(kind: str, task: str, folder: Path) -> dict[str, Any]:
         heads = {"id2label": CLASS_NAMES, "classifier_dropout": 0.0} if "classification" in task else {}
         model = tiny.tiny_model(kind, task, **heads)
     except Exception as error:
-        row.verdict, row.reason = "cannot be built", _one_line(error, folder)
+        row.verdict, row.reason = "cannot be built", one_line(error, folder)
     else:
         _examine(row, model, folder)
     row.seconds = round(time.perf_counter() - started, 1)
@@ -78,7 +81,7 @@ def _examine(row: Row, model: Any, folder: Path) -> None:
     try:
         stock = _stock_curve(row.task, folder, rows)
     except Exception as error:
-        row.reason = f"stock Trainer: {_one_line(error, folder)}"
+        row.reason = f"stock Trainer: {one_line(error, folder)}"
     try:
         losses, evaluation = _our_curve(row, folder)
         if stock is None:
@@ -87,9 +90,9 @@ def _examine(row: Row, model: Any, folder: Path) -> None:
         row.curve = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(losses, stock, strict=True))
         _compare(row, folder, rows, evaluation)
     except UserError as error:
-        row.verdict, row.reason = "refused", _one_line(error, folder)
+        row.verdict, row.reason = "refused", one_line(error, folder)
     except Exception as error:
-        row.verdict, row.reason = "crashed", _one_line(error, folder)
+        row.verdict, row.reason = "crashed", one_line(error, folder)
 
 
 def _compare(row: Row, folder: Path, rows: list[dict[str, Any]], evaluation: float) -> None:
@@ -319,7 +322,8 @@ def _relative(ours: Tensor, theirs: Tensor) -> float:
     return value if value == value else float("inf")
 
 
-def _one_line(error: BaseException, folder: Path) -> str:
-    """The error without its line breaks and without the name of the folder, which is another one in each sweep."""
-    text = " ".join(f"{type(error).__name__}: {error}".replace(f"{folder}/", "").split())
-    return text if len(text) <= 300 else f"{text[:297]}…"
+def one_line(error: BaseException, folder: Path) -> str:
+    """The error without its line breaks and without the names of the folder, which is another one in each sweep, and
+    of the model's folder in it."""
+    text = f"{type(error).__name__}: {error}".replace(f"{folder}/", "").replace("'start' is ", "this is ")
+    return textwrap.shorten(text, LETTERS, placeholder=" …")
