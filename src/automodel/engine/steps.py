@@ -10,6 +10,7 @@ import torch
 
 from automodel.checkpoint import randomness
 from automodel.config.gate import resolve_target
+from automodel.data.batch import Batch
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.loader import StepLoader
 from automodel.data.prepare import PreparedData
@@ -21,17 +22,19 @@ from automodel.engine.frozen_base import half_of, load_trainable, loraplus_ratio
 from automodel.engine.observe import NOBODY, Observer
 from automodel.engine.own_loss import check_own_loss
 from automodel.engine.prepare import Prepared, words_read
-from automodel.engine.step import TrainStep, release_memory
+from automodel.engine.step import Forward, TrainStep, release_memory
 from automodel.engine.together import TogetherOnHost, TogetherStep, seed_offset_of, wire_dtype
 from automodel.engine.used_rows import UsedRows
 from automodel.kernels import ahead
+from automodel.kernels.cpu_products import Bf16Copies, make_products
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates, late_parameters
 from automodel.kernels.side_stream import SideStream
+from automodel.losses.unprojected import Outputs
 from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.compiled_blocks import repeated_blocks
-from automodel.models.cpu_block import use_cpu_blocks
+from automodel.models.cpu_linears import use_cpu_products
 from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
@@ -41,7 +44,7 @@ from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.quantized import eight_bit_parameters
 from automodel.optim.schedule import Schedule
 from automodel.plan.fp8 import asked_fp8
-from automodel.plan.plan import Decision
+from automodel.plan.plan import Decision, Plan
 
 
 def make_fitting_step(
@@ -112,18 +115,14 @@ def make_step(prepared: Prepared, notes: list[Decision] | None = None) -> tuple[
 
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     cfg, plan = prepared.cfg, prepared.plan
-    pooled = plan.pooled_last_block and pool_last_block(model)
-    forward = make_loss_forward(model, prepared.task, plan.path, swapped=pooled, fused=plan.fused_loss)
+    forward, copies = make_eager_forward(model, prepared.task, plan)
     if plan.compile:
         compile_model(prepared, model)
-    elif plan.device == "cpu":
-        use_cheap_dropout(model)
-    if plan.whole_layers:
-        use_cpu_blocks(model)
     optimizer_class = None
     if cfg.optimizer.target:
         optimizer_class = resolve_target(cfg.optimizer.target, "optimizer", cfg.optimizer.extra, prepared.trust)
     optimizer = build_optimizer(model, cfg.optimizer, optimizer_class, plan.optimizer, loraplus_ratio(prepared))
+    tell_copies(optimizer, copies)
     rows = None
     if plan.word_rows:
         read = words_read(prepared.train, model.get_input_embeddings(), prepared.tokenizer)
@@ -136,12 +135,43 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
         Schedule(cfg.lr_scheduler, plan.total_steps),
         peak_lr=cfg.optimizer.lr,
         max_norm=cfg.training_optimizations.gradient_clipping,
-        precision=plan.precision,
+        precision=precision_around(plan),
         device=plan.device,
         rows=rows,
         ranks=prepared.ranks,
         wire=wire_dtype(cfg.distributed.reduce_dtype),
     )
+
+
+def make_eager_forward(model: Any, task: str, plan: Plan) -> tuple[Forward, Bf16Copies | None]:
+    """The forward pass of plain steps, with what it swaps in the model; and the copies of matrices that it reads."""
+    pooled = plan.pooled_last_block and pool_last_block(model)
+    copies = Bf16Copies() if plan.own_products and plan.precision == "bf16" else None
+    forward = make_loss_forward(model, task, plan.path, swapped=pooled, fused=plan.fused_loss, copies=copies)
+    if plan.device == "cpu" and not plan.compile:
+        use_cheap_dropout(model)
+    if plan.own_products or plan.whole_layers:
+        products = make_products(plan.precision, plan.products)
+        use_cpu_products(model, products, copies, whole_layers=plan.whole_layers, linears=plan.own_products)
+    if copies is None:
+        return forward, None
+
+    def with_fresh_copies(batch: Batch) -> Outputs:
+        copies.refresh()
+        return forward(batch)
+
+    return with_fresh_copies, copies
+
+
+def tell_copies(optimizer: torch.optim.Optimizer, copies: Bf16Copies | None) -> None:
+    """Copies of matrices are out of date after every update."""
+    if copies is not None:
+        optimizer.register_step_post_hook(lambda *_: copies.forget())
+
+
+def precision_around(plan: Plan) -> str:
+    """What is around the products of a plain step: where these are our own, nothing casts."""
+    return "fp32" if plan.own_products else plan.precision
 
 
 def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:

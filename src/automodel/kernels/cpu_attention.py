@@ -1,4 +1,5 @@
-"""Attention within the documents of a packed stream, on the CPU in fp32, forward and backward.
+"""Attention within the documents of a packed stream, on the CPU, forward and backward: fp32 here, bf16 in
+`cpu_attention_bf16.py`.
 
     out_t = Σ_s drop(softmax_s(scale · q_t · k_s)) v_s        s over the document of t
 
@@ -16,14 +17,16 @@ For 1,024 tokens with 12 heads of 32, forward and backward, on one thread of an 
 against 9.9 ms, of 128 10.3 against 11.9, of 192 13.1 against 13.4, of 256 20.8 against 18.4.
 
 With dropout (`cpu_dropout.py`), or where a query may not look everywhere, it is always the products. Queries need not
-be as many as keys: the last block of a classifier has one for each document. A query without keys gets zeros.
+be as many as keys: the last block of a classifier has one for each document. A query without keys gets zeros. In bf16
+there may be fewer heads of keys and values than of queries, each for a group of neighbouring ones.
 
 Legend: T keys of the stream, Q its queries, H heads, D head dimension; L and S queries and keys of one document.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -38,8 +41,33 @@ SHORT = 192  # keys
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-Seen = Callable[[int], Tensor | None]
-"""From the length of a document to (length, length), true where a query may look; None: anywhere."""
+
+class Reach(NamedTuple):
+    """Which keys a query may look at, in a document with as many queries as keys."""
+
+    causal: bool = False
+    """None that come later."""
+    window: int | None = None
+    """Only keys that are fewer tokens away; None: any."""
+
+    def mask(self, length: int) -> Tensor:
+        """(length, length), true where a query (row) may look at a key (column)."""
+        return _mask(length, self.causal, self.window)
+
+    def columns(self, first: int, last: int, length: int) -> tuple[int, int]:
+        """The first key that a query of the rows `first` to `last` may look at, and the one behind the last."""
+        reach = length if self.window is None else self.window
+        return max(0, first - reach + 1), last if self.causal else min(length, last + reach - 1)
+
+
+@lru_cache(maxsize=32)
+def _mask(length: int, causal: bool, window: int | None) -> Tensor:
+    position = torch.arange(length)
+    distance = position[:, None] - position[None, :]
+    seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+    return seen if window is None else seen & (distance.abs() < window)
+
+
 Inputs = tuple[Tensor, Tensor, Tensor]
 """Queries (Q, H, D), keys and values (T, H, D)."""
 
@@ -53,13 +81,14 @@ class Documents(NamedTuple):
     """Of each document."""
     scale: float
     dropout: float = 0.0
-    seen: Seen | None = None
+    reach: Reach | None = None
+    """None: every query sees every key of its document."""
 
     def mask_of(self, length: int) -> Tensor | None:
-        return None if self.seen is None else self.seen(length)
+        return None if self.reach is None else self.reach.mask(length)
 
     def keeps_weights(self, keys: int) -> bool:
-        return keys <= SHORT or self.dropout > 0.0 or self.seen is not None
+        return keys <= SHORT or self.dropout > 0.0 or self.reach is not None
 
     def cut(self, of_queries: Sequence[Tensor], of_keys: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Views (H, L, D) and (H, S, D) of every document that has both."""
@@ -100,6 +129,7 @@ class _Scratch:
 
 def document_attention_reference(q_QHD: Tensor, k_THD: Tensor, v_THD: Tensor, documents: Documents) -> Tensor:
     """The definition: SDPA within each document, which draws its own random numbers."""
+    grouped = q_QHD.shape[1] != k_THD.shape[1]
     nobody = q_QHD.new_zeros((1, *q_QHD.shape[1:]))
     outputs = []
     cuts = (x.split(n) for x, n in zip((q_QHD, k_THD, v_THD), (documents.queries, documents.keys, documents.keys)))
@@ -109,7 +139,11 @@ def document_attention_reference(q_QHD: Tensor, k_THD: Tensor, v_THD: Tensor, do
             continue
         heads = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
         out = F.scaled_dot_product_attention(
-            *heads, attn_mask=documents.mask_of(len(k)), dropout_p=documents.dropout, scale=documents.scale
+            *heads,
+            attn_mask=documents.mask_of(len(k)),
+            dropout_p=documents.dropout,
+            scale=documents.scale,
+            enable_gqa=grouped,
         )
         outputs.append(out[0].transpose(0, 1))
     return torch.cat(outputs)
@@ -117,6 +151,10 @@ def document_attention_reference(q_QHD: Tensor, k_THD: Tensor, v_THD: Tensor, do
 
 def attend(inputs: Inputs, documents: Documents, out_QHD: Tensor) -> list[Kept]:
     """Writes the outputs, and returns what `attend_backward` wants to see again."""
+    if inputs[0].dtype == torch.bfloat16:
+        from automodel.kernels import cpu_attention_bf16
+
+        return cpu_attention_bf16.attend(inputs, documents, out_QHD)
     scale, p = documents.scale, documents.dropout
     scratch, found = _Scratch(documents, inputs[0]), []
     for q, out, k, v in documents.cut([inputs[0], out_QHD], inputs[1:]):
@@ -144,6 +182,11 @@ def attend_backward(
     dout_QHD: Tensor, inputs: Inputs, documents: Documents, found: Sequence[Kept], into: Inputs
 ) -> None:
     """Writes the gradients of queries, keys and values `into` three tensors of the shapes of `inputs`."""
+    if inputs[0].dtype == torch.bfloat16:
+        from automodel.kernels import cpu_attention_bf16
+
+        cpu_attention_bf16.attend_backward(dout_QHD, inputs, documents, found, into)
+        return
     scale, scratch = documents.scale, _Scratch(documents, inputs[0])
     cuts = documents.cut([inputs[0], into[0], dout_QHD], [*inputs[1:], *into[1:]])
     for (q, dq, dout, k, v, dk, dv), (weights, factors, out, lse) in zip(cuts, found):
@@ -194,7 +237,7 @@ class _DocumentAttention(torch.autograd.Function):
 
 
 def document_attention(q_QHD: Tensor, k_THD: Tensor, v_THD: Tensor, documents: Documents) -> Tensor:
-    """(Q, H, D) from queries, keys and values of as many heads."""
-    if q_QHD.device.type != "cpu" or q_QHD.dtype != torch.float32:
+    """(Q, H, D) from queries, keys and values; in fp32 of as many heads."""
+    if q_QHD.device.type != "cpu" or q_QHD.dtype not in (torch.float32, torch.bfloat16):
         return document_attention_reference(q_QHD, k_THD, v_THD, documents)
     return _DocumentAttention.apply(q_QHD, k_THD, v_THD, documents)

@@ -37,6 +37,8 @@ from automodel.models.router import Router, router_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from automodel.kernels.cpu_products import Bf16Copies
+
 Forward = Callable[[Batch], Tensor]
 LossForward = Callable[[Batch], Outputs]
 """For a loss that takes logits or what they would be made of."""
@@ -45,18 +47,23 @@ _STOCK_NAME = "_attention_before_packing"
 
 
 def make_loss_forward(
-    model: PreTrainedModel, task: str, path: Literal["packed", "padded"], swapped: bool = False, fused: bool = True
+    model: PreTrainedModel,
+    task: str,
+    path: Literal["packed", "padded"],
+    swapped: bool = False,
+    fused: bool = True,
+    copies: Bf16Copies | None = None,
 ) -> LossForward:
     """As `make_forward`; with `fused`, a causal language model stops short of its head, where that is a plain product,
     and the loss makes the logits itself, a few rows at a time (`lm_head.py`). So does a swapped encoder that learns to
-    classify texts (`fused_head.py`)."""
+    classify texts (`fused_head.py`). `copies`: of matrices in bf16, on a CPU that makes products in it."""
     logits = make_forward(model, task, path, swapped)
     if fused and swapped and task == "text-classification":
         return _fused_head_forward(model, logits)
     router = router_of(model) if path == "padded" else None
     if router is not None:
         return _balanced_forward(model, task, router)
-    project_later = unprojected_head(model) if fused and task == "causal-lm" else None
+    project_later = unprojected_head(model, copies) if fused and task == "causal-lm" else None
     if project_later is None:
         return logits
     return _unprojected_forward(model, path, swapped, project_later)

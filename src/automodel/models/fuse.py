@@ -20,6 +20,7 @@ from automodel.kernels.side_stream import SideStream
 from automodel.models.block_stream import UnusedAngles
 from automodel.models.cheap_dropout import CheapDropout
 from automodel.models.cpu_block import CpuBlock
+from automodel.models.cpu_linears import CpuLinear
 from automodel.models.decoder_parts import DECODERS
 from automodel.models.fp8 import Fp8Linear
 from automodel.models.fused_decoder import (
@@ -37,7 +38,7 @@ from automodel.models.pooled_block import PooledBlock
 SWAPS = (
     *(FusedBlock, FusedEmbeddings, FusedModernBlock, FusedModernFinalNorm, FusedTokens),
     *(FusedDecoderBlock, FusedDecoderTokens, FusedFinalNorm, UnusedAngles),
-    *(PooledBlock, CpuBlock, Fp8Linear, CheapDropout),
+    *(PooledBlock, CpuBlock, CpuLinear, Fp8Linear, CheapDropout),
 )
 """What takes the place of a `forward`."""
 

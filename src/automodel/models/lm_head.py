@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from automodel.kernels.cpu_products import Bf16Copies, as_copied
 from automodel.losses.unprojected import Unprojected
 from automodel.losses.vocabulary_parallel import VocabularyPart
-from automodel.models.head_form import head_form
+from automodel.models.head_form import HeadForm, head_form
 
 
 def is_plain(head: Any) -> bool:
@@ -35,11 +36,15 @@ def _own_words(weight: Any, bias: Any) -> tuple[Tensor, Tensor | None, Vocabular
     return weight.to_local(), None if bias is None else bias.to_local(), part
 
 
-def unprojected_head(model: Any) -> Callable[[Tensor], Unprojected] | None:
-    """From hidden states (…, N) to what the loss takes; None where only the model itself can make its logits."""
+def unprojected_head(model: Any, copies: Bf16Copies | None = None) -> Callable[[Tensor], Unprojected] | None:
+    """From hidden states (…, N) to what the loss takes; None where only the model itself can make its logits. `copies`:
+    of matrices in bf16, on a CPU that makes products in it."""
     form, head = head_form(model.config), model.get_output_embeddings()
     if form is None or not is_plain(head):
         return None
+
+    if copies is not None:
+        return _copied_head(head, copies, form)
 
     def project_later(hidden: Tensor) -> Unprojected:
         # The loss is summed outside of autocast, so the dtype of the product is settled here, as autocast would.
@@ -50,5 +55,17 @@ def unprojected_head(model: Any) -> Callable[[Tensor], Unprojected] | None:
         if hasattr(weight, "device_mesh"):  # tensor parallel: each rank has some of the words
             weight, bias, part = _own_words(weight, bias)
         return Unprojected(hidden.reshape(-1, hidden.shape[-1]).to(dtype), weight, bias, *form, part)
+
+    return project_later
+
+
+def _copied_head(head: nn.Linear, copies: Bf16Copies, form: HeadForm) -> Callable[[Tensor], Unprojected]:
+    weight = copies.of(head.weight)
+    bias = None if head.bias is None else copies.of(head.bias)
+
+    def project_later(hidden: Tensor) -> Unprojected:
+        rows_RN = hidden.reshape(-1, hidden.shape[-1]).to(weight.dtype)
+        bias_V = None if bias is None else as_copied(head.bias, bias)
+        return Unprojected(rows_RN, as_copied(head.weight, weight), bias_V, *form)
 
     return project_later

@@ -11,8 +11,8 @@ document boundaries, which travel under transformers' own names for them (`cu_se
   runs where nothing else does. Adjacent documents of equal length share one call; tensors are split once and joined
   once, because the backward of a slice writes a full-size gradient for every document while the backward of a split is
   one concatenation.
-- On the CPU in fp32, where every token of a document is seen or weights are dropped, all documents of a layer are one
-  operation (`kernels/cpu_attention.py`).
+- On the CPU in bf16, and in fp32 where every token of a document is seen or weights are dropped, all documents of a
+  layer are one operation (`kernels/cpu_attention.py`).
 - On CUDA, variable-length flash attention (half precision) or memory-efficient attention (fp32) takes the boundaries as
   a device tensor: no host sync, the same shapes every step.
 - Scores that saturate (Gemma 2) are another operation (`capped_attention.py`).
@@ -36,11 +36,14 @@ from torch import Tensor, nn
 
 from automodel.distributed.context_parallel import all_heads_of_some_tokens, all_tokens_of_some_heads
 from automodel.kernels.attention import Attention, varlen_flash
-from automodel.kernels.cpu_attention import Documents, document_attention
+from automodel.kernels.cpu_attention import Documents, Reach, document_attention
 from automodel.models.capped_attention import capped_attention
 from automodel.models.gathered_attention import Gathers, gathered_attention
 
 PACKED_ATTENTION = "automodel_packed"
+
+ATTENDS_IN = "_attends_in"
+"""The name under which an attention module keeps the dtype that is read, where that is not the inputs' own."""
 
 _FLASH_DTYPES = (torch.float16, torch.bfloat16)
 _FLASH_MAX_HEAD_DIM = 256
@@ -86,7 +89,8 @@ def packed_attention(
         if kwargs.get(name) is not None:
             raise NotImplementedError(f"packed attention does not implement {name!r}; this model needs the padded path")
 
-    query, key, value = _same_compute_dtype(query, key, value)
+    dtype = _compute_dtype(module, value)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     group = kwargs.get("context_group")
@@ -155,8 +159,10 @@ def packed_attention_reference(
 def _has_own_operation(
     query: Tensor, key: Tensor, longest: int, causal: bool, window: int | None, dropout: float
 ) -> bool:
-    """Whether the CPU has one operation for all documents. SDPA is faster where it can leave out half of the scores,
-    but not where it draws random numbers."""
+    """Whether the CPU has one operation for all documents. In fp32 SDPA is faster where it can leave out half of the
+    scores, but not where it draws random numbers."""
+    if query.dtype == torch.bfloat16:
+        return True
     sees_all = not causal and (window is None or window >= longest)
     return query.dtype == torch.float32 and query.shape[1] == key.shape[1] and (sees_all or dropout > 0.0)
 
@@ -171,13 +177,10 @@ def _packed_attention_cpu(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    def seen(length: int) -> Tensor | None:
-        reach = length if window is None else min(window, length)
-        return _window_mask(length, reach, causal, query.device) if causal or reach < length else None
-
     lengths = [end - start for start, end in pairwise(boundaries)]
-    restricted = causal or (window is not None and window < max(lengths))
-    documents = Documents(lengths, lengths, scale, dropout, seen if restricted else None)
+    within = window if window is not None and window < max(lengths) else None
+    reach = Reach(causal, within) if causal or within is not None else None
+    documents = Documents(lengths, lengths, scale, dropout, reach)
     return document_attention(*(x[0].transpose(0, 1) for x in (query, key, value)), documents).unsqueeze(0)
 
 
@@ -237,11 +240,13 @@ def _packed_attention_cuda(
     return packed_attention_reference(query, key, value, cu_seqlens.tolist(), causal, window, scale, dropout)
 
 
-def _same_compute_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One dtype for all three, as autocast gives SDPA; rotary embeddings may have promoted queries and keys to fp32."""
-    kind = query.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
-    return query.to(dtype), key.to(dtype), value.to(dtype)
+def _compute_dtype(module: nn.Module, value: Tensor) -> torch.dtype:
+    """One dtype for all three, as autocast gives SDPA; rotary embeddings may have promoted queries and keys to fp32. On
+    a CPU with products in bf16 (`cpu_linears.py`) the module has it."""
+    kind = value.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return module.__dict__.get(ATTENDS_IN, value.dtype)
 
 
 def _runs_of_equal_length(boundaries: list[int]) -> list[tuple[int, int]]:

@@ -27,6 +27,7 @@ from automodel.plan.plan import Decision, Plan
 from automodel.plan.precision import decide_precision, decide_products
 from automodel.plan.remarks import adapter, how_it_learns, mixture, provider, sinks, without_effect
 from automodel.plan.speed import (
+    BF16_COPIES,
     decide_attention,
     decide_capture,
     decide_fused,
@@ -36,6 +37,7 @@ from automodel.plan.speed import (
     decide_pooled,
     decide_whole_layers,
     decide_word_rows,
+    has_own_products,
     tell_what_is_read,
 )
 from automodel.plan.time import time_line
@@ -58,7 +60,7 @@ def make_plan(
     lines = _what(cfg, task, hardware, model, data, layout, why_ranks)
     packs: list[Decision] = []
     path = _path(cfg, model, data, packs)
-    own_layers = path == "packed" and model.whole_layers and not model.trained
+    own_layers = has_own_products(cfg, hardware, model, layout)
     precision = decide_precision(cfg, hardware, products, lines, own_layers=own_layers)
     lines += packs
     batches, mean_tokens = cut_into_steps(cfg, data, layout.data_ranks, lines)
@@ -76,9 +78,14 @@ def make_plan(
     lines += room
     step = _step(
         cfg, task, hardware, model, data, compiling, batches, mean_tokens, fitting, precision=precision, path=path,
-        layout=layout, read=data.learned if rounding.read is None else rounding.read, lines=lines,
+        layout=layout, read=data.learned if rounding.read is None else rounding.read, own_layers=own_layers,
+        lines=lines,
     )  # fmt: skip
-    library = decide_products(hardware, products, precision, lines, own_layers=step.whole_layers)
+    own_layers = own_layers and not step.compile
+    library = decide_products(hardware, products, precision, lines, own_layers=own_layers)
+    own_products = own_layers and (precision == "bf16" or library == "onednn")
+    if own_products and precision == "bf16":
+        lines.append(BF16_COPIES)
     decide_attention(cfg, path, hardware, step.fused_kernels, lines)
     lines.append(
         time_line(
@@ -120,6 +127,7 @@ def make_plan(
         cannot_fit=_cannot_fit(hardware, fitting),
         ranks=layout.size,
         products=library,
+        own_products=own_products,
         **batches._asdict(),
         **step._asdict(),
     )
@@ -192,6 +200,7 @@ def _step(
     path: Literal["packed", "padded"],
     layout: Layout,
     read: float,
+    own_layers: bool,
     lines: list[Decision],
 ) -> _Step:
     kind, checkpointing = fitting.kind, fitting.checkpointing
@@ -220,7 +229,9 @@ def _step(
     lazy = decide_lazy_embeddings(task, fused and wide, accumulation, lines, layout.size)
     plain = kept and not compiled and not layout.fsdp
     word_rows = decide_word_rows(cfg, task, hardware, model, data, lines, kind=kind, plain=plain)
-    whole = plain and not split and decide_whole_layers(cfg, hardware, model, precision, path, lines)
+    whole = (
+        plain and not split and decide_whole_layers(cfg, hardware, model, precision, path, lines, own_layers=own_layers)
+    )
     return _Step(capture, fused, compiled, mode or "", offload, fp8, pooled, late, lazy, word_rows, whole)
 
 

@@ -100,6 +100,8 @@ class Plan:
     """The optimizer and the form of its state; none: the class that `_target_` names."""
     word_rows: int = 0
     """Rows of the word table that are trained, where it is only those that occur in the training data; 0: all."""
+    own_products: bool = False
+    """On a CPU: linear layers of the blocks are swapped for our own (`models/cpu_linears.py`)."""
     whole_layers: bool = False
     """Whether layers of encoders are one operation each, on the CPU."""
     checkpointing: Literal["none", "selective", "full"] = "none"

@@ -153,11 +153,34 @@ def tell_what_is_read(task: str, path: str, model: ModelFacts, read: float, fuse
     lines.append(Decision("last layer", "learned tokens only", f"exact, like the head; saves {blocks} and {saved}"))
 
 
+BF16_COPIES = Decision(
+    "matrices",
+    "bf16 copies",
+    "rounded once after every update; residuals, norms, softmax, small heads and the loss are fp32",
+)
+
+
+def has_own_products(cfg: RunConfig, hardware: Hardware, model: ModelFacts, layout: Layout) -> bool:
+    """Whether the products of the blocks can be our own on the CPU (`models/cpu_linears.py`). Experts are no linear
+    layers, and adapters have layers of their own."""
+    cut = layout.fsdp or layout.tp > 1 or layout.cp > 1
+    stock = cfg.model.use_liger_kernel is False or asked_compile(cfg)
+    return hardware.device == "cpu" and not (cut or stock or model.trained or model.experts)
+
+
 def decide_whole_layers(
-    cfg: RunConfig, hardware: Hardware, model: ModelFacts, precision: str, path: str, lines: list[Decision]
+    cfg: RunConfig,
+    hardware: Hardware,
+    model: ModelFacts,
+    precision: str,
+    path: str,
+    lines: list[Decision],
+    *,
+    own_layers: bool,
 ) -> bool:
     """Layers that are one operation on the CPU. The same arithmetic in the same precision, with less around it."""
-    possible = hardware.device == "cpu" and precision == "fp32" and path == "packed" and not model.trained
+    computes = precision == "fp32" or (precision == "bf16" and own_layers)
+    possible = hardware.device == "cpu" and computes and path == "packed" and not model.trained
     if not possible or not model.whole_layers:
         return False
     if cfg.model.use_liger_kernel is False:

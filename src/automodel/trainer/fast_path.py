@@ -27,17 +27,14 @@ from automodel.data.sizes import sizes_of
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared, model_facts
 from automodel.engine.step import TrainStep
-from automodel.engine.steps import make_captured_step
+from automodel.engine.steps import make_captured_step, make_eager_forward, precision_around, tell_copies
 from automodel.kernels import ahead
 from automodel.losses.config import LossConfig
 from automodel.losses.task_loss import TaskLoss, make_loss
-from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.config import ModelConfig
-from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.families import packing_support
-from automodel.models.forward import make_loss_forward, stock_attention, use_stock_attention
+from automodel.models.forward import stock_attention, use_stock_attention
 from automodel.models.fuse import unfuse
-from automodel.models.pooled_block import pool_last_block
 from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig, TrainingOptimizations
@@ -101,13 +98,8 @@ class FastPath:
             self._gradients = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
             return self.step.optimizer
         assert optimizer is not None
-        pooled = self.plan.pooled_last_block and pool_last_block(self.model)
-        forward = make_loss_forward(
-            self.model, self.task, self.plan.path, swapped=pooled, fused=self.plan.fused_loss
-        )  # fmt: skip
-        use_cheap_dropout(self.model)
-        if self.plan.whole_layers:
-            use_cpu_blocks(self.model)
+        forward, copies = make_eager_forward(self.model, self.task, self.plan)
+        tell_copies(optimizer, copies)
         self.step = RatesFromOutside(
             self.model,
             forward,
@@ -116,7 +108,7 @@ class FastPath:
             self.schedule,
             peak_lr=self.cfg.optimizer.lr,
             max_norm=self.cfg.training_optimizations.gradient_clipping,
-            precision=self.plan.precision,
+            precision=precision_around(self.plan),
             device=self.plan.device,
         )
         return optimizer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from automodel.kernels import cpu_attention
-from automodel.kernels.cpu_attention import Documents, document_attention, document_attention_reference
+from automodel.kernels.cpu_attention import Documents, Reach, document_attention, document_attention_reference
 from automodel.kernels.cpu_dropout import draw_kept, kept_scale
 
 HEADS, WIDTH = 3, 8
@@ -31,15 +31,32 @@ def both(documents: Documents):
     return found
 
 
-def causal(length: int) -> torch.Tensor:
-    return torch.ones(length, length).tril().bool()
+CAUSAL = Reach(causal=True)
+
+
+def test_a_reach_in_words_of_torch():
+    assert torch.equal(CAUSAL.mask(5), torch.ones(5, 5).tril().bool())
+    assert torch.equal(Reach(window=2).mask(4), torch.ones(4, 4).tril(1).triu(-1).bool())
+    assert torch.equal(Reach(causal=True, window=3).mask(6), torch.ones(6, 6).tril().triu(-2).bool())
+
+
+@pytest.mark.parametrize("reach", [CAUSAL, Reach(window=3), Reach(causal=True, window=3), Reach()])
+def test_no_key_outside_of_the_columns_is_seen(reach):
+    mask, length = reach.mask(11), 11
+    for first, last in ((0, 4), (4, 8), (8, 11)):
+        start, end = reach.columns(first, last, length)
+        seen = mask[first:last].any(0)
+        assert not seen[:start].any()
+        assert not seen[end:].any()
+        assert seen[start]
+        assert seen[end - 1]
 
 
 @pytest.mark.parametrize("short", [0, 10, 192], ids=["flash", "both ways", "products"])
-@pytest.mark.parametrize("seen", [None, causal])
-def test_equals_sdpa_within_each_document(monkeypatch, short, seen):
+@pytest.mark.parametrize("reach", [None, CAUSAL])
+def test_equals_sdpa_within_each_document(monkeypatch, short, reach):
     monkeypatch.setattr(cpu_attention, "SHORT", short)
-    ours, theirs = both(Documents(LENGTHS, LENGTHS, 0.4, seen=seen))
+    ours, theirs = both(Documents(LENGTHS, LENGTHS, 0.4, reach=reach))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
@@ -59,19 +76,19 @@ def test_one_query_a_document_and_documents_without_any(monkeypatch, short):
     assert not torch.cat([dk[11:14], dv[11:14]]).any(), "keys without a query"
 
 
-@pytest.mark.parametrize("seen", [None, causal])
-def test_drops_weights_and_passes_gradients_where_it_did_not(seen):
+@pytest.mark.parametrize("reach", [None, CAUSAL])
+def test_drops_weights_and_passes_gradients_where_it_did_not(reach):
     p, lengths = 0.3, [17, 6]
     q, k, v = drawn(23, 23)
     dout, state = torch.randn(23, HEADS, WIDTH), torch.get_rng_state()
-    out = document_attention(q, k, v, Documents(lengths, lengths, 0.4, p, seen))
+    out = document_attention(q, k, v, Documents(lengths, lengths, 0.4, p, reach))
     ours = torch.autograd.grad(out, (q, k, v), dout)
     torch.set_rng_state(state)
     parts = []
     for each in zip(*(x.transpose(0, 1).split(lengths, 1) for x in (q, k, v))):
         scores = each[0] @ each[1].transpose(1, 2) * 0.4
-        if seen is not None:
-            scores = scores.masked_fill(~seen(scores.shape[1]), float("-inf"))
+        if reach is not None:
+            scores = scores.masked_fill(~reach.mask(scores.shape[1]), float("-inf"))
         factors = draw_kept(scores.shape, p) * kept_scale(p)
         parts.append(((scores.softmax(-1) * factors) @ each[2]).transpose(0, 1))
     expected = torch.cat(parts)

@@ -157,7 +157,7 @@ def test_the_last_block_of_a_classifier_is_pooled_where_it_can_be():
     assert not plan_for(checkpointing, model=poolable).pooled_last_block
 
 
-def test_layers_are_our_own_on_the_cpu_in_fp32():
+def test_layers_are_our_own_on_the_cpu():
     encoder = dataclasses.replace(BERT, whole_layers=True)
     plan = plan_for(model=encoder)
     assert plan.whole_layers
@@ -167,12 +167,30 @@ def test_layers_are_our_own_on_the_cpu_in_fp32():
     half = config(training_optimizations=TrainingOptimizations(precision="bf16"))
     checkpointing = config(training_optimizations=TrainingOptimizations(gradient_checkpointing=True))
     padded = config(packed_sequence=PackedSequenceConfig(enabled=False))
-    for cfg in (half, checkpointing, padded):
+    assert plan_for(half, model=encoder).whole_layers
+    for cfg in (checkpointing, padded):
         assert not plan_for(cfg, model=encoder).whole_layers
     asked = config(model=dataclasses.replace(config().model, use_liger_kernel=False))
     plan = plan_for(asked, model=encoder)
     assert not plan.whole_layers
     assert "use_liger_kernel" in reason(plan, "layers")
+
+
+def test_products_in_bf16_are_our_own_on_the_cpu():
+    half = TrainingOptimizations(precision="bf16")
+    plan = plan_for(config(training_optimizations=half))
+    assert plan.own_products
+    assert "after every update" in reason(plan, "matrices")
+    assert not plan_for(config(training_optimizations=half), hardware=H200).own_products
+    assert not plan_for().own_products, "fp32 by torch's own library is what stock layers make"
+    adapted = dataclasses.replace(BERT, trained=1000)
+    experts = dataclasses.replace(BERT, experts=1000)
+    for model in (adapted, experts):
+        assert not plan_for(config(training_optimizations=half), model=model).own_products
+    stock = dataclasses.replace(config().model, use_liger_kernel=False)
+    assert not plan_for(config(training_optimizations=half, model=stock)).own_products
+    compiled = dataclasses.replace(half, use_compile=True)
+    assert not plan_for(config(training_optimizations=compiled)).own_products
 
 
 def test_gpu_switches_have_an_effect_or_a_line():

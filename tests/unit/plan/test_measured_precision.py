@@ -17,6 +17,7 @@ CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
 OWN = ModelFacts("bert", "bert", 23_000_000, True, "through the attention interface", whole_layers=True)
 STOCK = dataclasses.replace(OWN, whole_layers=False)
+ADAPTED = dataclasses.replace(OWN, trained=100_000)
 DATA = DataFacts(rows=1000, tokens=115_000, longest=512, max_length=512, has_validation=True)
 FAST_BF16 = ProductSpeed(fp32=150.0, onednn=220.0, bf16=640.0, casts=2.0)
 EMULATED = ProductSpeed(fp32=150.0, onednn=155.0, bf16=60.0, casts=1.0)
@@ -73,8 +74,8 @@ def test_a_precision_that_is_asked_for_stays(automatic):
 
 def test_casts_of_a_large_model_eat_the_gain_of_a_small_batch(monkeypatch):
     monkeypatch.setattr(precision, "AUTOMATIC_BF16_ON_CPU", True)
-    assert plan_for(FAST_BF16, model=STOCK, tokens=1840.0).precision == "bf16"
-    small = plan_for(FAST_BF16, model=STOCK, tokens=16.0)
+    assert plan_for(FAST_BF16, model=ADAPTED, tokens=1840.0).precision == "bf16"
+    small = plan_for(FAST_BF16, model=ADAPTED, tokens=16.0)
     assert small.precision == "fp32"
     assert "with the casts around them" in line(small, "precision").reason
 
@@ -84,7 +85,7 @@ def test_onednn_makes_fp32_products_where_it_is_faster_and_layers_are_ours():
     assert plan.products == "onednn"
     assert "220 GFLOP/s by oneDNN, 150 by torch's own library" in line(plan, "products").reason
     for other in (
-        plan_for(FAST_BF16, config(precision="fp32"), model=STOCK),
+        plan_for(FAST_BF16, config(precision="fp32"), model=ADAPTED),
         plan_for(dataclasses.replace(FAST_BF16, onednn=155.0), config(precision="fp32")),
         plan_for(None, config(precision="fp32")),
         plan_for(FAST_BF16, config(precision="bf16")),
@@ -94,9 +95,10 @@ def test_onednn_makes_fp32_products_where_it_is_faster_and_layers_are_ours():
         assert line(other, "products") is None
 
 
-def test_padded_runs_keep_torchs_own_library():
+def test_padded_runs_have_the_faster_library_too():
     padded = dataclasses.replace(config(precision="fp32"), packed_sequence=PackedSequenceConfig(enabled=False))
-    assert plan_for(FAST_BF16, padded).products == "torch"
+    plan = plan_for(FAST_BF16, padded, model=STOCK)
+    assert (plan.products, plan.own_products) == ("onednn", True)
 
 
 def test_without_figures_fp32_stays_and_the_plan_says_why(monkeypatch):
