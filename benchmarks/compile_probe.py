@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from automodel.tasks.registry import task_named
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 MODELS = ("albert-base", "bert-base", "decoder-12")
@@ -60,8 +62,8 @@ def make_batches(size: int, pool: str) -> list[Any]:
     for row, length in enumerate(lengths):
         writer.add(row, rng.integers(1000, 30000, length).tolist(), label=row % 2)
     collate = PackedCollator(
-        TokenStore.in_memory(writer.finish()), task=TASK, pool=pool, bucket_tokens=size * 32, max_seqlen=LONGEST,
-        micro_batch_size=size,
+        TokenStore.in_memory(writer.finish()), place=task_named(TASK).rows.labels, pool=pool,
+        bucket_tokens=size * 32, max_seqlen=LONGEST, micro_batch_size=size,
     )  # fmt: skip
     rows = np.array_split(rng.permutation(ROWS), ROWS // size)
     return [StepBatch((collate(part.tolist()),), 0, index) for index, part in enumerate(rows)]
@@ -73,7 +75,6 @@ def make_step(name: str, compiled: bool, mode: str | None) -> Any:
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.models.compiled_blocks import compile_blocks
     from automodel.models.forward import make_forward
     from automodel.optim.build import parameter_groups
@@ -86,11 +87,11 @@ def make_step(name: str, compiled: bool, mode: str | None) -> Any:
         parameter_groups(model, OptimizerConfig(weight_decay=0.01)), lr=2e-5, max_norm=1.0, copy_dtype=torch.bfloat16,
         lr_factors=torch.ones(100_000, dtype=torch.float64),
     )  # fmt: skip
-    forward = make_forward(model, TASK, "packed")
+    forward = make_forward(model, task_named(TASK).head, "packed")
     if compiled:
         compile_blocks(model, mode=mode, dynamic=True)
     return CapturedStep(
-        model, forward, make_loss(LossConfig(), TASK, None, 2), optimizer,
+        model, forward, task_named(TASK).loss(LossConfig(), None, 2), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 100_000), peak_lr=2e-5,
         seed=torch.zeros(1, dtype=torch.int64, device="cuda"), accumulates=False, device="cuda", compiled=compiled,
     )  # fmt: skip

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from automodel.tasks.registry import task_named
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 CLASSIFY, WRITE = "text-classification", "causal-lm"
@@ -161,7 +163,6 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fp8 import let_go_of_bf16, use_fp8
@@ -177,7 +178,9 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     if work.packed:
         pack_layers(model, Packing(work.packed, double=True, resident=work.resident), "cuda", torch.bfloat16, ())
     if work.lora:
-        attach(model, resolve(PeftConfig(dim=work.lora, alpha=32), model, work.task, "base"))
+        attach(
+            model, resolve(PeftConfig(dim=work.lora, alpha=32), model, task_named(work.task).head.adapter_type, "base")
+        )
     if work.checkpointing != "none":
         use_gradient_checkpointing(model, work.checkpointing)
         use_own_checkpoints(model, work.offload)
@@ -198,9 +201,9 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
         print(f"{len(use_fp8(model))} products in FP8")
         if work.lora:
             let_go_of_bf16(model)
-    forward = make_loss_forward(model, work.task, "packed", swapped=bool(fused))
+    forward = make_loss_forward(model, task_named(work.task).head, "packed", swapped=bool(fused))
     step = (together(model, options.wire) if options.together else CapturedStep)(
-        model, forward, make_loss(LossConfig(), work.task, None, 2 if work.task == CLASSIFY else None), optimizer,
+        model, forward, task_named(work.task).loss(LossConfig(), None, 2 if work.task == CLASSIFY else None), optimizer,
         Schedule(LRSchedulerConfig(name="constant"), 10_000), peak_lr=2e-5, seed=seed, accumulates=False,
         device="cuda", side=side,
         late=LateUpdates(optimizer, layers, side.stream) if layers else None,
@@ -258,8 +261,8 @@ def make_probe(name: str, options: argparse.Namespace) -> Probe:
     step, model, fused = make_step(work, options)
     collate = PackedCollator(
         store,
-        task=work.task,
-        pool=packing_support(model.config, work.task).pooling or "last",
+        place=task_named(work.task).rows.labels,
+        pool=packing_support(model.config, task_named(work.task).head).pooling or "last",
         bucket_tokens=int(bucket),
         max_seqlen=work.lengths[3],
         micro_batch_size=work.batch,
@@ -289,7 +292,10 @@ def estimated_gib(work: Work, model: Any, batches: list[Any]) -> float:
         packing=Packing(work.packed, double=True, resident=work.resident) if work.packed else None,
         gates_kept=work.gates_kept,
     )  # fmt: skip
-    return estimate(shape_of(model.config), count_parameters(model.config, work.task), setting).total / GIB
+    return (
+        estimate(shape_of(model.config), count_parameters(model.config, task_named(work.task).head), setting).total
+        / GIB
+    )
 
 
 def write_row(options: argparse.Namespace, name: str, provider: str, **values: Any) -> None:

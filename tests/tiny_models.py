@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from automodel.models.auto import class_for_task
+from automodel.models.auto import class_for
+from automodel.tasks.registry import task_named
 
 VOCAB = 99
 
@@ -196,7 +197,7 @@ def tiny(model_type: str, task: str, seed: int = 0, **overrides) -> tuple[PreTra
     config = tiny_config(model_type, **overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = class_for_task(task).from_config(config)
+        model = class_for(task_named(task).head).from_config(config)
         with torch.no_grad():  # zero biases and unit norms would hide a head that forgets them
             for parameter in model.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))

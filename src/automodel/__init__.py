@@ -9,8 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from automodel.data.squad import make_squad_dataset
-    from automodel.data.text_classification import TextClassificationDataset
     from automodel.models.auto import (
         AutoModelForCausalLM,
         AutoModelForSeq2SeqLM,
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
         NeMoAutoModelForSequenceClassification,
         NeMoAutoModelForTokenClassification,
     )
+    from automodel.tasks.squad_dataset import make_squad_dataset
+    from automodel.tasks.text_classification_dataset import TextClassificationDataset
     from automodel.trainer.arguments import TrainingArguments
     from automodel.trainer.sft import SFTConfig, SFTTrainer
     from automodel.trainer.trainer import Trainer
@@ -46,8 +46,8 @@ __all__ = [
 ]
 
 _HOME = {name: "automodel.models.auto" for name in __all__ if "AutoModelFor" in name} | {
-    "TextClassificationDataset": "automodel.data.text_classification",
-    "make_squad_dataset": "automodel.data.squad",
+    "TextClassificationDataset": "automodel.tasks.text_classification_dataset",
+    "make_squad_dataset": "automodel.tasks.squad_dataset",
     "SFTConfig": "automodel.trainer.sft",
     "SFTTrainer": "automodel.trainer.sft",
     "Trainer": "automodel.trainer.trainer",

@@ -25,6 +25,8 @@ import tiny
 import torch
 from torch import Tensor
 
+from automodel.tasks.registry import task_named
+
 STEPS = 10
 BATCH = 4
 CLASSES = 2
@@ -305,7 +307,7 @@ def _ours(row: Row, folder: Path) -> tuple[Tensor, dict[str, Tensor]]:
         gradients[name] = torch.zeros(size).index_copy_(0, step.rows.ids, gradients[name])
     fresh = _stock_model(row.task, folder / "start")
     with torch.no_grad():
-        logits = make_forward(fresh, row.task, prepared.plan.path)(batch).float()
+        logits = make_forward(fresh, task_named(row.task).head, prepared.plan.path)(batch).float()
     if isinstance(batch, PackedBatch):
         kept = batch.labels_R != IGNORE
         return logits.reshape(len(kept), -1)[kept], gradients

@@ -134,9 +134,11 @@ def test_the_padding_is_that_of_the_runs_own_batches(place):
         [config(place, "llama", "causal-lm", f"path: {place / 'qa.jsonl'}")], ["dataloader.batch_size=6"]
     )
     seen, store = preview(cfg, samples=0), read_data(cfg).train.store
-    loader = StepLoader(PaddedCollator(store, "causal-lm", 0), lengths=store.lengths, micro_batch_size=6, seed=cfg.seed)
+    loader = StepLoader(
+        PaddedCollator(store, "next_token", 0), lengths=store.lengths, micro_batch_size=6, seed=cfg.seed
+    )
     batches = [b for step in range(len(loader)) for b in loader.order.micro_batches(0, step)]
-    padded = [PaddedCollator(store, "causal-lm", 0)(batch) for batch in batches]
+    padded = [PaddedCollator(store, "next_token", 0)(batch) for batch in batches]
     share = 1 - sum(b.num_tokens for b in padded) / sum(b.input_ids_BS.numel() for b in padded)
     assert seen.batches.padding == pytest.approx(share)
     assert np.sum([b.num_documents for b in padded]) == 100

@@ -14,8 +14,8 @@ from automodel.distributed.shards import whole_of
 from automodel.distributed.tensor_parallel import apply_tensor_parallel
 from automodel.distributed.world import joined
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import make_loss
 from automodel.models.lm_head import unprojected_head
+from automodel.tasks.registry import CAUSAL_LM
 
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -46,7 +46,7 @@ def loss_of(model) -> torch.Tensor:
     ).last_hidden_state
     later = unprojected_head(model)
     assert later is not None
-    loss = make_loss(LossConfig(), "causal-lm", None, None).sum(later(hidden), (ids + 3) % 51)
+    loss = CAUSAL_LM.loss(LossConfig(), None, None).sum(later(hidden), (ids + 3) % 51)
     loss.backward()
     return loss.detach()
 

@@ -36,7 +36,7 @@ class Loss(nn.Module):
 
 def whole(resident):
     _, model = tiny("qwen3", "causal-lm")
-    adapter = resolve(PeftConfig(dim=4, alpha=8), model, "causal-lm", "base")
+    adapter = resolve(PeftConfig(dim=4, alpha=8), model, "CAUSAL_LM", "base")
     pack_layers(model, Packing("nf4", double=True, resident=resident), "cpu", torch.float32, ())
     attach(model, adapter)
     generator = torch.Generator().manual_seed(1)
@@ -92,7 +92,7 @@ class Hidden(nn.Module):
 
 def plain(kind):
     _, model = tiny(kind, "causal-lm", intermediate_size=48)
-    attach(model, resolve(PeftConfig(dim=4, alpha=8), model, "causal-lm", "base"))
+    attach(model, resolve(PeftConfig(dim=4, alpha=8), model, "CAUSAL_LM", "base"))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in trained_tensors(model).items():

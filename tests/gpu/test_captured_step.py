@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from automodel.models.task_head import POOLED
+from automodel.tasks.registry import TEXT_CLASSIFICATION
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -23,7 +26,6 @@ if torch.cuda.is_available():
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.models.forward import make_forward, make_loss_forward
     from automodel.models.fuse import layers_of
     from automodel.models.fused_encoder import fuse_encoder
@@ -78,7 +80,7 @@ def make_store(count: int = 64) -> "TokenStore":
 def steps_of(store, batch: int, accumulation: int, count: int, sort_tokens: bool = False):
     collate = PackedCollator(
         store,
-        task="text-classification",
+        place="document",
         bucket_tokens=256,
         max_seqlen=256,
         micro_batch_size=batch,
@@ -103,8 +105,8 @@ def captured(model, accumulation: int, precision=torch.bfloat16, total=100, lazy
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     side = SideStream() if accumulation == 1 else None
     fused = fuse_encoder(model, seed, side) if precision is not None else 0
-    forward = make_loss_forward(model, "text-classification", "packed", swapped=bool(fused))
-    loss = make_loss(LossConfig(), "text-classification", None, 2)
+    forward = make_loss_forward(model, POOLED, "packed", swapped=bool(fused))
+    loss = TEXT_CLASSIFICATION.loss(LossConfig(), None, 2)
     step = CapturedStep(
         model,
         forward,
@@ -125,8 +127,8 @@ def plain(model, precision: str = "fp32", total=100):
     model.cuda().train()
     cfg = OptimizerConfig(lr=LR, weight_decay=0.01)
     return TrainStep(
-        model, make_forward(model, "text-classification", "packed"),
-        make_loss(LossConfig(), "text-classification", None, 2), build_optimizer(model, cfg),
+        model, make_forward(model, POOLED, "packed"),
+        TEXT_CLASSIFICATION.loss(LossConfig(), None, 2), build_optimizer(model, cfg),
         Schedule(LRSchedulerConfig(), total), peak_lr=LR, max_norm=1.0, precision=precision, device="cuda",
     )  # fmt: skip
 
@@ -161,7 +163,7 @@ def test_fp32_capture_is_exact(accumulation):
 
 
 def gradients(model, forward, batch, join=lambda: None):
-    loss = make_loss(LossConfig(), "text-classification", None, 2)
+    loss = TEXT_CLASSIFICATION.loss(LossConfig(), None, 2)
     loss.scaled_sum(forward(batch), batch.labels_R, torch.ones((), device="cuda")).backward()
     join()
     return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
@@ -175,12 +177,12 @@ def test_fused_gradients_equal_stock(kind, documents):
     more for both. Five documents for eight slots: unused slots must not leak into anything."""
     store = make_store()
     collate = PackedCollator(
-        store, task="text-classification", bucket_tokens=256, max_seqlen=256, micro_batch_size=8, sort_tokens=True
+        store, place="document", bucket_tokens=256, max_seqlen=256, micro_batch_size=8, sort_tokens=True
     )
     batch = collate(range(documents)).to("cuda")
     stock, rounded = make_model(kind, 0.0).cuda().train(), make_model(kind, 0.0).cuda().bfloat16().train()
-    exact = gradients(stock, make_forward(stock, "text-classification", "packed"), batch)
-    coarse = gradients(rounded, make_forward(rounded, "text-classification", "packed"), batch)
+    exact = gradients(stock, make_forward(stock, POOLED, "packed"), batch)
+    coarse = gradients(rounded, make_forward(rounded, POOLED, "packed"), batch)
     step, _ = captured(make_model(kind, 0.0), 1)
     ours = gradients(step.model, step.forward, batch, step.side.join)
     assert ours.keys() == exact.keys()

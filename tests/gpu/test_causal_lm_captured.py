@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from automodel.tasks.registry import task_named
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -29,9 +31,8 @@ if torch.cuda.is_available():
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.losses.unprojected import Unprojected
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
     from automodel.models.forward import make_forward, make_loss_forward
     from automodel.models.fuse import fuse, layers_of, will_fuse
     from automodel.optim.build import build_optimizer, parameter_groups
@@ -78,7 +79,9 @@ def make_model(kind: str, **overrides):
 
     family, settings = KINDS[kind]
     torch.manual_seed(0)
-    return class_for_task(WRITE).from_config(AutoConfig.for_model(family, **{**SIZE, **settings, **overrides}))
+    return class_for(task_named(WRITE).head).from_config(
+        AutoConfig.for_model(family, **{**SIZE, **settings, **overrides})
+    )
 
 
 def make_store(count: int = 64) -> TokenStore:
@@ -94,7 +97,13 @@ def make_store(count: int = 64) -> TokenStore:
 
 def collator(store, documents: int = 8) -> PackedCollator:
     return PackedCollator(
-        store, task=WRITE, pool="last", bucket_tokens=256, max_seqlen=256, micro_batch_size=documents, sort_tokens=True
+        store,
+        place=task_named(WRITE).rows.labels,
+        pool="last",
+        bucket_tokens=256,
+        max_seqlen=256,
+        micro_batch_size=documents,
+        sort_tokens=True,
     )
 
 
@@ -121,8 +130,8 @@ def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=
     swapped = precision is not None and will_fuse(model) and bool(fuse(model, seed, side, 256))
     assert swapped == (precision is not None and model.config.model_type != "granite")
     return CapturedStep(
-        model, make_loss_forward(model, WRITE, "packed", swapped=swapped, fused=fused_loss),
-        make_loss(LossConfig(**loss), WRITE, None, None), optimizer, schedule, peak_lr=LR,
+        model, make_loss_forward(model, task_named(WRITE).head, "packed", swapped=swapped, fused=fused_loss),
+        task_named(WRITE).loss(LossConfig(**loss), None, None), optimizer, schedule, peak_lr=LR,
         seed=seed, accumulates=accumulation > 1, device="cuda", side=side,
         late=LateUpdates(optimizer, layers, side.stream) if late else None,
     )  # fmt: skip
@@ -131,8 +140,8 @@ def captured(model, accumulation: int = 1, precision=torch.bfloat16, fused_loss=
 def plain(model, total=100, precision="fp32", fused_loss=False, **loss):
     model.cuda().train()
     return TrainStep(
-        model, make_loss_forward(model, WRITE, "packed", fused=fused_loss),
-        make_loss(LossConfig(**loss), WRITE, None, None),
+        model, make_loss_forward(model, task_named(WRITE).head, "packed", fused=fused_loss),
+        task_named(WRITE).loss(LossConfig(**loss), None, None),
         build_optimizer(model, OptimizerConfig(lr=LR, weight_decay=0.01)), Schedule(LRSchedulerConfig(), total),
         peak_lr=LR, max_norm=1.0, precision=precision, device="cuda",
     )  # fmt: skip
@@ -273,8 +282,8 @@ def test_evaluation_reads_loss_and_accuracy_without_logits():
     run(step, steps_of(make_store(), 1, 10))
     loader = [collator(store)(range(first, first + 8)) for first in (0, 8, 16)]
     found = []
-    for forward in (step.forward, make_forward(step.model, WRITE, "packed", swapped=True)):
-        evaluator = Evaluator(step.model, forward, step.loss, loader, WRITE, None, None, step.compute, "cuda")
+    for forward in (step.forward, make_forward(step.model, task_named(WRITE).head, "packed", swapped=True)):
+        evaluator = Evaluator(step.model, forward, step.loss, loader, "tokens", None, step.compute, "cuda")
         found.append(evaluator().values)
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=2e-3)
     assert found[0]["accuracy"] == pytest.approx(found[1]["accuracy"], abs=0.02)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from automodel.tasks.registry import task_named
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -20,7 +22,6 @@ if torch.cuda.is_available():
     from automodel.engine.captured import CapturedStep, Uncaptured
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.models.attention_op import attend
     from automodel.models.compiled_blocks import compile_blocks
     from automodel.models.forward import make_forward
@@ -65,7 +66,8 @@ def steps_of(kind: str, accumulation: int, count: int):
         ids[1:4] = [100 + row % 2] * 3
         writer.add(row, ids, label=row % 2)
     collate = PackedCollator(
-        TokenStore.in_memory(writer.finish()), task=TASK, pool="last" if kind == "llama" else "first",
+        TokenStore.in_memory(writer.finish()), place=task_named(TASK).rows.labels,
+        pool="last" if kind == "llama" else "first",
         bucket_tokens=64, max_seqlen=256, micro_batch_size=8 // accumulation,
     )  # fmt: skip
     for step in range(count):
@@ -81,12 +83,12 @@ def make_step(kind: str, compiled: bool, accumulation: int = 1, dtype=torch.bflo
         flat_gradients=accumulation > 1,
         lr_factors=torch.tensor([schedule.lr_at(s, 1.0) for s in range(100)], dtype=torch.float64),
     )  # fmt: skip
-    forward = make_forward(model, TASK, "packed")
+    forward = make_forward(model, task_named(TASK).head, "packed")
     if compiled:
         compile_blocks(model, dynamic=True, fullgraph=True)
     seed = torch.zeros(1, dtype=torch.int64, device="cuda")
     return CapturedStep(
-        model, forward, make_loss(LossConfig(), TASK, None, 2), optimizer, schedule, peak_lr=LR, seed=seed,
+        model, forward, task_named(TASK).loss(LossConfig(), None, 2), optimizer, schedule, peak_lr=LR, seed=seed,
         accumulates=accumulation > 1, device="cuda", compiled=compiled,
     )  # fmt: skip
 

@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from automodel.models.task_head import NEXT_TOKEN
+from automodel.tasks.registry import CAUSAL_LM
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -30,8 +33,7 @@ if torch.cuda.is_available():
     from automodel.kernels.side_stream import SideStream
     from automodel.kernels.swiglu import swiglu_linear_reference
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fp8 import use_fp8
@@ -146,7 +148,7 @@ def train(*, in_fp8: bool, steps: int = STEPS, accumulation: int = 1, pure=True,
     from transformers import AutoConfig
 
     torch.manual_seed(0)
-    model = class_for_task("causal-lm").from_config(AutoConfig.for_model("qwen3", **SIZE))
+    model = class_for(NEXT_TOKEN).from_config(AutoConfig.for_model("qwen3", **SIZE))
     model = model.to("cuda", torch.bfloat16 if pure else torch.float32).train()
     if checkpointing != "none":
         use_gradient_checkpointing(model, checkpointing)
@@ -163,14 +165,14 @@ def train(*, in_fp8: bool, steps: int = STEPS, accumulation: int = 1, pure=True,
         assert len(use_fp8(model)) == 12
     warnings: list[str] = []
     step = CapturedStep(
-        model, make_loss_forward(model, "causal-lm", "packed", swapped=True, fused=True),
-        make_loss(LossConfig(), "causal-lm", None, None), optimizer, schedule, peak_lr=LR, seed=seed,
+        model, make_loss_forward(model, NEXT_TOKEN, "packed", swapped=True, fused=True),
+        CAUSAL_LM.loss(LossConfig(), None, None), optimizer, schedule, peak_lr=LR, seed=seed,
         accumulates=accumulation > 1, device="cuda", side=side,
     )  # fmt: skip
     step.warn = warnings.append
     store = make_store()
     collate = PackedCollator(
-        store, task="causal-lm", pool="last", bucket_tokens=256, max_seqlen=256, micro_batch_size=8, sort_tokens=True
+        store, place="next_token", pool="last", bucket_tokens=256, max_seqlen=256, micro_batch_size=8, sort_tokens=True
     )
     order, losses = np.arange(len(store)), []
     for index in range(steps):

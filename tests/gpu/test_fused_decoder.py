@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from automodel.tasks.registry import task_named
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -29,9 +31,8 @@ if torch.cuda.is_available():
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.models import fused_decoder_attention
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
     from automodel.models.forward import make_forward
     from automodel.models.fuse import fuse
     from automodel.optim.build import build_optimizer, parameter_groups
@@ -81,7 +82,7 @@ def make_model(kind: str, task: str, **overrides):
     family, settings = KINDS[kind]
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **{**SIZE, **settings, **overrides})
-    return class_for_task(task).from_config(config)
+    return class_for(task_named(task).head).from_config(config)
 
 
 def make_store(task: str, count: int = 64, last: int | None = None) -> TokenStore:
@@ -103,7 +104,13 @@ def make_store(task: str, count: int = 64, last: int | None = None) -> TokenStor
 
 def collator(store, task: str, bucket: int = 256) -> PackedCollator:
     return PackedCollator(
-        store, task=task, pool="last", bucket_tokens=bucket, max_seqlen=256, micro_batch_size=8, sort_tokens=True
+        store,
+        place=task_named(task).rows.labels,
+        pool="last",
+        bucket_tokens=bucket,
+        max_seqlen=256,
+        micro_batch_size=8,
+        sort_tokens=True,
     )
 
 
@@ -115,7 +122,7 @@ def steps_of(store, task: str, accumulation: int, count: int):
 
 
 def loss_of(task: str):
-    return make_loss(LossConfig(), task, None, 2 if task == CLASSIFY else None)
+    return task_named(task).loss(LossConfig(), None, 2 if task == CLASSIFY else None)
 
 
 def captured(model, task: str, accumulation: int = 1, precision=torch.bfloat16, total=100, lazy=False, again=False):
@@ -131,15 +138,15 @@ def captured(model, task: str, accumulation: int = 1, precision=torch.bfloat16, 
     side = SideStream() if accumulation == 1 else None
     assert fuse(model, seed, side, 256, norms_again=again) == 3
     return CapturedStep(
-        model, make_forward(model, task, "packed", swapped=True), loss_of(task), optimizer, schedule, peak_lr=LR,
-        seed=seed, accumulates=accumulation > 1, device="cuda", side=side,
+        model, make_forward(model, task_named(task).head, "packed", swapped=True), loss_of(task), optimizer, schedule,
+        peak_lr=LR, seed=seed, accumulates=accumulation > 1, device="cuda", side=side,
     )  # fmt: skip
 
 
 def plain(model, task: str, total=100):
     model.cuda().train()
     return TrainStep(
-        model, make_forward(model, task, "packed"), loss_of(task),
+        model, make_forward(model, task_named(task).head, "packed"), loss_of(task),
         build_optimizer(model, OptimizerConfig(lr=LR, weight_decay=0.01)), Schedule(LRSchedulerConfig(), total),
         peak_lr=LR, max_norm=1.0, precision="fp32", device="cuda",
     )  # fmt: skip
@@ -188,8 +195,10 @@ def test_logits_and_gradients_equal_stock(kind, task, documents, how, monkeypatc
     dtype = torch.float16 if how == "fp16" else torch.bfloat16
     batch = collator(make_store(task), task)(range(documents)).to("cuda")
     stock, rounded = make_model(kind, task).cuda().train(), make_model(kind, task).cuda().to(dtype).train()
-    exact_logits, exact = logits_and_gradients(stock, make_forward(stock, task, "packed"), task, batch)
-    coarse_logits, coarse = logits_and_gradients(rounded, make_forward(rounded, task, "packed"), task, batch)
+    exact_logits, exact = logits_and_gradients(stock, make_forward(stock, task_named(task).head, "packed"), task, batch)
+    coarse_logits, coarse = logits_and_gradients(
+        rounded, make_forward(rounded, task_named(task).head, "packed"), task, batch
+    )
     step = captured(make_model(kind, task), task, precision=dtype)
     poison()
     logits, ours = logits_and_gradients(step.model, step.forward, task, batch, step.side.join)

@@ -6,6 +6,9 @@ import json
 import pytest
 import torch
 
+from automodel.models.task_head import NEXT_TOKEN
+from automodel.tasks.registry import CAUSAL_LM
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -99,15 +102,15 @@ def adapted(kind, device, dtype, packing=None):
     from automodel.adapters.attach import attach, resolve, trained_tensors
     from automodel.adapters.config import PeftConfig
     from automodel.adapters.packed_linear import pack_layers
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
 
     torch.manual_seed(0)
-    model = class_for_task("causal-lm").from_config(AutoConfig.for_model(kind, **SIZE))
+    model = class_for(NEXT_TOKEN).from_config(AutoConfig.for_model(kind, **SIZE))
     model = model.to(torch.bfloat16).to(dtype).train()
     if packing is not None:
         pack_layers(model, packing, device, dtype, ())
     model = model.to(device)
-    attach(model, resolve(PeftConfig(dim=8, alpha=16), model, "causal-lm", "base"))
+    attach(model, resolve(PeftConfig(dim=8, alpha=16), model, "CAUSAL_LM", "base"))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, tensor in trained_tensors(model).items():
@@ -130,7 +133,7 @@ def batches(count=6):
         ids[2::3] = 7 + row % 2
         writer.add(row, ids, token_labels=ids)
     collate = PackedCollator(
-        TokenStore.in_memory(writer.finish()), task="causal-lm", pool="last", bucket_tokens=256, max_seqlen=256,
+        TokenStore.in_memory(writer.finish()), place="next_token", pool="last", bucket_tokens=256, max_seqlen=256,
         micro_batch_size=4, sort_tokens=True, longest_first=True,
     )  # fmt: skip
     return [StepBatch((collate(list(range(4 * i, 4 * i + 4))),), 0, i) for i in range(count)]
@@ -141,7 +144,6 @@ def captured_losses(model, steps, checkpointing="none", offload=False, then=None
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fuse import fuse
@@ -163,8 +165,8 @@ def captured_losses(model, steps, checkpointing="none", offload=False, then=None
     if then is not None:
         assert then(model)
     step = CapturedStep(
-        model, make_loss_forward(model, "causal-lm", "packed", swapped=True),
-        make_loss(LossConfig(), "causal-lm", None, None), optimizer, Schedule(LRSchedulerConfig(name="constant"), 100),
+        model, make_loss_forward(model, NEXT_TOKEN, "packed", swapped=True),
+        CAUSAL_LM.loss(LossConfig(), None, None), optimizer, Schedule(LRSchedulerConfig(name="constant"), 100),
         peak_lr=1e-3, seed=seed, accumulates=False, device="cuda", side=side,
     )  # fmt: skip
     warnings = []
@@ -181,14 +183,13 @@ def captured_losses(model, steps, checkpointing="none", offload=False, then=None
 def eager_losses(model, steps):
     from automodel.engine.step import TrainStep
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
     from automodel.models.forward import make_forward
     from automodel.optim.build import build_optimizer
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
 
     step = TrainStep(
-        model, make_forward(model, "causal-lm", "packed"), make_loss(LossConfig(), "causal-lm", None, None),
+        model, make_forward(model, NEXT_TOKEN, "packed"), CAUSAL_LM.loss(LossConfig(), None, None),
         build_optimizer(model, OptimizerConfig(lr=1e-3)), Schedule(LRSchedulerConfig(name="constant"), 100),
         peak_lr=1e-3, max_norm=1.0, precision="fp32", device="cuda",
     )  # fmt: skip

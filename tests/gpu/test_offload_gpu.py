@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from automodel.models.task_head import NEXT_TOKEN
+from automodel.tasks.registry import CAUSAL_LM
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -29,8 +32,7 @@ if torch.cuda.is_available():
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.side_stream import SideStream
     from automodel.losses.config import LossConfig
-    from automodel.losses.task_loss import make_loss
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fuse import fuse
@@ -52,7 +54,7 @@ def make_step(*, offload: bool | None, accumulates: bool = False, mode: str = "f
     from transformers import AutoConfig
 
     torch.manual_seed(0)
-    model = class_for_task("causal-lm").from_config(AutoConfig.for_model("llama", **SIZE))
+    model = class_for(NEXT_TOKEN).from_config(AutoConfig.for_model("llama", **SIZE))
     model = model.to("cuda", torch.bfloat16).train()
     use_gradient_checkpointing(model, mode)
     memory = None if offload is None else use_own_checkpoints(model, offload)
@@ -64,8 +66,8 @@ def make_step(*, offload: bool | None, accumulates: bool = False, mode: str = "f
     side = None if accumulates else SideStream()
     assert fuse(model, seed, side, 2048)
     step = CapturedStep(
-        model, make_loss_forward(model, "causal-lm", "packed", swapped=True, fused=True),
-        make_loss(LossConfig(), "causal-lm", None, None), optimizer, Schedule(LRSchedulerConfig(name="constant"), 100),
+        model, make_loss_forward(model, NEXT_TOKEN, "packed", swapped=True, fused=True),
+        CAUSAL_LM.loss(LossConfig(), None, None), optimizer, Schedule(LRSchedulerConfig(name="constant"), 100),
         peak_lr=LR, seed=seed, accumulates=accumulates, device="cuda", side=side,
     )  # fmt: skip
     step.warn = pytest.fail
@@ -80,7 +82,13 @@ def batches(parts: int = 1, lengths=(2048,) * 8, count: int = 6):
         writer.add(row, ids.tolist(), token_labels=ids.tolist())
     store = TokenStore.in_memory(writer.finish())
     collate = PackedCollator(
-        store, task="causal-lm", pool="last", bucket_tokens=1024, max_seqlen=2048, micro_batch_size=8, sort_tokens=True
+        store,
+        place="next_token",
+        pool="last",
+        bucket_tokens=1024,
+        max_seqlen=2048,
+        micro_batch_size=8,
+        sort_tokens=True,
     )
     rows = np.split(np.arange(len(lengths)), parts)
     return [StepBatch(tuple(collate(part) for part in rows), 0, step) for step in range(count)]

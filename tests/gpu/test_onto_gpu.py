@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from automodel.models.task_head import NEXT_TOKEN
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -37,7 +39,7 @@ def test_a_model_is_what_transformers_loads(tmp_path, monkeypatch):
     folder = tiny.make_model_folder(tmp_path / "model", "llama")
     wanted = transformers.AutoModelForCausalLM.from_pretrained(folder)
     cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
-    weights = open_weights(cfg, wanted.config, "causal-lm")
+    weights = open_weights(cfg, wanted.config, NEXT_TOKEN)
     assert weights is not None
     turned = weights.model.lm_head  # memory that is not contiguous: its numbers go the ordinary way
     turned.weight = torch.nn.Parameter(torch.empty_like(turned.weight.T.contiguous()).T)

@@ -17,6 +17,8 @@ import json
 import pytest
 import torch
 
+from automodel.models.task_head import NEXT_TOKEN
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -248,7 +250,7 @@ def test_checkpointing_saves_memory_as_the_estimate_says():
         if mode != "none":
             use_gradient_checkpointing(model, mode)
             use_own_checkpoints(model, offload=False)
-        forward = make_forward(model, "causal-lm", "packed", swapped=True)
+        forward = make_forward(model, NEXT_TOKEN, "packed", swapped=True)
         forward(stream).float().sum().backward()  # workspaces, tables, gradients
         gc.collect()
         torch.cuda.synchronize()

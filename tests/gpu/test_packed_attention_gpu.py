@@ -15,6 +15,8 @@ from automodel.kernels.attention import Attention
 from automodel.models.capped_attention import capped_attention, capped_attention_reference
 from automodel.models.forward import make_forward
 from automodel.models.packed_attention import packed_attention, packed_attention_reference
+from automodel.models.task_head import POOLED
+from automodel.tasks.registry import task_named
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -123,7 +125,7 @@ def test_a_packed_step_never_waits_for_the_device(kind, task, options, autocast,
         options["n_positions"] = options.pop("max_position_embeddings")
     _, model = tiny_models.tiny(kind, task, **options)
     model.cuda().train()
-    forward, batch = make_forward(model, task, "packed"), stream()
+    forward, batch = make_forward(model, task_named(task).head, "packed"), stream()
     for debug in ("default", "error"):
         torch.cuda.set_sync_debug_mode(debug)
         try:
@@ -141,6 +143,6 @@ def test_logits_on_the_device_equal_the_cpu(kind):
     _, model = tiny_models.tiny(kind, "text-classification", max_position_embeddings=128)
     batch = stream()
     with torch.no_grad():
-        expected = make_forward(model, "text-classification", "packed")(batch.to("cpu"))
-        got = make_forward(model.cuda(), "text-classification", "packed")(batch)
+        expected = make_forward(model, POOLED, "packed")(batch.to("cpu"))
+        got = make_forward(model.cuda(), POOLED, "packed")(batch)
     torch.testing.assert_close(got.cpu(), expected, atol=1e-4, rtol=1e-4)

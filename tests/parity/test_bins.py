@@ -12,8 +12,8 @@ from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import make_loss
 from automodel.models.forward import make_forward
+from automodel.tasks.registry import task_named
 from tiny_models import VOCAB, tiny
 
 SIZE = 48
@@ -38,7 +38,7 @@ def bins_of(store: TokenStore, task: str, pool: str, step: int, bins: int, stati
     order = BinOrder(store.lengths, SIZE, bins_per_step=bins, seed=1)
     collate = PackedCollator(
         store,
-        task,
+        task_named(task).rows.labels,
         pool=pool,
         bucket_tokens=SIZE if static else 1,
         bucket_reads=8 if static else 0,
@@ -104,9 +104,11 @@ def test_losses_and_gradients_are_those_of_every_document_alone(kind, task, pool
     _, stock = tiny(kind, task, **settings)
     _, ours = tiny(kind, task, **settings)
     ours.load_state_dict(stock.state_dict())
-    loss = make_loss(LossConfig(), task, None, settings.get("num_labels"))
+    loss = task_named(task).loss(LossConfig(), None, settings.get("num_labels"))
     expected = learn_alone(stock, loss, store, task, batch)
-    assert learn(ours, make_forward(ours, task, "packed"), loss, batch) == pytest.approx(expected, rel=1e-5)
+    assert learn(ours, make_forward(ours, task_named(task).head, "packed"), loss, batch) == pytest.approx(
+        expected, rel=1e-5
+    )
     close(gradients(ours), gradients(stock))
 
 
@@ -116,9 +118,14 @@ def test_one_large_bin_is_the_same_step_as_several_small_ones():
     store = store_of(task)
     several = bins_of(store, task, "last", step=0, bins=4, static=True)
     documents = [i for b in several.micro_batches for i in b.indices]
-    together = PackedCollator(store, task, max_seqlen=LONGEST, micro_batch_size=len(documents))(documents)
+    together = PackedCollator(store, task_named(task).rows.labels, max_seqlen=LONGEST, micro_batch_size=len(documents))(
+        documents
+    )
     _, model = tiny("llama", task)
-    forward, loss = make_forward(model, task, "packed"), make_loss(LossConfig(), task, None, None)
+    forward, loss = (
+        make_forward(model, task_named(task).head, "packed"),
+        task_named(task).loss(LossConfig(), None, None),
+    )
     first = learn(model, forward, loss, several)
     apart = gradients(model)
     assert learn(model, forward, loss, StepBatch((together,), 0, 0)) == pytest.approx(first, rel=1e-6)

@@ -19,6 +19,7 @@ from automodel.adapters.peft_folder import resolve_folder
 from automodel.data.batch import PackedBatch
 from automodel.kernels.packed import expand_reference, group_scales, pack
 from automodel.models.forward import make_forward
+from automodel.models.task_head import NEXT_TOKEN
 
 bnb = pytest.importorskip("bitsandbytes")
 SHAPES = [(48, 64), (96, 256), (37, 64), (320, 1024)]
@@ -133,7 +134,7 @@ def test_a_qlora_model_is_that_of_transformers_peft_and_bitsandbytes(
             torch.nn.init.normal_(parameter, std=0.1)
     theirs.save_pretrained(tmp_path / "adapter")
     ours = deepcopy(stock)
-    adapter = resolve_folder(tmp_path / "adapter", ours, "causal-lm", "base")
+    adapter = resolve_folder(tmp_path / "adapter", ours, "CAUSAL_LM", "base")
     for name in pack_layers(ours, packing, "cpu", torch.float32, adapter.saved):
         if same_bytes:
             _take_bytes(ours.get_submodule(name), theirs.base_model.model.get_submodule(name).base_layer.weight)
@@ -142,7 +143,7 @@ def test_a_qlora_model_is_that_of_transformers_peft_and_bitsandbytes(
     ids = [torch.randint(5, 90, (length,)) for length in (9, 4, 13)]
     expected = [theirs(input_ids=i[None]).logits[0] for i in ids]
     sum(logits.square().sum() for logits in expected).backward()
-    logits = make_forward(ours, "causal-lm", "packed")(_packed(ids))
+    logits = make_forward(ours, NEXT_TOKEN, "packed")(_packed(ids))
     logits.square().sum().backward()
 
     def off(found, other):

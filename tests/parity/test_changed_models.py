@@ -15,10 +15,13 @@ from transformers.models.llama import modeling_llama
 
 import automodel
 from automodel.models import drop_in
+from automodel.models.auto_class import classes_in_transformers
 from automodel.models.changed import as_made, what_changed
 from automodel.models.drop_in import path_taken
 from automodel.models.families import FAMILIES
-from automodel.trainer.obstacles import TASKS, why_stock
+from automodel.models.task_head import NEXT_TOKEN
+from automodel.tasks.registry import TASKS
+from automodel.trainer.obstacles import why_stock
 from drop_in_pairs import CLOSE, FUSABLE, assert_same, batch, both
 from tiny_models import tiny
 from tiny_runs import make_tokenizer
@@ -204,7 +207,7 @@ class OwnModel(transformers.LlamaForCausalLM):
 @pytest.mark.parametrize("own", [QuietModel, OwnModel])
 def test_a_subclass_of_a_model_runs_as_in_stock_transformers(tmp_path, own):
     stock, _ = pair(tmp_path, "llama")
-    ours = drop_in.speed_up(own.from_pretrained(tmp_path / "llama"), "causal-lm").train()
+    ours = drop_in.speed_up(own.from_pretrained(tmp_path / "llama"), NEXT_TOKEN).train()
     assert_same(stock, ours, batch(), "stock")
     assert path_taken(ours)[1].startswith(f"the model is a {own.__name__}, which neither transformers nor")
 
@@ -366,7 +369,14 @@ def test_blocks_are_fused_only_of_the_modules_that_transformers_made(tmp_path, k
 
 @pytest.mark.parametrize(
     ("kind", "task"),
-    [(k, t) for t in TASKS for k, f in FAMILIES.items() if k in TASKS[t] and (f.decoder or t != "causal-lm")],
+    [
+        (kind, task.name)
+        for task in TASKS
+        for kind, family in FAMILIES.items()
+        if not task.head.encoder_decoder
+        and kind in classes_in_transformers(task.head)
+        and (family.decoder or not task.head.next_token)
+    ],
 )
 def test_every_family_is_as_transformers_made_it(kind, task):
     _, model = tiny(kind, task)

@@ -16,6 +16,7 @@ from datasets import Dataset
 from automodel.data.batch import IGNORE
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import prepare
+from automodel.tasks.registry import CAUSAL_LM
 from marked_words import words
 from tiny_models import tiny
 
@@ -49,7 +50,7 @@ def of_yaml(family, folder, answers):
     (folder / "chat.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
     cache = str(folder / "cache")
     cfg = DatasetConfig(path=str(folder / "chat.jsonl"), answer_only_loss=answers, cache_dir=cache)
-    store = prepare(cfg, task="causal-lm", tokenizer=words(family), max_positions=256, type_vocab_size=0).store
+    store = prepare(cfg, row_format=CAUSAL_LM.rows, tokenizer=words(family), max_positions=256, type_vocab_size=0).store
     return store.input_ids.tolist(), store.token_labels.tolist()
 
 

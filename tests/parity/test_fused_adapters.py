@@ -21,8 +21,10 @@ from automodel.models.forward import make_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, will_fuse
 from automodel.models.recompute import use_own_checkpoints
+from automodel.models.task_head import NEXT_TOKEN
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.registry import task_named
 from parity.test_fused_decoders import SIZE
 from parity.test_packed_families import documents, packed
 from tiny_models import tiny
@@ -32,7 +34,10 @@ CLOSE = {"rtol": 1e-4, "atol": 2e-6}
 
 def adapted(kind, task, size=None, **section):
     _, model = tiny(kind, task, **SIZE, **(size or {}))
-    attach(model, resolve(PeftConfig(**{"dim": 4, "alpha": 8, **section}), model, task, "base"))
+    attach(
+        model,
+        resolve(PeftConfig(**{"dim": 4, "alpha": 8, **section}), model, task_named(task).head.adapter_type, "base"),
+    )
     torch.manual_seed(5)
     with torch.no_grad():
         for name, tensor in trained_tensors(model).items():
@@ -47,13 +52,13 @@ def fused_of(plain, task):
     assert will_fuse(ours)
     assert can_fuse_adapters(ours.config, ours._automodel_adapter)
     assert fuse(ours, torch.zeros(1, dtype=torch.int64), None, 24) == ours.config.num_hidden_layers
-    return ours, make_forward(ours, task, "packed", swapped=True)
+    return ours, make_forward(ours, task_named(task).head, "packed", swapped=True)
 
 
 def assert_same(plain, ours, forward, task):
-    batch = packed(documents(0), task, packing_support(ours.config, task).pooling)
+    batch = packed(documents(0), task, packing_support(ours.config, task_named(task).head).pooling)
     found = []
-    for model, run in ((plain, make_forward(plain, task, "packed")), (ours, forward)):
+    for model, run in ((plain, make_forward(plain, task_named(task).head, "packed")), (ours, forward)):
         logits = run(batch)[batch.labels_R != IGNORE]  # an unused slot of the batch reads anything
         logits.square().sum().backward()
         found.append((logits, {name: t.grad for name, t in trained_tensors(model).items()}))
@@ -133,7 +138,7 @@ def test_dropout_reaches_the_adapters_alone():
     assert not torch.equal(one, two)
     ours.eval()
     with torch.no_grad():
-        torch.testing.assert_close(forward(batch), make_forward(plain.eval(), "causal-lm", "packed")(batch), **CLOSE)
+        torch.testing.assert_close(forward(batch), make_forward(plain.eval(), NEXT_TOKEN, "packed")(batch), **CLOSE)
     one.square().sum().backward()
     assert all(t.grad is not None for t in trained_tensors(ours).values())
 
@@ -145,7 +150,7 @@ def test_an_fp8_base_is_near_and_only_the_products_that_pay_are_rounded(monkeypa
     chosen = use_fp8(ours, ["down_proj"])
     assert [p.outputs for p in chosen] == [128, 64, 192] * 2
     batch = packed(documents(0), "causal-lm", None)
-    exact, rounded = make_forward(plain, "causal-lm", "packed")(batch), forward(batch)
+    exact, rounded = make_forward(plain, NEXT_TOKEN, "packed")(batch), forward(batch)
     assert 1e-4 < (exact - rounded).norm() / exact.norm() < 0.1
     rounded.square().sum().backward()
     assert all(t.grad is not None for t in trained_tensors(ours).values())

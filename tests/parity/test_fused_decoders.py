@@ -21,6 +21,7 @@ from automodel.models.fuse import fuse, pools_inside, unfuse, will_fuse
 from automodel.models.recompute import use_own_checkpoints
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.registry import task_named
 from live_bytes import LiveBytes
 from parity.test_packed_families import CLASSES, assert_same_logits_and_gradients, documents, packed
 from tiny_models import tiny
@@ -102,7 +103,7 @@ def fused(kind, task, norms_again=False, **overrides):
     ours = deepcopy(stock)
     FlatParameters(parameter_groups(ours, OptimizerConfig()))
     assert fuse(ours, torch.zeros(1, dtype=torch.int64), None, 24, norms_again) == ours.config.num_hidden_layers
-    return ours, stock, make_forward(ours, task, "packed", swapped=True)
+    return ours, stock, make_forward(ours, task_named(task).head, "packed", swapped=True)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_equal_to_each_document_alone_before_and_after_training(kind, task):
     optimizer = torch.optim.AdamW(ours.parameters(), lr=3e-3)
     losses = []
     for _ in range(5):
-        batch = packed(documents(0), task, packing_support(ours.config, task).pooling)
+        batch = packed(documents(0), task, packing_support(ours.config, task_named(task).head).pooling)
         loss = F.cross_entropy(forward(batch), batch.labels_R)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -195,7 +196,7 @@ def test_only_rows_that_are_read_go_through_the_last_mlp(monkeypatch):
     monkeypatch.setattr(fused_decoder, "swiglu_linear", lambda x, *rest: seen.append(x.shape[0]) or real(x, *rest))
     for task in TASKS:
         ours, _, forward = fused("llama", task)
-        batch = packed(documents(0), task, packing_support(ours.config, task).pooling)
+        batch = packed(documents(0), task, packing_support(ours.config, task_named(task).head).pooling)
         assert forward(batch).shape[0] == len(batch.read_positions_R)
         assert seen == [len(batch.input_ids_T), len(batch.read_positions_R)]
         assert pools_inside(ours)

@@ -18,8 +18,10 @@ from automodel.losses.unprojected import Unprojected
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import fuse, unfuse
+from automodel.models.task_head import POOLED
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.registry import task_named
 from parity.test_packed_families import CLASSES, TOLERANCE, assert_same_logits_and_gradients, documents, packed
 from tiny_models import tiny
 
@@ -52,7 +54,7 @@ def fused(kind: str, task: str, **overrides):
 
 def sorted_batch(ours, task: str):
     """A batch with its tokens in order, as captured steps get it."""
-    batch = packed(documents(0), task, packing_support(ours.config, task).pooling)
+    batch = packed(documents(0), task, packing_support(ours.config, task_named(task).head).pooling)
     return replace(batch, token_runs_2T=torch.from_numpy(_runs(batch.input_ids_T.numpy())))
 
 
@@ -61,12 +63,16 @@ def assert_a_step_learns_the_same(kind: str, **overrides) -> None:
     task = "text-classification"
     ours, stock = fused(kind, task, **overrides)
     ours.train()  # without dropout: tiny configs have none
-    forward, batch, scale = make_loss_forward(ours, task, "packed", swapped=True), sorted_batch(ours, task), 0.25
+    forward, batch, scale = (
+        make_loss_forward(ours, task_named(task).head, "packed", swapped=True),
+        sorted_batch(ours, task),
+        0.25,
+    )
     outputs = forward(batch)
     assert isinstance(outputs, Unprojected) == (kind != "modernbert")
     loss = TaskLoss("classes").scaled_sum(outputs, batch.labels_R, torch.tensor(scale))
     loss.backward()
-    logits = make_forward(stock, task, "packed")(batch)
+    logits = make_forward(stock, task_named(task).head, "packed")(batch)
     expected = F.cross_entropy(logits, batch.labels_R, ignore_index=-100, reduction="sum") * scale
     expected.backward()
     torch.testing.assert_close(loss, expected, **TOLERANCE)
@@ -80,13 +86,15 @@ def assert_a_step_learns_the_same(kind: str, **overrides) -> None:
 @pytest.mark.parametrize(("kind", "task", "overrides"), CASES, ids=lambda v: v if isinstance(v, str) else str(v))
 def test_equal_to_each_document_alone(kind, task, overrides):
     ours, stock = fused(kind, task, **overrides)
-    assert_same_logits_and_gradients(ours, stock, make_forward(ours, task, "packed", swapped=True), task, documents(0))
+    assert_same_logits_and_gradients(
+        ours, stock, make_forward(ours, task_named(task).head, "packed", swapped=True), task, documents(0)
+    )
 
 
 @pytest.mark.parametrize("kind", ["bert", "electra"])
 def test_text_pairs(kind):
     ours, stock = fused(kind, "text-classification")
-    forward = make_forward(ours, "text-classification", "packed", swapped=True)
+    forward = make_forward(ours, POOLED, "packed", swapped=True)
     assert_same_logits_and_gradients(ours, stock, forward, "text-classification", documents(0, pairs=True))
 
 
@@ -97,7 +105,7 @@ def test_a_training_step_learns_the_same(kind):
 
 def test_evaluation_gets_logits():
     ours, _ = fused("bert", "text-classification")
-    forward = make_loss_forward(ours.eval(), "text-classification", "packed", swapped=True)
+    forward = make_loss_forward(ours.eval(), POOLED, "packed", swapped=True)
     assert isinstance(forward(sorted_batch(ours, "text-classification")), torch.Tensor)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from automodel.models import lazy_logits
 from automodel.models.drop_in import loss_alone, path_taken, speed_up
 from automodel.models.lazy_logits import Promise
+from automodel.models.task_head import NEXT_TOKEN
 from drop_in_pairs import CLOSE, batch, both
 from tiny_models import tiny
 
@@ -189,7 +190,7 @@ def test_inference_mode(models, training, autocast):
 def test_a_model_that_was_made_in_inference_mode():
     with torch.inference_mode():
         stock, ours = (tiny("llama", "causal-lm")[1].train() for _ in range(2))
-        ours = speed_up(ours, "causal-lm")
+        ours = speed_up(ours, NEXT_TOKEN)
         assert ours.lm_head.weight.is_inference()
         expected = stock(**batch()).logits
         with loss_alone(ours):

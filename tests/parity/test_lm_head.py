@@ -17,14 +17,15 @@ from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
 from automodel.kernels.flat_parameters import FlatParameters
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import make_loss
 from automodel.losses.unprojected import Unprojected
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import fuse
 from automodel.models.head_form import PLAIN, head_form
 from automodel.models.lm_head import is_plain, unprojected_head
+from automodel.models.task_head import NEXT_TOKEN
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.registry import CAUSAL_LM
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[1] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -45,7 +46,7 @@ def make_model(kind: str, **overrides):
     settings = {**tiny_models.SETTINGS[kind], **STRONG.get(kind, {}), **overrides}
     config = tiny_models.AutoConfig.for_model(kind, **settings)
     torch.manual_seed(0)
-    return tiny_models.class_for_task("causal-lm").from_config(config).train()
+    return tiny_models.class_for(NEXT_TOKEN).from_config(config).train()
 
 
 def packed_batch():
@@ -54,7 +55,7 @@ def packed_batch():
         ids = torch.randint(5, 99, (length,), generator=generator).tolist()
         writer.add(row, ids, token_labels=[IGNORE] * (length // 3) + ids[length // 3 :])
     store = TokenStore.in_memory(writer.finish())
-    return PackedCollator(store, task="causal-lm", bucket_tokens=8, max_seqlen=24, micro_batch_size=5)(range(4))
+    return PackedCollator(store, place="next_token", bucket_tokens=8, max_seqlen=24, micro_batch_size=5)(range(4))
 
 
 def padded_batch():
@@ -73,9 +74,9 @@ def compare(kind: str, path: str, batch, swapped: bool = False, **overrides):
         FlatParameters(parameter_groups(model, OptimizerConfig()))
         assert fuse(model, torch.zeros(1, dtype=torch.int64), None, 24) == 2
     labels = batch.labels_R if path == "packed" else batch.labels
-    loss = make_loss(LossConfig(), "causal-lm", None, None)
-    ours = make_loss_forward(model, "causal-lm", path, swapped)(batch)
-    theirs = make_forward(twin, "causal-lm", path)(batch)
+    loss = CAUSAL_LM.loss(LossConfig(), None, None)
+    ours = make_loss_forward(model, NEXT_TOKEN, path, swapped)(batch)
+    theirs = make_forward(twin, NEXT_TOKEN, path)(batch)
     assert isinstance(ours, Unprojected)
     torch.testing.assert_close(ours.logits().reshape(theirs.shape), theirs, **TOLERANCE)
     scale = torch.tensor(1 / batch.num_labels)
@@ -129,19 +130,19 @@ def test_other_families_and_other_heads_keep_their_logits():
     for model in (wrapped, hooked):
         assert not is_plain(model.get_output_embeddings())
         assert unprojected_head(model) is None
-        assert isinstance(make_loss_forward(model, "causal-lm", "packed")(packed_batch()), torch.Tensor)
+        assert isinstance(make_loss_forward(model, NEXT_TOKEN, "packed")(packed_batch()), torch.Tensor)
     assert isinstance(
-        make_loss_forward(make_model("llama"), "causal-lm", "packed", fused=False)(packed_batch()), torch.Tensor
+        make_loss_forward(make_model("llama"), NEXT_TOKEN, "packed", fused=False)(packed_batch()), torch.Tensor
     )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_scores_equal_those_of_logits(smoothing):
     model, batch = make_model("llama").eval(), packed_batch()
-    loss = make_loss(LossConfig(label_smoothing=smoothing, z_loss=0.1), "causal-lm", None, None)
+    loss = CAUSAL_LM.loss(LossConfig(label_smoothing=smoothing, z_loss=0.1), None, None)
     with torch.no_grad():
-        found = loss.scores(make_loss_forward(model, "causal-lm", "packed")(batch), batch.labels_R)
-        known = loss.scores(make_forward(model, "causal-lm", "packed")(batch), batch.labels_R)
+        found = loss.scores(make_loss_forward(model, NEXT_TOKEN, "packed")(batch), batch.labels_R)
+        known = loss.scores(make_forward(model, NEXT_TOKEN, "packed")(batch), batch.labels_R)
     assert found.logits is None
     assert known.right is None
     torch.testing.assert_close(found.loss, known.loss, **TOLERANCE)
@@ -151,10 +152,10 @@ def test_scores_equal_those_of_logits(smoothing):
 def test_under_autocast_the_product_has_its_dtype():
     model, batch = make_model("llama"), packed_batch()
     with torch.autocast("cpu", torch.bfloat16):
-        outputs = make_loss_forward(model, "causal-lm", "packed")(batch)
-        logits = make_forward(model, "causal-lm", "packed")(batch)
+        outputs = make_loss_forward(model, NEXT_TOKEN, "packed")(batch)
+        logits = make_forward(model, NEXT_TOKEN, "packed")(batch)
     assert outputs.hidden_RN.dtype == outputs.weight_VN.dtype == torch.bfloat16
-    loss = make_loss(LossConfig(), "causal-lm", None, None)
+    loss = CAUSAL_LM.loss(LossConfig(), None, None)
     mine = loss.scaled_sum(outputs, batch.labels_R, torch.tensor(1.0))
     mine.backward()
     torch.testing.assert_close(mine, loss.sum(logits, batch.labels_R), rtol=1e-3, atol=1e-3)

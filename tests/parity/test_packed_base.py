@@ -17,6 +17,7 @@ from automodel.kernels.packed import pack
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_forward
 from automodel.models.recompute import use_own_checkpoints
+from automodel.tasks.registry import task_named
 from parity.test_fused_adapters import assert_same, fused_of
 from parity.test_fused_decoders import SIZE
 from tiny_models import tiny
@@ -26,7 +27,7 @@ NF4 = Packing("nf4", double=True)
 
 def packed_model(kind, task, packing, stock=None, **section):
     stock = deepcopy(stock) if stock is not None else tiny(kind, task, **SIZE)[1]
-    adapter = resolve(PeftConfig(dim=4, alpha=8, **section), stock, task, "base")
+    adapter = resolve(PeftConfig(dim=4, alpha=8, **section), stock, task_named(task).head.adapter_type, "base")
     pack_layers(stock, packing, "cpu", torch.float32, adapter.saved)
     attach(stock, adapter)
     torch.manual_seed(5)
@@ -48,7 +49,7 @@ def test_packed_resident_and_fused_are_one(kind, task, packing):
     resident = packed_model(kind, task, Packing(packing.kind, packing.double, resident=True), stock)
     assert not any(isinstance(m, PackedLinear) for m in resident.modules())
     plain.zero_grad(set_to_none=True)
-    assert_same(plain, resident, make_forward(resident, task, "packed"), task)
+    assert_same(plain, resident, make_forward(resident, task_named(task).head, "packed"), task)
 
 
 def test_layers_without_adapters_are_packed_too_and_the_head_is_not():

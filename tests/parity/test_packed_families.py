@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.models.families import FAMILIES, packing_support
 from automodel.models.forward import make_forward
+from automodel.tasks.registry import task_named
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[1] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -137,7 +138,7 @@ def stock_logits(model, task: str, docs: list[dict]) -> torch.Tensor:
 
 def assert_same_logits_and_gradients(ours, stock, forward, task, docs) -> None:
     """Forward and backward on both sides."""
-    batch = packed(docs, task, packing_support(ours.config, task).pooling)
+    batch = packed(docs, task, packing_support(ours.config, task_named(task).head).pooling)
     mine, theirs = forward(batch)[:-1], stock_logits(stock, task, docs)
     torch.testing.assert_close(mine, theirs, **TOLERANCE)
     for model, logits in ((ours, mine), (stock, theirs)):
@@ -158,14 +159,14 @@ def assert_same_logits_and_gradients(ours, stock, forward, task, docs) -> None:
 def test_packed_equals_each_document_alone(kind, task, overrides):
     _, stock = tiny_models.tiny(kind, task, num_labels=CLASSES, **overrides)
     ours = deepcopy(stock)
-    forward = make_forward(ours, task, "packed")
+    forward = make_forward(ours, task_named(task).head, "packed")
     assert_same_logits_and_gradients(ours, stock, forward, task, documents(0))
 
     # ten steps on our side, then the trained weights go to the stock model
     optimizer = torch.optim.AdamW(ours.parameters(), lr=3e-3)
     first = last = None
     for _ in range(10):
-        batch = packed(documents(0), task, packing_support(ours.config, task).pooling)
+        batch = packed(documents(0), task, packing_support(ours.config, task_named(task).head).pooling)
         loss = F.cross_entropy(forward(batch), batch.labels_R)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -185,7 +186,7 @@ def test_token_types_of_text_pairs_reach_the_model(kind):
     task = "text-classification"
     _, stock = tiny_models.tiny(kind, task, num_labels=CLASSES)
     ours = deepcopy(stock)
-    forward = make_forward(ours, task, "packed")
+    forward = make_forward(ours, task_named(task).head, "packed")
     assert_same_logits_and_gradients(ours, stock, forward, task, documents(3, pairs=True))
     plain = forward(packed(documents(3), task, "first"))
     assert not torch.allclose(plain, forward(packed(documents(3, pairs=True), task, "first")), atol=1e-4)

@@ -16,10 +16,11 @@ from automodel.data.collate import PaddedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import make_loss
-from automodel.models.auto import class_for_task
+from automodel.models.auto import class_for
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward, make_loss_forward
+from automodel.models.task_head import NEXT_TOKEN
+from automodel.tasks.registry import CAUSAL_LM
 from tiny_models import SETTINGS, VOCAB
 
 LENGTHS = (5, 19, 7, 23)
@@ -65,12 +66,12 @@ def padded(side: str):
     for row, ids in enumerate(documents()):
         writer.add(row, ids.tolist(), token_labels=labels_of(ids).tolist())
     store = TokenStore.in_memory(writer.finish())
-    return PaddedCollator(store, "causal-lm", pad_token_id=3, padding_side=side)(range(len(LENGTHS)))
+    return PaddedCollator(store, "next_token", pad_token_id=3, padding_side=side)(range(len(LENGTHS)))
 
 
 def make_model(kind: str, settings: dict):
     torch.manual_seed(0)
-    model = class_for_task("causal-lm").from_config(AutoConfig.for_model(kind, **settings))
+    model = class_for(NEXT_TOKEN).from_config(AutoConfig.for_model(kind, **settings))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -93,17 +94,17 @@ def each_alone(model) -> tuple[torch.Tensor, torch.Tensor]:
 def test_padded_equals_each_document_alone(kind, settings, reason):
     stock = make_model(kind, settings)
     ours = deepcopy(stock)
-    support = packing_support(ours.config, "causal-lm")
+    support = packing_support(ours.config, NEXT_TOKEN)
     assert not support.packed
     assert reason in support.reason
     batch = padded("right")
     theirs, labels = each_alone(stock)
     kept = batch.labels != IGNORE
-    torch.testing.assert_close(make_forward(ours, "causal-lm", "padded")(batch)[kept], theirs, **TOLERANCE)
+    torch.testing.assert_close(make_forward(ours, NEXT_TOKEN, "padded")(batch)[kept], theirs, **TOLERANCE)
     assert torch.equal(batch.labels[kept], labels)
 
-    loss = make_loss(LossConfig(), "causal-lm", None, None)
-    outputs = make_loss_forward(ours, "causal-lm", "padded")(batch)  # as the step calls it, without whole logits
+    loss = CAUSAL_LM.loss(LossConfig(), None, None)
+    outputs = make_loss_forward(ours, NEXT_TOKEN, "padded")(batch)  # as the step calls it, without whole logits
     mine = loss.scaled_sum(outputs, batch.labels, torch.tensor(1 / batch.num_labels))
     stock_loss = F.cross_entropy(theirs, labels)
     torch.testing.assert_close(mine, stock_loss, **TOLERANCE)

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 from automodel.data.batch import IGNORE, PaddedBatch
 from automodel.models.forward import make_forward
+from automodel.models.task_head import NEXT_TOKEN, POOLED
+from automodel.tasks.registry import SEQ2SEQ
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[1] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -55,7 +57,7 @@ def test_summarisation_equals_the_stock_loss_and_gradients(kind):
     labels = torch.randint(5, tiny_models.VOCAB, (3, TARGET), generator=torch.Generator().manual_seed(1))
     labels[0, 4:] = IGNORE  # short targets: IGNORE becomes the pad token in the decoder's inputs
     batch = rectangle(config.pad_token_id, labels)
-    logits = make_forward(model, "seq2seq", "padded")(batch)
+    logits = make_forward(model, SEQ2SEQ.head, "padded")(batch)
     stock = model(input_ids=batch.input_ids_BS, attention_mask=batch.attention_mask_BS, labels=labels)
     torch.testing.assert_close(logits, stock.logits, rtol=0, atol=0)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
@@ -69,7 +71,7 @@ def test_summarisation_equals_the_stock_loss_and_gradients(kind):
 def test_padded_classification_equals_stock(kind, types):
     config, model = tiny_models.tiny(kind, "text-classification", num_labels=3)
     batch = rectangle(config.pad_token_id, torch.tensor([0, 2, 1]), types)
-    logits = make_forward(model, "text-classification", "padded")(batch)
+    logits = make_forward(model, POOLED, "padded")(batch)
     inputs = {"input_ids": batch.input_ids_BS, "attention_mask": batch.attention_mask_BS}
     if types:
         inputs["token_type_ids"] = batch.token_type_ids_BS
@@ -86,7 +88,7 @@ def test_padded_causal_lm_labels_are_already_shifted():
     batch = rectangle(0, torch.zeros(3, WIDTH, dtype=torch.long))
     own = torch.where(mask, batch.input_ids_BS, IGNORE)
     shifted = F.pad(own[:, 1:], (0, 1), value=IGNORE)
-    logits = make_forward(model, "causal-lm", "padded")(batch)
+    logits = make_forward(model, NEXT_TOKEN, "padded")(batch)
     stock = model(input_ids=batch.input_ids_BS, attention_mask=batch.attention_mask_BS, labels=own)
     loss = F.cross_entropy(logits.flatten(0, 1), shifted.flatten(), ignore_index=IGNORE)
     torch.testing.assert_close(loss, stock.loss)

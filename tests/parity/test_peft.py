@@ -19,6 +19,7 @@ from automodel.config.errors import UserError
 from automodel.data.batch import PackedBatch
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_forward
+from automodel.tasks.registry import CAUSAL_LM, task_named
 
 peft = pytest.importorskip("peft")
 
@@ -32,7 +33,7 @@ KINDS = [
 def adapted(kind, task, **section):
     """Ours: a tiny model with an adapter that is not zero."""
     _, model = tiny_models.tiny(kind, task)
-    attach(model, resolve(PeftConfig(dim=4, alpha=8, **section), model, task, "base"))
+    attach(model, resolve(PeftConfig(dim=4, alpha=8, **section), model, task_named(task).head.adapter_type, "base"))
     torch.manual_seed(5)
     with torch.no_grad():
         for name, tensor in trained_tensors(model).items():
@@ -85,7 +86,7 @@ def test_logits_and_gradients_are_those_of_peft(tmp_path, kind, task, how):
     expected = [theirs(input_ids=i[None]).logits[0] for i in ids]
     sum(logits.square().sum() for logits in expected).backward()
     if how in ("packed", "recomputed"):
-        logits = make_forward(ours, task, "packed")(packed(task, ids))
+        logits = make_forward(ours, task_named(task).head, "packed")(packed(task, ids))
         torch.testing.assert_close(logits, torch.cat([e.reshape(-1, e.shape[-1]) for e in expected]), **FP32)
         logits.square().sum().backward()
     else:
@@ -150,7 +151,7 @@ def test_dora_is_that_of_peft(tmp_path, kind, task):
         torch.testing.assert_close(gradient, other[name], rtol=1e-3, atol=1e-4 * float(other[name].abs().max()) + 1e-7)
     theirs.save_pretrained(tmp_path / "theirs")
     _, again = tiny_models.tiny(kind, task)
-    attach(again, resolve_folder(tmp_path / "theirs", again, task, "base"))
+    attach(again, resolve_folder(tmp_path / "theirs", again, task_named(task).head.adapter_type, "base"))
     torch.testing.assert_close(again(input_ids=ids[0][None]).logits[0], expected[0], **FP32)
 
 
@@ -163,7 +164,7 @@ def test_dropout_and_dora_however_a_step_is_made(tmp_path, kind, task, dora, dro
     ours = adapted(kind, task, use_dora=dora, dropout=dropout)
     write_folder(ours, ours._automodel_adapter, tmp_path)
     theirs, ids = theirs_from(tmp_path, kind, task).train(), documents(task)
-    forward = None if how == "plain" else make_forward(ours, task, "packed")
+    forward = None if how == "plain" else make_forward(ours, task_named(task).head, "packed")
     if how == "recomputed":
         use_gradient_checkpointing(ours, "full")
     ours.train()
@@ -214,7 +215,7 @@ def test_an_adapter_of_peft_is_read_whatever_rule_made_it(tmp_path, kind, task):
     theirs = peft.get_peft_model(stock, config).eval()
     theirs.save_pretrained(tmp_path)
     _, model = tiny_models.tiny(kind, task)
-    adapter = resolve_folder(tmp_path, model, task, "base")
+    adapter = resolve_folder(tmp_path, model, task_named(task).head.adapter_type, "base")
     assert sorted(set(adapter.ranks.values())) == [2, 4]
     attach(model, adapter)
     for document in documents(task):
@@ -272,7 +273,7 @@ def their_losses(folder, kind, task, rows, model):
     )
 
     _, ours = tiny_models.tiny(kind, task, pad_token_id=0, initializer_range=0.2)
-    attach(ours, resolve(PeftConfig(dim=4, alpha=16), ours, task, "base"), seed=42)
+    attach(ours, resolve(PeftConfig(dim=4, alpha=16), ours, task_named(task).head.adapter_type, "base"), seed=42)
     start = folder / "adapter"
     start.mkdir()
     write_folder(ours, ours._automodel_adapter, start)
@@ -343,7 +344,7 @@ def test_the_adapter_of_a_language_model_is_loaded_by_stock_transformers(tmp_pat
     finetune(load_run_config([run], ["task=causal-lm", "optimizer.lr=0.1"]))
     theirs, saved = AutoModelForCausalLM.from_pretrained(tmp_path / "out"), open_saved(tmp_path / "out")
     ours, base = saved.load("cpu"), AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert saved.task == "causal-lm"
+    assert saved.task == CAUSAL_LM
     ids = torch.arange(5, 17)[None]
     with torch.no_grad():
         torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=1e-5, atol=1e-6)
@@ -411,13 +412,13 @@ def test_an_adapter_that_would_answer_otherwise_here_is_refused(tmp_path, form, 
     trained_by_peft(tmp_path, **{"target_modules": ["q_proj"], **form})
     _, model = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=bool(form.get("tied")))
     with pytest.raises(UserError, match=message):
-        resolve_folder(tmp_path, model, "causal-lm", "base")
+        resolve_folder(tmp_path, model, "CAUSAL_LM", "base")
 
 
 def test_a_tied_table_and_its_head_are_trained_together_and_read_by_peft(tmp_path):
     _, model = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=True)
     section = PeftConfig(dim=4, modules_to_save=("embed_tokens", "lm_head"))
-    attach(model, resolve(section, model, "causal-lm", "base"))
+    attach(model, resolve(section, model, "CAUSAL_LM", "base"))
     torch.manual_seed(5)
     with torch.no_grad():
         for tensor in trained_tensors(model).values():
@@ -428,6 +429,6 @@ def test_a_tied_table_and_its_head_are_trained_together_and_read_by_peft(tmp_pat
     _, stock = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=True)
     torch.testing.assert_close(peft.PeftModel.from_pretrained(stock, tmp_path).eval()(input_ids=ids).logits, wanted)
     _, again = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=True)
-    attach(again, resolve_folder(tmp_path, again, "causal-lm", "base"))
+    attach(again, resolve_folder(tmp_path, again, "CAUSAL_LM", "base"))
     torch.testing.assert_close(again(input_ids=ids).logits, wanted)
     assert again._automodel_adapter.saved == model._automodel_adapter.saved

@@ -9,10 +9,11 @@ from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import make_loss
 from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.forward import make_forward, stock_attention
 from automodel.models.pooled_block import pool_last_block
+from automodel.models.task_head import TOKENS
+from automodel.tasks.registry import task_named
 from tiny_models import tiny
 
 TASK = "text-classification"
@@ -25,7 +26,9 @@ def batch_of(bucket_tokens: int):
     for row, length in enumerate(LENGTHS):
         writer.add(row, torch.randint(5, 30, (length,), generator=generator).tolist(), label=row % 2)
     store = TokenStore.in_memory(writer.finish())
-    collate = PackedCollator(store, task=TASK, bucket_tokens=bucket_tokens, max_seqlen=16, micro_batch_size=8)
+    collate = PackedCollator(
+        store, place=task_named(TASK).rows.labels, bucket_tokens=bucket_tokens, max_seqlen=16, micro_batch_size=8
+    )
     return store, collate(range(len(LENGTHS)))
 
 
@@ -41,7 +44,7 @@ def test_logits_and_gradients_equal_stock(kind, whole_layers, bucket_tokens):
     _, stock = tiny(kind, TASK)
     _, ours = tiny(kind, TASK)
     ours.load_state_dict(stock.state_dict())
-    loss = make_loss(LossConfig(), TASK, None, 2)
+    loss = task_named(TASK).loss(LossConfig(), None, 2)
     alone = []
     for row in range(len(store)):
         ids = torch.as_tensor(store.input_ids[store.offsets[row] : store.offsets[row + 1]].astype("int64"))[None]
@@ -53,7 +56,7 @@ def test_logits_and_gradients_equal_stock(kind, whole_layers, bucket_tokens):
     assert pool_last_block(ours)
     if whole_layers:
         assert use_cpu_blocks(ours) == ours.config.num_hidden_layers - 1
-    logits = make_forward(ours, TASK, "packed", swapped=True)(batch)
+    logits = make_forward(ours, task_named(TASK).head, "packed", swapped=True)(batch)
     torch.testing.assert_close(logits[: len(store)], expected, rtol=1e-5, atol=1e-5)
     loss.sum(logits, batch.labels_R).backward()
     theirs, mine = gradients(stock), gradients(ours)
@@ -63,7 +66,7 @@ def test_logits_and_gradients_equal_stock(kind, whole_layers, bucket_tokens):
     ids = torch.as_tensor(store.input_ids[store.offsets[3] : store.offsets[4]].astype("int64"))[None]
     with stock_attention(ours):
         torch.testing.assert_close(ours(input_ids=ids).logits[0], expected[3], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(make_forward(ours, TASK, "packed", swapped=True)(batch), logits)
+    torch.testing.assert_close(make_forward(ours, task_named(TASK).head, "packed", swapped=True)(batch), logits)
 
 
 def test_a_family_without_the_swap_is_left_alone():
@@ -75,7 +78,7 @@ def test_a_family_without_the_swap_is_left_alone():
 def test_taggers_have_whole_layers_throughout():
     _, batch = batch_of(1)
     _, model = tiny("bert", "token-classification")
-    forward = make_forward(model, "token-classification", "packed")
+    forward = make_forward(model, TOKENS, "packed")
     expected = forward(batch)
     assert use_cpu_blocks(model) == model.config.num_hidden_layers
     torch.testing.assert_close(forward(batch), expected, rtol=1e-5, atol=1e-5)
@@ -84,7 +87,7 @@ def test_taggers_have_whole_layers_throughout():
 def test_whole_layers_drop_while_they_learn():
     _, batch = batch_of(1)
     _, model = tiny("bert", TASK, hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3)
-    forward = make_forward(model, TASK, "packed")
+    forward = make_forward(model, task_named(TASK).head, "packed")
     model.eval()
     expected = forward(batch)
     assert use_cpu_blocks(model)

@@ -19,8 +19,10 @@ from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE, PaddedBatch
 from automodel.engine.run import finetune
 from automodel.models.forward import make_forward
-from automodel.models.tasks import require_task, tasks_of
+from automodel.models.task_head import TARGET
 from automodel.plan.check import load_run_config
+from automodel.tasks.infer import require_task, tasks_of
+from automodel.tasks.registry import SEQ2SEQ
 
 LISTENS = {kind for kind in MAPPED if not default_config(kind).is_encoder_decoder}
 """Decoders with an audio encoder, which transformers lists among the encoder-decoders."""
@@ -64,7 +66,7 @@ def test_loss_and_gradients_are_stock(kind):
         input_ids=batch.input_ids_BS, attention_mask=batch.attention_mask_BS, **stock_inputs(model, labels)
     )  # fmt: skip
     wanted = gradients(model, stock.loss)
-    logits = make_forward(model, "seq2seq", "padded")(batch)
+    logits = make_forward(model, TARGET, "padded")(batch)
     assert torch.equal(batch.labels, labels), "the model wrote into the labels of the batch"
     loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), ignore_index=IGNORE)
     torch.testing.assert_close(loss, stock.loss, rtol=1e-6, atol=1e-6)
@@ -77,9 +79,9 @@ def test_loss_and_gradients_are_stock(kind):
 @pytest.mark.parametrize("kind", sorted(LISTENS))
 def test_decoders_that_listen_are_no_encoder_decoders(kind):
     config = default_config(kind)
-    assert "seq2seq" not in tasks_of(config)
+    assert SEQ2SEQ not in tasks_of(config)
     with pytest.raises(UserError, match=f"is a {config.model_type} model"):
-        require_task(config, "seq2seq", "name")
+        require_task(config, SEQ2SEQ, "name")
 
 
 def trainer_losses(folder, rows):

@@ -33,7 +33,8 @@ class Adapter:
     alphas: Mapping[str, float]
     saved: tuple[str, ...]
     """Modules trained in full."""
-    task: str
+    task_type: str
+    """PEFT's name of the head that the adapter stands under: `CAUSAL_LM`, `SEQ_CLS`, `TOKEN_CLS`, `SEQ_2_SEQ_LM`."""
     base: str
     """The model it belongs to: an absolute folder, or a name on the hub."""
     revision: str | None = None
@@ -62,16 +63,16 @@ class Adapter:
         return f"{shown} on {in_short(self.ranks)}{full}{before}"
 
 
-def resolve(section: PeftConfig, model: Any, task: str, base: str, revision: str | None = None) -> Adapter:
+def resolve(section: PeftConfig, model: Any, task_type: str, base: str, revision: str | None = None) -> Adapter:
     """The section against the model's modules; a `UserError` for whatever does not fit."""
     rank, alpha = section.dim or DEFAULT_DIM, section.alpha or DEFAULT_ALPHA
-    saved = choose_saved(model, task, section.modules_to_save)
+    saved = choose_saved(model, task_type, section.modules_to_save)
     targets = choose_targets(model, section.target_modules, section.exclude_modules, saved)
     return Adapter(
         ranks=dict.fromkeys(targets, rank),
         alphas=dict.fromkeys(targets, float(alpha)),
         saved=saved,
-        task=task,
+        task_type=task_type,
         base=base,
         revision=revision,
         dropout=section.dropout or 0.0,

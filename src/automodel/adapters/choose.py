@@ -24,7 +24,7 @@ from automodel.config.errors import UserError
 
 ALL_LINEAR = "all-linear"
 ROUTERS = ("router", "gate")  # they choose experts; an adapter there would move tokens about
-CLASSIFICATION = ("text-classification", "token-classification")
+CLASSIFIERS = ("SEQ_CLS", "TOKEN_CLS")  # PEFT's names of adapters under a head that scores classes
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -45,11 +45,11 @@ def _meaning(asked: str, modules: Iterable[str]) -> Callable[[str, str], bool]:
     return lambda name, _: pattern.fullmatch(name) is not None
 
 
-def choose_saved(model: Any, task: str, asked: Sequence[str]) -> tuple[str, ...]:
+def choose_saved(model: Any, task_type: str, asked: Sequence[str]) -> tuple[str, ...]:
     """Modules trained in full: the head and pooler of a classifier, and those the config names. Outermost ones only."""
     modules = {name: module for name, module in model.named_modules() if name}
     chosen: set[str] = set()
-    if task in CLASSIFICATION:
+    if task_type in CLASSIFIERS:
         chosen |= {name for name, child in model.named_children() if name != model.base_model_prefix and _learns(child)}
         chosen |= {name for name, module in modules.items() if name.split(".")[-1] == "pooler" and _learns(module)}
     for pattern in asked:

@@ -31,14 +31,14 @@ def to_keep(adapter: Adapter) -> dict[str, Any]:
     }
 
 
-def resolve_kept(kept: dict[str, Any], model: nn.Module, task: str, base: str, revision: str | None) -> Adapter:
+def resolve_kept(kept: dict[str, Any], model: nn.Module, task_type: str, base: str, revision: str | None) -> Adapter:
     """The adapter of a run that goes on, compared with the model's modules."""
     try:
         ranks = {str(name): int(rank) for name, rank in kept["ranks"].items()}
         alphas = {name: float(kept["alphas"][name]) for name in ranks}
         saved = tuple(map(str, kept["saved"]))
         adapter = Adapter(
-            ranks, alphas, saved, task, base, revision, float(kept["dropout"]), bool(kept["rslora"]),
+            ranks, alphas, saved, task_type, base, revision, float(kept["dropout"]), bool(kept["rslora"]),
             bool(kept["dora"]), str(kept["before"]),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -29,12 +29,6 @@ from automodel.config.errors import NotYetError, UserError
 from automodel.config.json_text import parse_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-TASK_TYPES = {
-    "causal-lm": "CAUSAL_LM",
-    "text-classification": "SEQ_CLS",
-    "token-classification": "TOKEN_CLS",
-    "seq2seq": "SEQ_2_SEQ_LM",
-}
 _PREFIX = "base_model.model."
 OWN = (".lora_A", ".lora_B", f".{MAGNITUDE}")
 """How names of an adapter's own tensors end."""
@@ -100,7 +94,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is damaged ({error}). Save or copy it again.") from error
 
 
-def resolve_folder(folder: str | Path, model: Any, task: str, base: str, revision: str | None = None) -> Adapter:
+def resolve_folder(folder: str | Path, model: Any, task_type: str, base: str, revision: str | None = None) -> Adapter:
     """The adapter in a folder, compared with the model's modules; its tensors come with it."""
     config, tensors = read_config(folder), read_tensors(folder)
     targets = [name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")]
@@ -116,13 +110,13 @@ def resolve_folder(folder: str | Path, model: Any, task: str, base: str, revisio
     if lost:
         raise UserError(f"'{folder}' trains '{lost[0]}' in full, but does not hold it. Save the adapter again.")
     return Adapter(
-        ranks, alphas, saved, task, base, revision, config.get("lora_dropout") or 0.0,
+        ranks, alphas, saved, task_type, base, revision, config.get("lora_dropout") or 0.0,
         bool(config.get("use_rslora")), bool(config.get("use_dora")),
         start=_tied_once(str(folder), model, tensors),
     )  # fmt: skip
 
 
-def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revision: str | None = None) -> Adapter:
+def resolve_start(section: PeftConfig, model: Any, task_type: str, base: str, revision: str | None = None) -> Adapter:
     """The adapter that training starts from. What the section says beside it must agree."""
     folder = section.pretrained_adapter
     assert folder is not None
@@ -130,7 +124,7 @@ def resolve_start(section: PeftConfig, model: Any, task: str, base: str, revisio
         raise UserError(
             f"peft.pretrained_adapter: '{folder}' holds no {CONFIG}, so it is not an adapter folder. Correct the path."
         )
-    adapter = resolve_folder(folder, model, task, base, revision)
+    adapter = resolve_folder(folder, model, task_type, base, revision)
     said = {"target_modules": section.target_modules, "exclude_modules": section.exclude_modules}
     said["modules_to_save"] = section.modules_to_save
     for key in (key for key, value in said.items() if value):
@@ -171,7 +165,7 @@ def _config_of(model: Any, adapter: Adapter) -> dict[str, Any]:
     transposed = any(isinstance(m, LoraLinear) and m.transposed for m in model.modules())
     return {
         "peft_type": "LORA",
-        "task_type": TASK_TYPES[adapter.task],
+        "task_type": adapter.task_type,
         "base_model_name_or_path": adapter.base,
         "revision": adapter.revision,
         "r": rank,

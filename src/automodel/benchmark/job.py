@@ -28,8 +28,9 @@ from automodel.engine.steps import make_step_loader
 from automodel.optim.kinds import KINDS
 from automodel.plan.asked import asked_precision
 from automodel.plan.config import RunConfig
+from automodel.tasks.registry import TASKS
 
-COMPARED_TASKS = ("text-classification", "token-classification", "causal-lm")
+COMPARED_TASKS = tuple(task for task in TASKS if not task.head.encoder_decoder)
 SMALLEST_EVAL_BATCH = 16  # the engine's own default
 OTHER_HEADS = ("qa_dropout",)  # of heads that none of these tasks has
 ORDER = ("micro_batch_size", "grad_acc_steps", "seed", "shuffle", "drop_last", "group_by_length", "sort_within_step")
@@ -58,7 +59,7 @@ def make_job(cfg: RunConfig, folder: Path, *, steps: int | None, warmup: int | N
     _check_comparable(cfg)
     first = prepare_run(dataclasses.replace(cfg, peft=None), trust)  # random weights have no place to find again yet
     if first.task not in COMPARED_TASKS:
-        raise NotYetError(f"task: {first.task} cannot be benchmarked yet; {', '.join(COMPARED_TASKS)} can.")
+        raise NotYetError(f"task: {first.task} cannot be benchmarked yet; {', '.join(map(str, COMPARED_TASKS))} can.")
     folder.mkdir(parents=True, exist_ok=True)
     weights = _write_weights(first, folder / "model")
     cfg = dataclasses.replace(cfg, model=_model_from(cfg, weights))
@@ -135,7 +136,7 @@ def _write_weights(prepared: Prepared, folder: Path) -> Path:
     from automodel.models.load import load_model
     from automodel.models.save import save_hf_folder
 
-    model = load_model(prepared.cfg.model, prepared.hf_config, prepared.task, dtype=torch.float32, device="cpu")
+    model = load_model(prepared.cfg.model, prepared.hf_config, prepared.task.head, dtype=torch.float32, device="cpu")
     folder.mkdir(parents=True, exist_ok=True)
     save_hf_folder(model, prepared.tokenizer, folder)
     return folder
@@ -151,7 +152,9 @@ def _write_adapter(prepared: Prepared, folder: Path) -> Path:
 
     assert prepared.adapter is not None
     cfg = prepared.cfg
-    model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=torch.float32, device="cpu", seed=cfg.seed)
+    model = load_model(
+        cfg.model, prepared.hf_config, prepared.task.head, dtype=torch.float32, device="cpu", seed=cfg.seed
+    )
     attach(model, prepared.adapter, seed=cfg.seed)
     folder.mkdir(parents=True, exist_ok=True)
     write_folder(model, prepared.adapter, folder)
@@ -188,7 +191,7 @@ def _settings(prepared: Prepared, weights: Path, warmup: int) -> dict[str, Any]:
     optimizer = cfg.optimizer
     validation = prepared.validation
     return {
-        "task": prepared.task,
+        "task": prepared.task.name,
         "problem_type": prepared.train.problem_type,
         "label_names": prepared.train.label_names,
         "device": plan.device,

@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import Dataset, Sampler
 
 from automodel.data.order import StepOrder
+from automodel.data.row_format import LabelPlace
 from automodel.data.store import TokenStore
 
 IGNORE = -100
@@ -22,9 +23,9 @@ TOKENS = "num_tokens"  # key under which a batch carries its count; taken out be
 class StoreRows(Dataset):
     """Samples of a token store as dictionaries, padded to `pad_to` where it is given."""
 
-    def __init__(self, store: TokenStore, task: str, pad_token_id: int, pad_to: int | None):
+    def __init__(self, store: TokenStore, place: LabelPlace, pad_token_id: int, pad_to: int | None):
         self.store = store
-        self.task, self.pad_token_id, self.pad_to = task, pad_token_id, pad_to
+        self.place, self.pad_token_id, self.pad_to = place, pad_token_id, pad_to
 
     def __len__(self) -> int:
         return len(self.store)
@@ -35,13 +36,13 @@ class StoreRows(Dataset):
         row: dict[str, Any] = {"input_ids": store.input_ids[begin:end].tolist(), "attention_mask": [1] * (end - begin)}
         if store.token_types is not None:
             row["token_type_ids"] = store.token_types[begin:end].tolist()
-        if self.task == "text-classification":
+        if self.place == "document":
             assert store.labels is not None
             row["labels"] = store.labels[index].tolist()
         else:
             assert store.token_labels is not None
             row["labels"] = store.token_labels[begin:end].tolist()
-        if self.task == "causal-lm":
+        if self.place == "next_token":
             row["labels"][0] = IGNORE  # nothing predicts the first token; some releases of Trainer would count it
         return self._padded(row) if self.pad_to else row
 
@@ -49,12 +50,12 @@ class StoreRows(Dataset):
         assert self.pad_to is not None
         missing = self.pad_to - len(row["input_ids"])
         fill = {"input_ids": self.pad_token_id, "labels": IGNORE}
-        return {k: v + [fill.get(k, 0)] * missing if isinstance(v, list) and _per_token(k, self.task) else v
+        return {k: v + [fill.get(k, 0)] * missing if isinstance(v, list) and _per_token(k, self.place) else v
                 for k, v in row.items()}  # fmt: skip
 
 
-def _per_token(key: str, task: str) -> bool:
-    return key != "labels" or task != "text-classification"
+def _per_token(key: str, place: LabelPlace) -> bool:
+    return key != "labels" or place != "document"
 
 
 class RowsInOrder(Sampler):
@@ -88,12 +89,12 @@ class CountingCollator:
         return batch
 
 
-def make_collator(tokenizer: Any, task: str, padding: str, multiple: int | None) -> CountingCollator:
+def make_collator(tokenizer: Any, place: LabelPlace, padding: str, multiple: int | None) -> CountingCollator:
     """transformers' own collators: what a Trainer user takes."""
     from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding, default_data_collator
 
     if padding == "max_length":
         return CountingCollator(default_data_collator)
-    if task == "text-classification":
+    if place == "document":
         return CountingCollator(DataCollatorWithPadding(tokenizer, pad_to_multiple_of=multiple))
     return CountingCollator(DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=multiple))

@@ -20,10 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     Trainer,
     TrainerCallback,
@@ -38,12 +36,8 @@ from automodel.data.order import StepOrder
 from automodel.data.store import TokenStore
 from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
+from automodel.tasks.registry import task_named
 
-CLASSES = {
-    "text-classification": AutoModelForSequenceClassification,
-    "token-classification": AutoModelForTokenClassification,
-    "causal-lm": AutoModelForCausalLM,
-}
 GPU_WORKERS = 4
 
 
@@ -162,7 +156,8 @@ def weights_dtype(job: dict[str, Any], precision: str) -> torch.dtype:
 def load_model(job: dict[str, Any], precision: str, tokenizer: Any, attention: str | None = None) -> Any:
     """The model as every side starts from it. Without `attention`, transformers chooses one."""
     asked = {} if attention is None else {"attn_implementation": attention}
-    model = CLASSES[job["task"]].from_pretrained(job["model"], dtype=weights_dtype(job, precision), **asked)
+    auto_class = getattr(transformers, task_named(job["task"]).head.auto_class)
+    model = auto_class.from_pretrained(job["model"], dtype=weights_dtype(job, precision), **asked)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.pad_token_id
     if "adapter" in job:
@@ -175,11 +170,11 @@ def load_model(job: dict[str, Any], precision: str, tokenizer: Any, attention: s
 def build_trainer(
     job: dict[str, Any], settings: TrainerSettings, output: Path, model: Any, tokenizer: Any, recorder: Recorder
 ) -> WatchedTrainer:
-    pad = tokenizer.pad_token_id or 0
+    task, pad = task_named(job["task"]), tokenizer.pad_token_id or 0
     pad_to = job["max_length"] if settings.padding == "max_length" else None
     stores = {role: job[f"{role}_store"] for role in ("train", "validation")}
     rows = {
-        role: StoreRows(TokenStore.open(folder), job["task"], pad, pad_to) if folder else None
+        role: StoreRows(TokenStore.open(folder), task.rows.labels, pad, pad_to) if folder else None
         for role, folder in stores.items()
     }
     callback = StepCallback(recorder)
@@ -188,9 +183,11 @@ def build_trainer(
         args=TrainingArguments(**training_options(job, settings, output)),
         train_dataset=rows["train"],
         eval_dataset=rows["validation"],
-        data_collator=make_collator(tokenizer, job["task"], settings.padding, 8 if job["device"] == "cuda" else None),
+        data_collator=make_collator(
+            tokenizer, task.rows.labels, settings.padding, 8 if job["device"] == "cuda" else None
+        ),
         processing_class=tokenizer,
-        compute_metrics=metrics_function(job) if job["task"] == "text-classification" else None,
+        compute_metrics=metrics_function(job) if task.rows.labels == "document" else None,
         callbacks=[callback],
     )
     callback.trainer, trainer.recorder = trainer, recorder
@@ -199,7 +196,7 @@ def build_trainer(
     if in_the_runs_order(job, settings):
         lengths = TokenStore.open(job["train_store"]).lengths
         trainer.rows_in_order = RowsInOrder(StepOrder(lengths=lengths, **job["order"]))
-    if job["task"] != "causal-lm":
+    if not task.head.next_token:
         trainer.model_accepts_loss_kwargs = False  # their loss is a mean over the micro-batch, whatever is passed in
     return trainer
 
@@ -225,7 +222,7 @@ def training_options(job: dict[str, Any], settings: TrainerSettings, output: Pat
         "eval_strategy": "steps" if job["val_every_steps"] else "no",
         "dataloader_drop_last": job["drop_last"],
         "dataloader_pin_memory": job["device"] == "cuda",
-        "prediction_loss_only": job["task"] != "text-classification",
+        "prediction_loss_only": task_named(job["task"]).rows.labels != "document",
         "report_to": "none",
         "disable_tqdm": True,
         "use_cpu": job["device"] == "cpu",
@@ -275,7 +272,7 @@ def _saving(job: dict[str, Any]) -> dict[str, Any]:
         "save_total_limit": checkpoint["keep_last"],
     }
     validate = job["val_every_steps"]
-    known = checkpoint["best_metric"] == "loss" or job["task"] == "text-classification"
+    known = checkpoint["best_metric"] == "loss" or task_named(job["task"]).rows.labels == "document"
     if checkpoint["keep_best"] and validate and every % validate == 0 and known:
         options |= {
             "load_best_model_at_end": True,
@@ -292,7 +289,9 @@ def metrics_function(job: dict[str, Any]) -> Any:
         from automodel.metrics.compute import compute_metrics
 
         logits, labels = np.asarray(predictions.predictions), np.asarray(predictions.label_ids)
-        found = compute_metrics(job["task"], job["problem_type"], logits, labels, job["label_names"])
+        found = compute_metrics(
+            task_named(job["task"]).metrics(job["problem_type"]), logits, labels, job["label_names"]
+        )
         return {name: value for name, value in found.values.items() if name != "loss"}
 
     return metrics

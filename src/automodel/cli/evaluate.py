@@ -98,7 +98,7 @@ def _print(found: Assessment) -> None:
     details += [f"{stats.skipped:,} rows skipped"] if stats.skipped else []
     if found.asked is not None:
         details.append(f"{found.asked - found.unanswered:,} of {found.asked:,} prompts answered")
-    beyond = "; the tags beyond are not measured" if found.task == "token-classification" else ""
+    beyond = "; the tags beyond are not measured" if found.task.rows.labels == "token" else ""
     details += [f"{cut.how_many} cut ({cut.why}{beyond})" for cut in stats.cuts]
     _say(console, f"{found.folder} on {where}: {', '.join(details)}, {found.precision} on {found.device}")
     table = Table(box=None, pad_edge=False, show_header=False)

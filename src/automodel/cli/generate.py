@@ -65,7 +65,7 @@ def generate(
         predictor = Predictor(
             run, batch_size=batch_size, on_bad_row=on_bad_row, trust=trust or [], on_progress=progress.update
         )
-        if predictor.task != "causal-lm":
+        if not predictor.task.head.next_token:
             raise UserError(
                 f"'{run}' holds a {predictor.task} model, and `generate` is for causal language models. Use: "
                 f"automodel predict {shlex.quote(str(run))} …"

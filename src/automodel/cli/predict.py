@@ -21,7 +21,6 @@ app = typer.Typer(help="Classify or complete text with a fine-tuned model.")
 
 SHOWN_CLASSES = 5
 WIDTH = 60  # characters of a text that are shown beside its prediction
-GENERATES = ("causal-lm", "seq2seq")
 
 
 @app.command("predict", no_args_is_help=True)
@@ -78,7 +77,7 @@ def predict(
             "seed": seed, "system": system, "raw": raw or None,
         }  # fmt: skip
         asked = {name: value for name, value in generation.items() if value is not None}
-        if asked and predictor.task not in GENERATES:
+        if asked and predictor.task.verb != "generate":
             flag = next(iter(asked)).replace("_", "-")
             raise UserError(f"--{flag} is for models that generate text; '{run}' holds a {predictor.task} model.")
         rows, questions = _questions(predictor, given, pair, (input_file, split), (text_column, pair_column, raw))
@@ -190,20 +189,20 @@ def _texts(texts: list[str], input_file: str | None) -> list[str]:
 
 
 def _ask(predictor: Predictor, questions: Any, generation: dict[str, Any], threshold: float | None) -> list[Any]:
-    if predictor.task == "text-classification":
+    if predictor.task.verb == "classify":
         return predictor.classify(questions.items, questions.pairs, threshold)
     if threshold is not None:
         raise UserError(f"--threshold is for text classification; this is a {predictor.task} model.")
     if questions.pairs:
         raise UserError(f"--pair is for text classification; this is a {predictor.task} model.")
-    if predictor.task == "token-classification":
+    if predictor.task.verb == "tag":
         return predictor.tag(questions.items)
     return predictor.generate(questions.items, **generation)
 
 
 def _shown(item: Any, answer: Any) -> str:
     """A prediction for people."""
-    from automodel.engine.answers import Classification, Generation
+    from automodel.tasks.answers import Classification, Generation
 
     if answer is None:
         return f"(no prediction)  {_short(item)}"

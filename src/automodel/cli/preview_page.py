@@ -25,14 +25,13 @@ STYLES = {  # learned, special
     (True, False): "bold green",
     (True, True): "bold black on green",
 }
-LEARNS_TOKENS = ("causal-lm", "token-classification", "seq2seq")
 
 
 def print_preview(seen: Preview, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     _print_title(seen, console)
     colours = console.is_terminal and not console.no_color
-    if seen.shown and seen.task in LEARNS_TOKENS:
+    if seen.shown and seen.task.rows.labels != "document":
         console.print(_legend(colours))
     console.print()
     for number, sample in enumerate(seen.shown, 1):
@@ -180,7 +179,7 @@ def _wrapped(text: Text, console: Console, width: int) -> list[Text]:
 def _learned(seen: Preview) -> Iterator[tuple[str, str, str]]:
     stats = seen.stats
     rows = stats.rows - stats.skipped
-    if seen.task == "seq2seq":
+    if seen.task.rows.labels == "target":
         yield "target tokens", f"{stats.supervised:,}", "all of them are learned"
     elif stats.supervised is not None:
         yield "tokens learned", f"{stats.supervised_share:.1%}", f"{stats.supervised:,} of {stats.tokens:,}"

@@ -57,7 +57,7 @@ def bare(hint: Any) -> Any:
 
 def choices(hint: Any) -> list[Any]:
     """Every value the `Literal` arms of a type allow."""
-    return [c for arm in arms(hint) if typing.get_origin(arm) is Literal for c in typing.get_args(arm)]
+    return [c for arm in map(bare, arms(hint)) if typing.get_origin(arm) is Literal for c in typing.get_args(arm)]
 
 
 def is_section(hint: Any) -> bool:

@@ -68,6 +68,15 @@ class Fits:
     fault: Callable[[str], str | None]
 
 
+@dataclass(frozen=True)
+class AlsoCalled:
+    """In the type of a choice: what other libraries call some of the choices, where the most similar spelling would be
+    another one."""
+
+    names: tuple[tuple[str, str], ...]
+    """The other name, in lower case and with hyphens, and the choice that is meant."""
+
+
 LONGEST_PATH = 4096  # bytes; Linux takes no more
 LONGEST_NAME = 255  # bytes between two slashes
 

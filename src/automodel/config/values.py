@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from automodel.config.fields import MISSING, arms, bare, choices
 from automodel.config.names import near
-from automodel.config.section import Fits
+from automodel.config.section import AlsoCalled, Fits
 from automodel.config.tree import (
     COMMAND_LINE,
     Listing,
@@ -146,21 +146,12 @@ def _faults(hint: Any, text: str) -> Iterator[str]:
 # --- the sentences ---------------------------------------------------------------------------------------------------
 
 
-ELSEWHERE = {
-    **dict.fromkeys(("text-generation", "language-modeling", "causal-lm", "clm", "sft"), "causal-lm"),
-    **dict.fromkeys(("sequence-classification", "seq-cls", "sentiment-analysis"), "text-classification"),
-    **dict.fromkeys(("ner", "token-cls"), "token-classification"),
-    **dict.fromkeys(("summarization", "translation", "text2text-generation", "seq-2-seq-lm"), "seq2seq"),
-}
-"""What other libraries call a choice of ours, where the most similar spelling would be another one."""
-
-
 def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
     options = choices(hint)
     if is_null(node):
         return _null_refusal(hint, default)
     if options and isinstance(value, str):
-        known = ELSEWHERE.get(value.lower().replace("_", "-"))
+        known = _also_called(hint).get(value.lower().replace("_", "-"))
         guess = known if known in options else near(value, [str(o) for o in options], cutoff=0.5)
         switch = ["true", "false"] if bool in arms(hint) else []
         listed = ", ".join([*switch, *map(str, options)])
@@ -172,6 +163,12 @@ def _refusal(hint: Any, node: Scalar, value: Any, default: Any) -> str:
         off = value == 0 and type(None) in arms(hint) and default not in (None, MISSING)
         return f"{limited} Null turns it off." if off else limited
     return f"expected {describe(hint)}, got {got(node)}.{_quote_advice(hint, node)}"
+
+
+def _also_called(hint: Any) -> dict[str, str]:
+    """Choices of a type by the names that other libraries have for them."""
+    marks = (mark for arm in arms(hint) for mark in getattr(arm, "__metadata__", ()) if isinstance(mark, AlsoCalled))
+    return {name: choice for mark in marks for name, choice in mark.names}
 
 
 def _null_refusal(hint: Any, default: Any) -> str:
@@ -223,16 +220,16 @@ def describe(hint: Any, every: bool = False) -> str:
 
 
 def _describe_arm(arm: Any, every: bool) -> str:
-    kind, args = bare(arm), typing.get_args(arm)
+    kind, args = bare(arm), typing.get_args(bare(arm))
     if kind in _KINDS:
         limits = _limits(arm, every=every)
         return f"{_KINDS[kind]} ({limits})" if limits else _KINDS[kind]
-    if typing.get_origin(arm) is Literal:
+    if typing.get_origin(kind) is Literal:
         return " or ".join(f"`{c}`" for c in args)
-    if typing.get_origin(arm) is tuple:
+    if typing.get_origin(kind) is tuple:
         item = _PLURALS.get(bare(args[0]), "items")
         return f"a list of {item}" if Ellipsis in args else f"a list of {len(args)} {item}"
-    if typing.get_origin(arm) is dict:
+    if typing.get_origin(kind) is dict:
         return "a mapping of names to values"
     return "a value"
 

@@ -18,7 +18,6 @@ from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import ROWS_PER_CHUNK, encode_rows
 from automodel.data.fingerprint import rows_digest
-from automodel.data.keys import OF_TASKS
 from automodel.data.layouts import Layout, Request, choose_layout, is_ready
 from automodel.data.numbers import with_numbers
 from automodel.data.problems import Problems
@@ -44,7 +43,7 @@ class Part:
 
     def load(self) -> Any:
         rows = self.source.load() if self.rows is None else self.rows
-        if self.request.task != "text-classification" or not self.source.only_text:
+        if self.request.row_format.labels != "document" or not self.source.only_text:
             return rows
         return with_numbers(rows, besides=(self.request.cfg.text_column, self.request.cfg.text_pair_column))
 
@@ -126,7 +125,7 @@ def build(
         labels = laid[0].layout.labels
         counted = labels.num_labels if labels and labels.problem_type != "regression" else None
         limits = [c.longest() if p.ready else p.request.max_length for p, c in zip(laid, counters)]
-        targets = max(p.request.cfg.target_length for p in laid) if laid[0].request.task == "seq2seq" else 0
+        targets = max(p.request.cfg.target_length for p in laid) if laid[0].request.row_format.labels == "target" else 0
         joined = Counter.joined(counters, names)
         stats = joined.stats(max(limits), labels.names if labels else None, counted, targets)
         notes = [note for part in laid for note in part.layout.notes]
@@ -138,7 +137,7 @@ def build(
             "splits": any(getattr(part.layout.encoder, "split", False) for part in laid),
             "notes": [*dict.fromkeys(notes), *warnings(stats, laid[0].request)],
             "kinds": [
-                {"rows": part.layout.description, "keys": sorted(part.layout.used or OF_TASKS[part.request.task])}
+                {"rows": part.layout.description, "keys": sorted(part.layout.used or part.request.row_format.keys)}
                 for part in laid
             ],
             "layout": getattr(laid[0].layout.encoder, "record", None),
@@ -169,7 +168,7 @@ def _in_words(layout: Layout) -> str:
 
 
 def _counter(request: Request, rows: int) -> Counter:
-    counter = Counter(request.task, end_tokens(request.tokenizer))
+    counter = Counter(request.row_format.labels, end_tokens(request.tokenizer))
     counter.rows = rows
     counter.part = split if (split := request.cfg.split) and "[" in split else None
     return counter
@@ -215,7 +214,7 @@ def warnings(stats: DataStats, request: Request) -> list[str]:
         notes.append(f"{where}{what}, in {stats.unsaid:,} of {rows:,} rows: automodel data preview shows the texts")
     if stats.unended > WORTH_A_NOTE * rows:
         cut, key, limit = stats.truncated, "max_length", stats.max_length
-        if request.task == "seq2seq":
+        if request.row_format.labels == "target":
             cut, key, limit = stats.truncated_targets, "max_target_length", stats.max_target_length
         if cut >= stats.unended:
             why = f"they are cut at {key} {limit:,}; a larger one would keep it"

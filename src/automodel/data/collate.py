@@ -27,12 +27,8 @@ import numpy as np
 import torch
 
 from automodel.data.batch import IGNORE, PackedBatch, PaddedBatch
+from automodel.data.row_format import LabelPlace
 from automodel.data.store import TokenStore
-
-TEXT_CLASSIFICATION = "text-classification"
-TOKEN_CLASSIFICATION = "token-classification"
-CAUSAL_LM = "causal-lm"
-SEQ2SEQ = "seq2seq"
 
 
 @dataclass(frozen=True)
@@ -40,9 +36,9 @@ class PackedCollator:
     """Makes `PackedBatch`es. Called with the sample numbers of one micro-batch."""
 
     store: TokenStore
-    task: str
+    place: LabelPlace
     pool: Literal["first", "last"] = "first"
-    """Which token a text classifier reads: the first (BERT) or the last (decoders)."""
+    """Which token a classifier of documents reads: the first (BERT) or the last (decoders)."""
     bucket_tokens: int = 1
     """T is rounded up to a multiple of this; 1 adds no tail."""
     max_seqlen: int = 0
@@ -62,8 +58,8 @@ class PackedCollator:
 
     def __post_init__(self):
         longest = int(self.store.lengths.max()) if len(self.store) else 1
-        if self.task == SEQ2SEQ:
-            raise ValueError("seq2seq batches are padded: use PaddedCollator")
+        if self.place == "target":
+            raise ValueError("batches with targets of their own are padded: use PaddedCollator")
         # Validation data may have a longer limit of its own than the training data the plan was made for.
         object.__setattr__(self, "max_seqlen", max(self.max_seqlen, longest))
 
@@ -113,12 +109,12 @@ class PackedCollator:
 
     def _reads(self, chosen: np.ndarray, boundaries: np.ndarray, total: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Positions the head reads, the labels there, and how many of them count."""
-        if self.task == TEXT_CLASSIFICATION:
+        if self.place == "document":
             reads = boundaries[:-1] if self.pool == "first" else boundaries[1:] - 1
             labels = _document_labels(self.store, chosen, self.with_labels)
             slots = self.micro_batch_size if self.bucket_tokens > 1 else len(chosen)
         else:
-            labels = _token_labels(self.store, chosen, self.task == CAUSAL_LM, self.with_labels)
+            labels = _token_labels(self.store, chosen, self.place == "next_token", self.with_labels)
             reads = np.flatnonzero(labels != IGNORE) if self.with_labels else np.arange(len(labels))
             labels = labels[reads]
             slots = max(len(reads), 1)
@@ -133,7 +129,7 @@ class PaddedCollator:
     """Makes `PaddedBatch`es, for models that cannot be packed."""
 
     store: TokenStore
-    task: str
+    place: LabelPlace
     pad_token_id: int
     padding_side: Literal["left", "right"] = "right"
     with_labels: bool = True
@@ -169,17 +165,17 @@ class PaddedCollator:
 
     def _labels(self, chosen: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, int]:
         store = self.store
-        if self.task == TEXT_CLASSIFICATION:
+        if self.place == "document":
             labels = _document_labels(store, chosen, self.with_labels)
             return labels, len(labels) if self.with_labels else 0
-        if self.task == SEQ2SEQ:
+        if self.place == "target":
             if not self.with_labels or store.target_ids is None or store.target_offsets is None:
                 return np.full((len(chosen), 1), IGNORE, dtype=np.int64), 0
             lengths = np.diff(store.target_offsets)[chosen]
             filled = np.arange(int(lengths.max()))[None, :] < lengths[:, None]  # targets are padded on the right
             targets = _gathered(store.target_ids, store.target_offsets, chosen)
             return _laid_out(targets, filled, IGNORE), int(lengths.sum())
-        flat = _token_labels(store, chosen, self.task == CAUSAL_LM, self.with_labels)
+        flat = _token_labels(store, chosen, self.place == "next_token", self.with_labels)
         return _laid_out(flat, real, IGNORE), int((flat != IGNORE).sum())
 
 

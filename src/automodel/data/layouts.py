@@ -1,4 +1,4 @@
-"""Which encoder fits a dataset: the task, the config's columns and the data's own columns decide.
+"""Which encoder fits a dataset: the row format, the config's columns and the data's own columns decide.
 
 Everything that can be wrong with columns and labels as a whole is found here, before a single row is tokenised.
 """
@@ -16,7 +16,7 @@ from automodel.data.classify import TextClassifier, TokenClassifier, for_words
 from automodel.data.columns import Columns, is_flag, is_list, is_string, item_of
 from automodel.data.config import DatasetConfig
 from automodel.data.encode import Encoder
-from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS, ROLES
+from automodel.data.keys import OF_CHATS, OF_INSTRUCTIONS, OF_PLAIN_TEXT, OF_READY_ROWS
 from automodel.data.label_kinds import check_listed_once
 from automodel.data.labels import LabelMap, columns_in_order, in_known_order, infer_labels, infer_tags
 from automodel.data.language import (
@@ -34,6 +34,7 @@ from automodel.data.not_learned import what_is_not_learned
 from automodel.data.own_classes import as_written_here, check_not_shifted, numbered, own_names
 from automodel.data.problems import Problems
 from automodel.data.ready import ReadyRows, of_language
+from automodel.data.row_format import RowFormat
 from automodel.data.sequences import SourceTarget, require_language, source_and_target
 from automodel.data.special_tokens import has_segments
 
@@ -43,7 +44,7 @@ class Request:
     """Everything that decides how rows become samples, apart from the rows."""
 
     cfg: DatasetConfig
-    task: str
+    row_format: RowFormat
     tokenizer: Any
     max_length: int
     token_types: bool
@@ -72,7 +73,7 @@ class Layout:
     chat_template: str | None = None
     """Template to save with the tokenizer, where it had none."""
     used: Collection[str] | None = None
-    """Keys of the section that mean something to such rows; none: all that the task has."""
+    """Keys of the section that mean something to such rows; none: all keys of the row format."""
     fault: UserError | None = None
     """What forbids training on the rows, although they could be read: they are still looked at, for more."""
 
@@ -85,32 +86,18 @@ def is_ready(cfg: DatasetConfig, features: Any) -> bool:
 
 def choose_layout(rows: Any, request: Request) -> Layout:
     columns = Columns(rows.features, request.section)
-    request = replace(request, cfg=_with_roles(request.cfg, request.task, request.section))
+    request = replace(request, cfg=_with_roles(request.cfg, request.row_format, request.section))
     if is_ready(request.cfg, rows.features):
         _only_cut(request, "rows that are tokenised already")
         return _ready(rows, columns, request)
-    _check_named_columns(columns, request)
-    chosen = {
-        "text-classification": _text_classification,
-        "token-classification": _token_classification,
-        "causal-lm": _causal_lm,
-        "seq2seq": _seq2seq,
-    }[request.task]
-    return chosen(rows, columns, request)
+    return request.row_format.lay_out(rows, columns, request)
 
 
-def _check_named_columns(columns: Columns, request: Request) -> None:
-    """Every column that the config names and the data lacks, in one report."""
-    cfg = request.cfg
-    keys = {
-        "text-classification": ("text_column", "text_pair_column", "label_column", "label_columns"),
-        "token-classification": ("tokens_column", "label_column"),
-        "causal-lm": ("messages_column", "column_mapping", *(() if cfg.column_mapping else ("text_column",))),
-        "seq2seq": () if "translation" in columns else ("source_column", "target_column"),
-    }[request.task]
+def _check_named(columns: Columns, request: Request, *keys: str) -> None:
+    """Every column that the config names with these keys and the data lacks, in one report."""
     problems = Problems()
     for key in keys:
-        value = getattr(cfg, key) or ()
+        value = getattr(request.cfg, key) or ()
         names = (value,) if isinstance(value, str) else value.values() if isinstance(value, dict) else value
         for name in names:
             with problems.collecting():
@@ -126,16 +113,16 @@ def _only_cut(request: Request, what: str) -> None:
         )
 
 
-def _with_roles(cfg: DatasetConfig, task: str, section: str) -> DatasetConfig:
-    """`column_mapping` of the tasks that have keys of their own for each column."""
-    roles = ROLES.get(task)
-    if roles is None or not cfg.column_mapping:
+def _with_roles(cfg: DatasetConfig, row_format: RowFormat, section: str) -> DatasetConfig:
+    """`column_mapping` of the formats that have keys of their own for each column."""
+    roles = row_format.roles
+    if not roles or not cfg.column_mapping:
         return cfg
     for role, column in cfg.column_mapping.items():
         if role not in roles:
             raise UserError(
-                f"{section}.column_mapping: '{role}' is no column of {task}; its columns are {', '.join(roles)}."
-                + known.did_you_mean(role, roles)
+                f"{section}.column_mapping: '{role}' is no column of {row_format.task}; its columns are "
+                f"{', '.join(roles)}." + known.did_you_mean(role, roles)
             )
         if (other := getattr(cfg, roles[role])) not in (None, column):
             raise UserError(
@@ -152,7 +139,7 @@ def _label_map(rows: Any, columns: Columns, request: Request, label: str | tuple
         check_not_shifted(rows, columns, label, known_here, request.cfg)
         return known_here
     cfg = request.cfg
-    if request.task == "token-classification":
+    if request.row_format.labels == "token":
         assert isinstance(label, str)
         found = infer_tags(rows, columns, label, cfg, request.num_labels)
     else:
@@ -168,7 +155,9 @@ def _label_columns(columns: Columns, cfg: DatasetConfig, known_names: tuple[str,
     return columns.first_of(known_names, "label_column", "the label")
 
 
-def _text_classification(rows: Any, columns: Columns, request: Request) -> Layout:
+def labelled_texts(rows: Any, columns: Columns, request: Request) -> Layout:
+    """Texts, or pairs of texts, with their classes or numbers."""
+    _check_named(columns, request, "text_column", "text_pair_column", "label_column", "label_columns")
     _only_cut(request, "texts to classify")
     label = columns_in_order(_label_columns(columns, request.cfg, known.LABEL), request.labels, request.known_labels)
     labels_in = (label,) if isinstance(label, str) else label
@@ -206,8 +195,10 @@ def _text_and_pair(columns: Columns, cfg: DatasetConfig, labels: tuple[str, ...]
     return columns.text(cfg.text_column, "text_column", known.TEXT, "the text", besides), pair
 
 
-def _token_classification(rows: Any, columns: Columns, request: Request) -> Layout:
+def tagged_words(rows: Any, columns: Columns, request: Request) -> Layout:
+    """Lists of words with a tag for each."""
     cfg = request.cfg
+    _check_named(columns, request, "tokens_column", "label_column")
     _only_cut(request, "tagged sentences")
     tokens = cfg.tokens_column and columns.required(cfg.tokens_column, "tokens_column")
     tokens = tokens or columns.first_of(known.TOKENS, "tokens_column", "lists of words")
@@ -232,8 +223,11 @@ def _token_classification(rows: Any, columns: Columns, request: Request) -> Layo
     return Layout(encoder, f"{tokens} → {tags}", labels=labels, notes=notes)
 
 
-def _causal_lm(rows: Any, columns: Columns, request: Request) -> Layout:
+def language(rows: Any, columns: Columns, request: Request) -> Layout:
+    """Plain text, chats, or prompts with answers."""
     cfg, tokenizer = request.cfg, request.tokenizer
+    text_column = () if cfg.column_mapping else ("text_column",)
+    _check_named(columns, request, "messages_column", "column_mapping", *text_column)
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"The tokenizer of '{tokenizer.name_or_path}' has no end-of-sequence token, so a language model cannot "
@@ -357,7 +351,10 @@ def _instructions(columns: Columns, request: Request, prompt: dict[str, str], an
     return Layout(encoder, description, notes=notes, chat_template=template, used=used)
 
 
-def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
+def sources_and_targets(rows: Any, columns: Columns, request: Request) -> Layout:
+    """Source texts with their target texts."""
+    if "translation" not in columns:
+        _check_named(columns, request, "source_column", "target_column")
     _only_cut(request, "sources and targets")
     source, target, both = source_and_target(columns, request.cfg)
     require_language(request.tokenizer)
@@ -369,23 +366,23 @@ def _seq2seq(rows: Any, columns: Columns, request: Request) -> Layout:
 
 
 def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
-    task, cfg = request.task, request.cfg
+    place, cfg = request.row_format.labels, request.cfg
     label: str | None = None
     labels: LabelMap | None = None
-    if task == "text-classification":
+    if place == "document":
         found = _label_columns(columns, replace(cfg, label_columns=None), ("labels", *known.LABEL))
         assert isinstance(found, str)
         label, labels = found, _label_map(rows, columns, request, found)
-    elif task == "token-classification":
+    elif place == "token":
         found = _label_columns(columns, replace(cfg, label_columns=None), ("labels", *known.TAGS))
         assert isinstance(found, str)
         label, labels = found, _label_map(rows, columns, request, found)
     elif "labels" in columns:
         label = "labels"
-    elif task == "seq2seq":
+    elif place == "target":
         columns.first_of(("labels",), "target_column", "the tokenised target ('labels')")
     encoder = ReadyRows(
-        task=task,
+        place=place,
         vocabulary=len(request.tokenizer),
         max_length=request.max_length,
         max_target_length=cfg.target_length,
@@ -394,8 +391,8 @@ def _ready(rows: Any, columns: Columns, request: Request) -> Layout:
         labels=labels,
         mask="attention_mask" in columns,
         class_names=own_names(columns, label, labels, request.cfg) if label and labels else None,
-        **(of_language(columns) if task == "causal-lm" else {}),
+        **(of_language(columns) if place == "next_token" else {}),
     )
-    used = OF_READY_ROWS | ({"column_mapping"} if task in ROLES else set())
+    used = OF_READY_ROWS | ({"column_mapping"} if request.row_format.roles else set())
     notes = numbered(columns, label, request.labels, labels, request.cfg) if label else ()
     return Layout(encoder, "already tokenised rows", labels=labels, notes=notes, used=used)

@@ -24,12 +24,12 @@ from automodel.data.labels import LabelMap
 from automodel.data.layouts import Request
 from automodel.data.mixture import Mixture
 from automodel.data.problems import Problems
+from automodel.data.row_format import RowFormat
 from automodel.data.sources import find_source
 from automodel.data.stats import DataStats
 from automodel.data.store import TokenStore, open_or_build
 
 DEFAULT_CACHE = "~/.cache/automodel/tokens"
-DEFAULT_LIMITS = {"text-classification": 512, "token-classification": 512, "causal-lm": 2048, "seq2seq": 512}
 LOOKED_AT = 100_000  # samples that are looked at where a few would tell: files of any size lie behind them
 
 # These change nothing about the samples.
@@ -41,7 +41,7 @@ class PreparedData:
     """Tokenised data, and what is known about it."""
 
     store: TokenStore
-    task: str
+    row_format: RowFormat
     problem_type: str | None
     label_names: list[str] | None
     num_labels: int | None
@@ -78,7 +78,7 @@ class PreparedData:
 def prepare(
     cfg: DatasetConfig,
     *,
-    task: str,
+    row_format: RowFormat,
     tokenizer: Any,
     max_positions: int | None,
     type_vocab_size: int,
@@ -97,8 +97,8 @@ def prepare(
     section = "dataset" if role == "train" else "validation_dataset"
     problems, written = Problems(), written or cfg
     cfg = cfg.with_defaults()  # said or not, the samples are the same
-    cfg = within_limits(cfg, task, max_positions, section, problems)
-    max_length, capped = choose_max_length(cfg, task, max_positions, section)
+    cfg = within_limits(cfg, row_format, max_positions, section, problems)
+    max_length, capped = choose_max_length(cfg, row_format, max_positions, section)
     members = members_of(cfg, section)
     parts: list[Part] = []
     for where, member in members:
@@ -112,7 +112,7 @@ def prepare(
             source = find_source(member, role=role, section=where, remote=remote, **place)
             request = Request(
                 cfg=member,
-                task=task,
+                row_format=row_format,
                 tokenizer=tokenizer,
                 max_length=max_length,
                 token_types=type_vocab_size > 1,
@@ -130,7 +130,7 @@ def prepare(
     key = keys[0] if cfg.mixture is None else digest("mixture", keys)
     names = names_of([member for _, member in members])
     store, cached = open_or_build(cache_root(cfg) / key, lambda: build(parts, names, key), vocabulary=len(tokenizer))
-    data = _described(store, cfg, task, section, cached)
+    data = _described(store, cfg, row_format, section, cached)
     not_used = unused(section, written, store.meta.get("kinds", []), keys_taken(resolved_target))
     choice = parts[0].source.choice(parts[0].rows) if cfg.mixture is None else None
     notes = (*data.notes, *not_used, *_begun_twice(store, tokenizer))
@@ -151,7 +151,7 @@ def _begun_twice(store: TokenStore, tokenizer: Any) -> list[str]:
 
 
 def within_limits(
-    cfg: DatasetConfig, task: str, max_positions: int | None, section: str, problems: Problems
+    cfg: DatasetConfig, row_format: RowFormat, max_positions: int | None, section: str, problems: Problems
 ) -> DatasetConfig:
     """The section with numbers that cannot be meant complained about and put aside, so that the rest can be checked."""
     aside: dict[str, Any] = {}
@@ -167,10 +167,10 @@ def within_limits(
             problems.found.append(UserError(f"{section}.{name} must be at least {least}; got {value}."))
     if "max_length" not in aside:
         with problems.collecting():
-            choose_max_length(cfg, task, max_positions, section)
+            choose_max_length(cfg, row_format, max_positions, section)
         if len(problems) and max_positions is not None and (cfg.max_length or 0) > max_positions:
             aside["max_length"] = None
-    if task == "seq2seq" and max_positions is not None and cfg.target_length > max_positions:
+    if row_format.labels == "target" and max_positions is not None and cfg.target_length > max_positions:
         problems.found.append(
             UserError(
                 f"{section}.max_target_length is {cfg.target_length:,}, but the model has only {max_positions:,} "
@@ -181,7 +181,7 @@ def within_limits(
 
 
 def choose_max_length(
-    cfg: DatasetConfig, task: str, max_positions: int | None, section: str = "dataset"
+    cfg: DatasetConfig, row_format: RowFormat, max_positions: int | None, section: str = "dataset"
 ) -> tuple[int, bool]:
     """Longest sample in tokens, and whether that is only our default."""
     if cfg.max_length is not None:
@@ -191,7 +191,7 @@ def choose_max_length(
                 f"Set max_length to {max_positions:,} or less, or leave it out."
             )
         return cfg.max_length, False
-    default = DEFAULT_LIMITS[task]
+    default = row_format.max_length
     return (min(default, max_positions) if max_positions else default), True
 
 
@@ -207,7 +207,7 @@ def store_key(content: str, request: Request, room: int | None) -> str:
         content,
         tokenizer_digest(request.tokenizer),
         settings,
-        request.task,
+        request.row_format.task,
         request.max_length,
         room,
         request.token_types,
@@ -219,7 +219,9 @@ def store_key(content: str, request: Request, room: int | None) -> str:
     )
 
 
-def _described(store: TokenStore, cfg: DatasetConfig, task: str, section: str, cached: bool) -> PreparedData:
+def _described(
+    store: TokenStore, cfg: DatasetConfig, row_format: RowFormat, section: str, cached: bool
+) -> PreparedData:
     meta = store.meta
     labels = LabelMap.from_json(meta["labels"]) if meta["labels"] else None
     stats = DataStats.from_json(meta["stats"])
@@ -245,8 +247,8 @@ def _described(store: TokenStore, cfg: DatasetConfig, task: str, section: str, c
         )
     return PreparedData(
         store=store,
-        task=task,
-        problem_type=labels.problem_type if labels and task == "text-classification" else None,
+        row_format=row_format,
+        problem_type=labels.problem_type if labels and row_format.labels == "document" else None,
         label_names=list(labels.names) if labels and labels.names else None,
         num_labels=labels.num_labels if labels else None,
         stats=stats,

@@ -61,10 +61,10 @@ def shown_sample(data: PreparedData, tokenizer: Any, index: int) -> ShownSample:
     learned = np.zeros(len(ids), dtype=bool)
     if labels is not None:
         learned = labels != IGNORE
-        if data.task == "causal-lm":
+        if data.row_format.labels == "next_token":
             learned[:1] = False  # nothing stands before the first token that could predict it
     tags = None
-    if data.task == "token-classification" and labels is not None:
+    if data.row_format.labels == "token" and labels is not None:
         tags = [_class_name(data, int(label)) if label != IGNORE else None for label in labels]
     count = int(learned.sum()) if labels is not None else None if target is None else len(target)
     return ShownSample(

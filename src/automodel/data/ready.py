@@ -15,6 +15,7 @@ from automodel.data.batch import IGNORE
 from automodel.data.classify import named
 from automodel.data.columns import Columns
 from automodel.data.labels import BadLabel, LabelMap
+from automodel.data.row_format import LabelPlace
 from automodel.data.samples import SampleWriter
 
 LEARNED = ("completion_mask", "assistant_masks")  # 1 beside a token that is learned: TRL's and transformers' names
@@ -25,13 +26,13 @@ DOCUMENTS = ("seq_lengths", "position_ids")
 class ReadyRows:
     """Already tokenised rows of any task."""
 
-    task: str
+    place: LabelPlace
     vocabulary: int
     max_length: int
     max_target_length: int
     token_types: bool
     label: str | None
-    """Column of labels: a class (text classification), or a list beside the tokens (the other tasks)."""
+    """Column of labels: a class of the document, or a list beside the tokens."""
     labels: LabelMap | None
     mask: bool
     """The rows have an `attention_mask`."""
@@ -74,16 +75,16 @@ class ReadyRows:
             labels = None if labels is None else [labels[k] for k in keep]
             row = {**row, **{name: [beside[k] for k in keep] for name, beside in others.items() if beside is not None}}
         self._check_tokens(ids, "token")
-        if self.task == "causal-lm":
+        if self.place == "next_token":
             self._language(row, number, ids, labels, types, out)
             return
         limit = self.max_length
         parts: dict[str, Any] = {"token_types": types[:limit] if types is not None else None}
-        if self.task == "text-classification":
+        if self.place == "document":
             assert self.labels is not None
             assert self.label is not None
             parts["label"] = self.labels(named(row[self.label], self.class_names))
-        elif self.task == "seq2seq":
+        elif self.place == "target":
             target = [t for t in row[self.label or "labels"] or () if t != IGNORE]
             if not target:
                 raise BadLabel("labels is empty")
@@ -145,14 +146,14 @@ class ReadyRows:
 
     def _beside(self, row: dict[str, Any]) -> list | None:
         """Labels that stand beside the tokens."""
-        if self.task not in ("causal-lm", "token-classification") or self.label is None:
+        if self.place not in ("next_token", "token") or self.label is None:
             return None
         if row[self.label] is None:
             raise BadLabel(f"{self.label} is missing")
         return row[self.label]
 
     def _supervised(self, labels: list) -> list[int]:
-        if self.task == "causal-lm":
+        if self.place == "next_token":
             self._check_tokens([label for label in labels if label != IGNORE], "label")
             return labels
         assert self.labels is not None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from automodel.data.batch import IGNORE
-from automodel.data.collate import CAUSAL_LM
 from automodel.data.mixture import Mixture
+from automodel.data.row_format import LabelPlace
 from automodel.data.store import TokenStore
 
 MOST_SAMPLES = 4096  # looked at: a few MB of labels, which may have to come from a disk
@@ -37,7 +37,12 @@ class Sizes:
 
 
 def sizes_of(
-    store: TokenStore, task: str, *, mixture: Mixture | None = None, shuffled: bool = True, grouped: bool = False
+    store: TokenStore,
+    place: LabelPlace,
+    *,
+    mixture: Mixture | None = None,
+    shuffled: bool = True,
+    grouped: bool = False,
 ) -> Sizes:
     """Of samples from all over an epoch. `grouped`: batches have samples of one length."""
     epoch = np.arange(len(store)) if mixture is None else mixture.epoch(0, 0, shuffled)
@@ -46,13 +51,13 @@ def sizes_of(
     chosen = np.sort(epoch) if shuffled else epoch  # as they lie on the disk
     if grouped:
         chosen = chosen[np.argsort(store.lengths[chosen], kind="stable")]
-    return Sizes(store.lengths[chosen], _reads(store, task, chosen), together=grouped or not shuffled)
+    return Sizes(store.lengths[chosen], _reads(store, place, chosen), together=grouped or not shuffled)
 
 
-def _reads(store: TokenStore, task: str, chosen: np.ndarray) -> np.ndarray | None:
+def _reads(store: TokenStore, place: LabelPlace, chosen: np.ndarray) -> np.ndarray | None:
     labels = store.token_labels
     if labels is None:
         return None
-    skipped = task == CAUSAL_LM  # nothing predicts a document's first token
+    skipped = place == "next_token"  # nothing predicts a document's first token
     counted = [np.count_nonzero(labels[store.offsets[i] + skipped : store.offsets[i + 1]] != IGNORE) for i in chosen]
     return np.asarray(counted, dtype=np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 
 from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
+from automodel.data.row_format import LabelPlace
 from automodel.data.samples import BadRow, Samples
 
 BINS = 16
@@ -130,10 +131,11 @@ class DataStats:
 
 
 class Counter:
-    """Watches the samples go by on their way into the store. `ends` are the tokens that end a text."""
+    """Watches the samples go by on their way into the store. `place`: where the labels stand. `ends`: the tokens
+    that end a text."""
 
-    def __init__(self, task: str, ends: frozenset[int] = frozenset()) -> None:
-        self.task = task
+    def __init__(self, place: LabelPlace, ends: frozenset[int] = frozenset()) -> None:
+        self.place = place
         self.ends = np.asarray(sorted(ends), dtype=np.int64)
         self.rows = 0
         self.partial = False  # only the first rows are looked at
@@ -162,7 +164,7 @@ class Counter:
             self.longest_target = max(self.longest_target, chunk.longest_target)
             self.lost_tags += chunk.lost_tags
             self.unsaid += chunk.unsaid
-            labels = chunk.token_labels if self.task == "token-classification" else chunk.labels
+            labels = chunk.token_labels if self.place == "token" else chunk.labels
             if labels is not None:
                 self.labels.append(_counted(labels))
             if self.is_language_model and len(chunk):
@@ -171,7 +173,7 @@ class Counter:
 
     @property
     def is_language_model(self) -> bool:
-        return self.task in ("causal-lm", "seq2seq")
+        return self.place in ("next_token", "target")
 
     def _watch_what_is_learned(self, chunk: Samples) -> None:
         """After everything was cut: which tokens are learned, and is the last of them an end?"""
@@ -201,7 +203,7 @@ class Counter:
     @classmethod
     def joined(cls, counters: Sequence[Counter], names: Sequence[str]) -> Counter:
         """One counter for several datasets, each of which counts its rows from 0."""
-        whole = cls(counters[0].task)
+        whole = cls(counters[0].place)
         for counter, own in zip(counters, names, strict=True):
             whole.rows += counter.rows
             whole.bad += [replace(b, reason=f"{b.reason} ({own})") if len(names) > 1 else b for b in counter.bad]

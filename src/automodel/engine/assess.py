@@ -36,9 +36,8 @@ from automodel.engine.known_tokens import check_tokens
 from automodel.engine.questions import Generating, answer, questions_of
 from automodel.engine.read_data import custom_target
 from automodel.engine.same_kind import check_kind
-from automodel.engine.saved import CLASSIFIERS, SavedModel, open_saved, quoted, require_model
+from automodel.engine.saved import SavedModel, open_saved, quoted, require_model
 from automodel.engine.step import autocast
-from automodel.losses.task_loss import make_loss
 from automodel.metrics.compute import EvalMetrics
 from automodel.models.families import PackingSupport, packing_support
 from automodel.models.forward import make_loss_forward
@@ -48,6 +47,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import read_hardware
 from automodel.plan.plan import Plan
+from automodel.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Assessment:
     """What was measured, on what."""
 
     folder: Path
-    task: str
+    task: Task
     problem_type: str | None
     dataset: str
     split: str | None
@@ -77,7 +77,7 @@ class Assessment:
         stats = self.data.stats
         return {
             "model": str(self.folder),
-            "task": self.task,
+            "task": self.task.name,
             "problem_type": self.problem_type,
             "dataset": self.dataset,
             "split": self.split,
@@ -112,7 +112,7 @@ def assess(
     """Evaluates the model of a run folder on its validation data, or on `dataset`. `on_progress` is told of generated
     answers."""
     saved = _opened(folder, files, settings, dataset, trust)
-    if generating is not None and saved.task != "causal-lm":
+    if generating is not None and not saved.task.head.next_token:
         raise UserError(f"--generate is for causal language models; '{saved.folder}' holds a {saved.task} model.")
     cfg = saved.run
     assert cfg is not None
@@ -121,7 +121,7 @@ def assess(
     section = _with_template(saved, _held_out(cfg, written, split), asked_now)
     listed = bool(files) or written.labels is not None or any(".labels=" in setting for setting in settings)
     data = _prepared(saved, cfg, section, written, listed, trust)
-    packing = packing_support(saved.hf_config, saved.task)
+    packing = packing_support(saved.hf_config, saved.task.head)
     plan = _plan(saved, cfg, data, packing)
     unanswered = 0
     asked = None if generating is None else questions_of(saved, section, data, generating, trust)  # before any weights
@@ -138,7 +138,7 @@ def assess(
         split=section.split or data.split,
         data=data,
         metrics=metrics,
-        label_names=saved.label_names if saved.task in CLASSIFIERS else None,
+        label_names=saved.label_names if saved.task.head.has_classes else None,
         device=plan.device,
         precision=plan.precision,
         seconds=time.perf_counter() - started,
@@ -208,14 +208,14 @@ def _prepared(
 ) -> PreparedData:
     """`listed`: whether somebody says what numbers stand for in these data. What training data's numbers stood for says
     nothing about others."""
-    limits = model_limits(saved.hf_config, saved.task)
+    limits = model_limits(saved.hf_config, saved.task.head)
     section, target = saved.as_long(section, limits.max_positions), custom_target(section, trust)
     remote = REMOTE_DATA in trust
     labels = _labels(saved, section, target, remote)
     like: Any = None if labels is None else _Classes(labels)
     data = prepare(
         section if listed else replace(section, labels=None),
-        task=saved.task,
+        row_format=saved.task.rows,
         tokenizer=saved.tokenizer,
         max_positions=limits.max_positions,
         type_vocab_size=limits.type_vocab_size,
@@ -239,7 +239,7 @@ class _Classes:
 
 def _labels(saved: SavedModel, section: DatasetConfig, target: Any, remote: bool) -> LabelMap | None:
     """What the saved model's logits stand for, as a map for the data's labels."""
-    if saved.task not in CLASSIFIERS:
+    if not saved.task.head.has_classes:
         return None
     count, names = saved.hf_config.num_labels, tuple(saved.label_names) if saved.has_own_names else None
     problem = saved.problem_type or SINGLE
@@ -248,7 +248,7 @@ def _labels(saved: SavedModel, section: DatasetConfig, target: Any, remote: bool
     # Names that are numbers (1 to 5 stars) came from the data's own integers, which are then names and not ids. Where
     # classes were listed, it is as in training: they are names if all of them are on the list.
     numbers = names is not None and all(is_whole_number(name) for name in names)
-    if numbers and section.labels and problem == SINGLE and saved.task == "text-classification":
+    if numbers and section.labels and problem == SINGLE and saved.task.rows.labels == "document":
         rows, label = _label_column(saved, section, target, remote)
         numbers = all_listed(unique_values(rows, label), names or ())
     return LabelMap(problem, count, names, ids_allowed=not numbers, origin="the model's classes")
@@ -274,7 +274,9 @@ def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: Packin
         ModelFacts(
             name=str(saved.folder),
             model_type=saved.hf_config.model_type,
-            parameters=count_parameters(saved.hf_config, saved.task, trust_remote_code=saved.source.trust_remote_code),
+            parameters=count_parameters(
+                saved.hf_config, saved.task.head, trust_remote_code=saved.source.trust_remote_code
+            ),
             can_pack=packing.packed,
             packing_reason=packing.reason,
         ),
@@ -292,18 +294,21 @@ def _evaluator(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: P
     batch_size = cfg.validation_dataloader.batch_size or max(16, plan.micro_batch_size)
     if plan.path == "packed":
         collate: Any = PackedCollator(
-            data.store, saved.task, packing.pooling or "first", max_seqlen=data.max_length, micro_batch_size=batch_size
+            data.store,
+            saved.task.rows.labels,
+            packing.pooling or "first",
+            max_seqlen=data.max_length,
+            micro_batch_size=batch_size,
         )
     else:
-        collate = PaddedCollator(data.store, saved.task, saved.tokenizer.pad_token_id or 0)
+        collate = PaddedCollator(data.store, saved.task.rows.labels, saved.tokenizer.pad_token_id or 0)
     model = saved.load(plan.device, torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32)
     return Evaluator(
         model=model,
-        forward=make_loss_forward(model, saved.task, plan.path, fused=cfg.loss_fn.fused is not False),
-        loss=make_loss(cfg.loss_fn, saved.task, saved.problem_type, data.num_labels),
+        forward=make_loss_forward(model, saved.task.head, plan.path, fused=cfg.loss_fn.fused is not False),
+        loss=saved.task.loss(cfg.loss_fn, saved.problem_type, data.num_labels),
         loader=EvalLoader(collate, lengths=data.store.lengths, batch_size=batch_size),
-        task=saved.task,
-        problem_type=saved.problem_type,
+        kind=saved.task.metrics(saved.problem_type),
         label_names=data.label_names,
         compute=lambda: autocast(plan.precision, plan.device),
         device=plan.device,

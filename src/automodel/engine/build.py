@@ -30,7 +30,6 @@ from automodel.engine.state import Best, TrainState, check_same_step
 from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_collator, make_fitting_step, make_step_loader
 from automodel.kernels import ahead
-from automodel.metrics.compute import LANGUAGE_MODELS
 from automodel.metrics.jsonl import EarlierParts, earlier_parts, missing_history
 from automodel.metrics.progress import Progress
 from automodel.metrics.trackers import Trackers, build_trackers
@@ -150,18 +149,18 @@ def make_evaluator(prepared: Prepared, data: PreparedData, model: Any, step: Tra
         num_workers=min(cfg.num_workers or 0, prepared.hardware.cores),
         pin_memory=plan.pin_memory,
     )
+    kind = prepared.task.metrics(data.problem_type)
     return Evaluator(
         model,
         step.forward,
         prepared.loss,
         loader,
-        prepared.task,
-        data.problem_type,
+        kind,
         data.label_names,
         step.compute,
         plan.device,
         together=prepared.layout.fsdp,
-        share=_share_of(prepared, step) if prepared.ranks.size > 1 and prepared.task in LANGUAGE_MODELS else None,
+        share=_share_of(prepared, step) if prepared.ranks.size > 1 and kind == "tokens" else None,
     )
 
 

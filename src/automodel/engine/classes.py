@@ -15,14 +15,15 @@ from automodel.data.label_kinds import is_whole_number
 from automodel.data.prepare import PreparedData
 from automodel.models.config import ModelConfig
 from automodel.models.load import read_hf_config
-from automodel.models.tasks import infer_task
+from automodel.tasks.infer import infer_task
+from automodel.tasks.task import Task
 
 SHOWN = 6
 
 
-def known_classes(cfg: ModelConfig, hf_config: Any, task: str) -> tuple[str, ...] | None:
+def known_classes(cfg: ModelConfig, hf_config: Any, task: Task) -> tuple[str, ...] | None:
     """Names of the classes in the order of `model.id2label` or, without it, of the checkpoint's trained head."""
-    if not task.endswith("-classification") or not ("id2label" in cfg.extra or _has_head(hf_config, task)):
+    if not task.head.has_classes or not ("id2label" in cfg.extra or _has_head(hf_config, task)):
         return None
     return _names(hf_config)
 
@@ -44,7 +45,7 @@ def check_names(cfg: ModelConfig, known: Sequence[str] | None, train: PreparedDa
         )
 
 
-def class_notes(cfg: ModelConfig, hf_config: Any, task: str, train: PreparedData) -> Iterator[str]:
+def class_notes(cfg: ModelConfig, hf_config: Any, task: Task, train: PreparedData) -> Iterator[str]:
     """What a person should know about the head and its classes. `hf_config`: before the data's classes were known."""
     if train.num_labels is None:
         return
@@ -82,7 +83,7 @@ def _numbered(names: Sequence[str]) -> str:
     return _few([f"{number} = {name}" for number, name in enumerate(names)])
 
 
-def _has_head(hf_config: Any, task: str) -> bool:
+def _has_head(hf_config: Any, task: Task) -> bool:
     return infer_task(ModelConfig(pretrained_model_name_or_path=""), None, hf_config) == task
 
 

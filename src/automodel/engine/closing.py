@@ -17,13 +17,6 @@ from automodel.metrics.progress import duration, format_memory, format_value, ti
 if TYPE_CHECKING:
     from automodel.engine.build import Run
 
-SENTENCES = {
-    "text-classification": "A text of yours.",
-    "token-classification": "A text of yours.",
-    "causal-lm": "A question or the beginning of a text.",
-    "seq2seq": "A text of yours.",
-}
-
 
 def cost_line(run: Run, summary: dict[str, Any]) -> str:
     """`Took 3 min 42 s, 3 min 10 s of it training; peak GPU memory 6.2GB`, over all parts of a resumed run."""
@@ -51,7 +44,7 @@ def next_lines(run: Run, stopped_early: bool) -> list[str]:
 def predict_command(run: Run) -> str:
     """Asks the saved model, with as many texts as it was trained on."""
     folder = shown(run.folder.root)
-    text = SENTENCES[run.prepared.task]
+    text = run.prepared.task.example
     command = f"{this_command()} predict {shlex.quote(folder)} {shlex.quote(text)}"
     if (run.prepared.train.layout or {}).get("pair"):
         command += f" --pair {shlex.quote('A second text.')}"

@@ -30,7 +30,6 @@ from automodel.engine.step import check_fit, model_tensors
 from automodel.models.adapted import adapter_for_run
 from automodel.models.languages import name_languages
 from automodel.models.load import (
-    load_hf_config,
     load_model,
     load_tokenizer,
     model_limits,
@@ -40,6 +39,8 @@ from automodel.models.match_tokenizer import match_tokenizer
 from automodel.models.save import save_hf_folder
 from automodel.plan.check import load_run_config
 from automodel.plan.config import RunConfig
+from automodel.tasks.infer import load_config
+from automodel.tasks.registry import task_named
 
 
 @dataclass(frozen=True)
@@ -102,17 +103,19 @@ def _facts_of_early_ones(cfg: RunConfig, trust: Sequence[str], kept: dict[str, A
 def _made_again(cfg: RunConfig, facts: dict[str, Any], kept: dict[str, Any] | None) -> tuple[Any, Any]:
     """The run's model in the host's memory, with the names that its checkpoints have, and its tokenizer. A frozen base
     need not be in few bits: its adapter is saved without it."""
-    task = facts["task"]
-    hf_config = load_hf_config(cfg.model, task, facts["num_labels"], facts["label_names"], facts["problem_type"])
+    task = task_named(facts["task"])
+    hf_config = load_config(cfg.model, task, facts["num_labels"], facts["label_names"], facts["problem_type"])
     tokenizer = load_tokenizer(cfg.model, hf_config)
     name_languages(tokenizer, cfg.dataset, cfg.validation_dataset)
-    positions, longest = model_limits(hf_config, task).max_positions, facts.get("max_length", 0)
-    tokenizer = as_training_read(tokenizer, task, cfg.dataset, positions, segments=facts["segments"], longest=longest)
-    model = load_model(cfg.model, hf_config, task, dtype=torch.float32, device="cpu", seed=cfg.seed)
+    positions, longest = model_limits(hf_config, task.head).max_positions, facts.get("max_length", 0)
+    tokenizer = as_training_read(
+        tokenizer, task.rows, cfg.dataset, positions, segments=facts["segments"], longest=longest
+    )
+    model = load_model(cfg.model, hf_config, task.head, dtype=torch.float32, device="cpu", seed=cfg.seed)
     match_tokenizer(model, tokenizer)
     if cfg.peft is not None:
-        skeleton = skeleton_of(cfg.model, hf_config, task)
-        attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept), seed=cfg.seed)
+        skeleton = skeleton_of(cfg.model, hf_config, task.head)
+        attach(model, adapter_for_run(cfg.peft, cfg.model, skeleton, task.head, kept), seed=cfg.seed)
     if facts["chat_template"]:
         tokenizer.chat_template = facts["chat_template"]
     return model, tokenizer

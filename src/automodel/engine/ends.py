@@ -19,7 +19,7 @@ SHOWN = 5
 
 def check_ends(data: PreparedData | None, hf_config: Any, section: str) -> None:
     """Raises `UserError` with the rows whose number of end-of-sequence tokens differs from the others'."""
-    if data is None or data.task != "text-classification" or not getattr(hf_config, "is_encoder_decoder", False):
+    if data is None or data.row_format.labels != "document" or not getattr(hf_config, "is_encoder_decoder", False):
         return
     end, store, kind = hf_config.eos_token_id, data.store, hf_config.model_type
     if not isinstance(end, int):

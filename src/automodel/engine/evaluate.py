@@ -14,7 +14,7 @@ from automodel.data.loader import EvalLoader
 from automodel.distributed.world import Alone
 from automodel.engine.step import Forward, labels_of
 from automodel.losses.task_loss import TaskLoss
-from automodel.metrics.compute import EvalAccumulator, EvalMetrics
+from automodel.metrics.compute import EvalAccumulator, EvalMetrics, Kind
 
 
 def document_of_each_label(batch: Batch) -> Tensor | None:
@@ -46,8 +46,8 @@ class Evaluator:
     forward: Forward
     loss: TaskLoss
     loader: Iterable[Batch]
-    task: str
-    problem_type: str | None
+    kind: Kind
+    """What is scored."""
     label_names: list[str] | None
     compute: Callable[[], AbstractContextManager]
     """The step's own compute context (autocast, or nothing where the weights have the compute dtype)."""
@@ -60,7 +60,7 @@ class Evaluator:
     def __call__(self) -> EvalMetrics:
         was_training = self.model.training
         self.model.eval()
-        accumulator = EvalAccumulator(self.task, self.problem_type, self.label_names)
+        accumulator = EvalAccumulator(self.kind, self.label_names)
         try:
             with torch.no_grad():
                 for batch in self.loader:
@@ -70,7 +70,7 @@ class Evaluator:
                         outputs = self.forward(batch)
                     labels = labels_of(batch)
                     loss, logits, right = self.loss.scores(outputs, labels)
-                    documents = document_of_each_label(batch) if self.task == "token-classification" else None
+                    documents = document_of_each_label(batch) if self.kind == "tags" else None
                     accumulator.update(logits, labels, loss, count, batch.indices, documents, right)
         finally:
             self.model.train(was_training)
@@ -96,7 +96,7 @@ def _shared(evaluator: Evaluator, share: Share, ranks: Alone) -> EvalMetrics:
     """Sums of all ranks' batches; every rank runs as many as any other."""
     was_training = evaluator.model.training
     evaluator.model.eval()
-    accumulator = EvalAccumulator(evaluator.task, evaluator.problem_type, evaluator.label_names)
+    accumulator = EvalAccumulator(evaluator.kind, evaluator.label_names)
     assert isinstance(evaluator.loader, EvalLoader)
     loader, mine = evaluator.loader.share(share.own, share.of)
     try:

@@ -75,7 +75,7 @@ def export_merged(
         save_hf_folder(model.to(wanted), saved.tokenizer, writing)
         del model
         source = replace(saved.source, pretrained_model_name_or_path=str(writing))
-        written = load_model(source, read_hf_config(source), saved.task, dtype=torch.float32, device=device).eval()
+        written = load_model(source, read_hf_config(source), saved.task.head, dtype=torch.float32, device=device).eval()
         difference = _compare(before, [_logits(written, row) for row in rows], wanted)
         RunFolder(saved.folder).hand_on(writing, LAYOUT)  # `generate` asks as the training data did
     name = next(name for name, value in DTYPES.items() if value == wanted)

@@ -29,7 +29,9 @@ def load_trainable(prepared: Prepared) -> Any:
     elif plan.device == "cuda" and not cfg.model.trust_remote_code:  # whose model may want to be loaded its own way
         model = _streamed(prepared, dtype)
     if model is None:
-        model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device=plan.device, seed=cfg.seed)
+        model = load_model(
+            cfg.model, prepared.hf_config, prepared.task.head, dtype=dtype, device=plan.device, seed=cfg.seed
+        )
     refuse_few_bits(cfg.model.pretrained_model_name_or_path, prepared.hf_config, model)
     match_tokenizer(model, prepared.tokenizer)
     model.train()
@@ -40,7 +42,7 @@ def load_trainable(prepared: Prepared) -> Any:
 
 def _streamed(prepared: Prepared, dtype: torch.dtype) -> Any:
     """The model, from its files straight to the GPU; None where the files are not as the model is."""
-    weights = open_weights(prepared.cfg.model, prepared.hf_config, prepared.task, dtype, prepared.cfg.seed)
+    weights = open_weights(prepared.cfg.model, prepared.hf_config, prepared.task.head, dtype, prepared.cfg.seed)
     if weights is None:
         return None
     weights.place(prepared.plan.device)
@@ -53,7 +55,7 @@ def _packed(prepared: Prepared, dtype: torch.dtype) -> Any:
     assert plan.packing is not None
     assert adapter is not None, "weights in few bits are frozen"
     wide = torch.bfloat16 if plan.precision == "bf16-pure" else half_of(prepared) or torch.float32
-    source = (cfg.model, prepared.hf_config, prepared.task)
+    source = (cfg.model, prepared.hf_config, prepared.task.head)
     weights = open_weights(*source, dtype, cfg.seed)
     if weights is None:
         model: Any = load_model(*source, dtype=dtype, device="cpu", seed=cfg.seed)

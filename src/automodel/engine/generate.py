@@ -20,6 +20,7 @@ from automodel.config.errors import UserError
 from automodel.data.batch import PaddedBatch
 from automodel.models.forward import stock_attention
 from automodel.models.quiet import quiet_transformers
+from automodel.models.task_head import TaskHead
 
 # What of a generation config the model was trained with: how its texts begin and end, and tokens that it must not make.
 PART_OF_THE_MODEL = (
@@ -102,12 +103,12 @@ def generate_batch(
     sampling: Sampling,
     stops: Sequence[int],
     max_positions: int | None,
-    task: str,
+    head: TaskHead,
     on_text: Callable[[str], None] | None = None,
 ) -> list[tuple[str, bool]]:
     """For each row: the text after the prompt, and whether the model ended it itself. `on_text` is given the text of a
     single row in pieces, as they are made."""
-    causal = task == "causal-lm"
+    causal = head.next_token
     width = batch.input_ids_BS.shape[1]
     longest = sampling.max_new_tokens
     if causal and max_positions is not None:

@@ -29,6 +29,7 @@ from automodel.losses.task_loss import TaskLoss
 from automodel.losses.unprojected import Balanced
 from automodel.models.forward import LossForward, make_loss_forward
 from automodel.plan.plan import Decision
+from automodel.tasks.task import Task
 
 ALLOWED = 1e-5
 """Of the loss, in fp32: rounding is a hundredth of it, and a z-loss with a coefficient of 1e-5 is above it."""
@@ -53,9 +54,9 @@ def check_own_loss(
     plan = prepared.plan
     if prepared.packing.packed:  # in the table
         return None
-    forward = make_loss_forward(model, prepared.task, plan.path, fused=plan.fused_loss)
+    forward = make_loss_forward(model, prepared.task.head, plan.path, fused=plan.fused_loss)
     collator = PaddedCollator(
-        prepared.train.store, task=prepared.task, pad_token_id=prepared.tokenizer.pad_token_id or 0
+        prepared.train.store, place=prepared.task.rows.labels, pad_token_id=prepared.tokenizer.pad_token_id or 0
     )
     documents = short_documents(collator)
     if documents is None:
@@ -65,7 +66,7 @@ def check_own_loss(
     try:
         with untouched(model), _precision_of(model):
             half = half or half_of_model(model)
-            if prepared.task == "causal-lm":
+            if prepared.task.head.next_token:
                 require_causal(model, text.to(plan.device), name, call, half)
             require_same_loss(model, forward, prepared.loss, batch, prepared.task, name, call, half)
             model.train()  # Reformer refuses some lengths only then
@@ -147,7 +148,7 @@ def require_same_loss(
     forward: LossForward,
     loss: TaskLoss,
     batch: PaddedBatch,
-    task: str,
+    task: Task,
     name: str,
     call: Call,
     half: torch.dtype | None,
@@ -220,16 +221,16 @@ def _other_words(ids: Tensor, text: Tensor, model: Any) -> Tensor:
     return words[(torch.searchsorted(words, ids) + 1) % len(words)]
 
 
-def _stock_inputs(model: Any, batch: PaddedBatch, task: str) -> dict[str, Any]:
+def _stock_inputs(model: Any, batch: PaddedBatch, task: Task) -> dict[str, Any]:
     """The batch as a script for transformers would give it, labels included."""
     labels = batch.labels.clone()
-    if task == "causal-lm":  # there a label stands under its own token
+    if task.head.next_token:  # there a label stands under its own token
         labels = torch.nn.functional.pad(labels[:, :-1], (1, 0), value=IGNORE)
     inputs = {"input_ids": batch.input_ids_BS, "attention_mask": batch.attention_mask_BS, "labels": labels}
     if batch.token_type_ids_BS is not None:
         inputs["token_type_ids"] = batch.token_type_ids_BS
     shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    if task == "seq2seq" and shift is not None:
+    if task.head.encoder_decoder and shift is not None:
         inputs["decoder_input_ids"] = shift(labels=batch.labels.clone())
     return {**inputs, **_no_cache(model)}
 

@@ -35,7 +35,6 @@ from automodel.data.prepare import choose_max_length
 from automodel.data.samples import SampleWriter
 from automodel.data.sequences import SourceTarget
 from automodel.data.store import TokenStore
-from automodel.engine.answers import Classification, Generation, Tagging, grouped_entities
 from automodel.engine.evaluate import document_of_each_label
 from automodel.engine.generate import Sampling, generate_batch, prompts_together, reads_padding
 from automodel.engine.known_tokens import check_tokens
@@ -45,6 +44,8 @@ from automodel.engine.words import word_places
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward
 from automodel.models.load import model_limits
+from automodel.tasks.answers import Classification, Generation, Tagging, grouped_entities
+from automodel.tasks.task import Verb
 
 ANY_LABEL = LabelMap(SINGLE, num_labels=2**31)  # the training encoders want labels; here they only mark positions
 SHOWN_BAD_ROWS = 10
@@ -74,10 +75,10 @@ class Predictor:
         self.task, self.tokenizer = self.saved.task, self.saved.tokenizer
         self.batch_size, self.on_bad_row, self.on_progress = batch_size, on_bad_row, on_progress
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.limits = model_limits(self.saved.hf_config, self.task)
+        self.limits = model_limits(self.saved.hf_config, self.task.head)
         positions = self.limits.max_positions
         section = self.saved.as_long(self.saved.dataset, positions)
-        self.max_length, _ = choose_max_length(section, self.task, positions)
+        self.max_length, _ = choose_max_length(section, self.task.rows, positions)
         self.notes: list[str] = []
         """What a person should know about the last answers."""
 
@@ -89,7 +90,7 @@ class Predictor:
     @cached_property
     def packed(self) -> bool:
         unwanted = self.saved.run is not None and self.saved.run.packed_sequence.enabled is False
-        return packing_support(self.saved.hf_config, self.task).packed and not unwanted
+        return packing_support(self.saved.hf_config, self.task.head).packed and not unwanted
 
     # -- text classification --------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class Predictor:
     ) -> list[Classification | None]:
         """The class of each text (or pair of texts), with the probability of every class; numbers for regression. A
         multi-label model answers with the classes above the threshold, 0.5 by default."""
-        self._require("classify", "text-classification")
+        self._require("classify")
         problem = self.saved.problem_type
         if threshold is not None and problem != MULTI:
             raise UserError(f"--threshold is for models of several classes at once ({MULTI}), not {problem}.")
@@ -141,7 +142,7 @@ class Predictor:
     def tag(self, texts: Sequence[str | Sequence[str]]) -> list[Tagging | None]:
         """A tag for each word, and the entities they make up. Texts are split into words and punctuation marks; lists
         of words are taken as they are."""
-        self._require("tag", "token-classification")
+        self._require("tag")
         places = [word_places(text) if isinstance(text, str) else None for text in texts]
         words = [
             [str(text)[a:b] for a, b in spans] if spans is not None else text for text, spans in zip(texts, places)
@@ -192,13 +193,13 @@ class Predictor:
         """An answer to each prompt: a text, chat messages, or a row of the run's prompt columns. Greedy unless a
         temperature is given; `raw` leaves the prompt as it is, without template. `on_text` is given the answer to a
         single prompt in pieces, while it is written."""
-        self._require("generate", "causal-lm", "seq2seq")
+        self._require("generate")
         sampling = Sampling(max_new_tokens or self._usual_length(), temperature, top_p, num_beams, seed)
         sampling.check()
         if on_text is not None and (len(prompts) > 1 or num_beams > 1):
             raise UserError("an answer can be watched while it is written only for one prompt, and without beams.")
         self.notes = []
-        if self.task == "seq2seq":
+        if self.task.head.encoder_decoder:
             if system is not None:
                 raise UserError("--system belongs to chat models; this one reads a source text.")
             room = self.limits.max_positions
@@ -208,16 +209,27 @@ class Predictor:
         else:
             store, stops, strips = self._prompts(prompts, system, raw)
         collate = PaddedCollator(
-            store, self.task, self.tokenizer.pad_token_id or 0, "right" if self.task == "seq2seq" else "left", False
+            store,
+            self.task.rows.labels,
+            self.tokenizer.pad_token_id or 0,
+            "right" if self.task.head.encoder_decoder else "left",
+            False,
         )
         answers: list[Generation | None] = [None] * len(prompts)
-        room, cut = self.limits.max_positions if self.task == "causal-lm" else None, 0
+        room, cut = self.limits.max_positions if self.task.head.next_token else None, 0
         with torch.random.fork_rng(enabled=temperature > 0):
             torch.manual_seed(seed) if temperature > 0 else None
             together = self._together(store, sampling.max_new_tokens, room)
             for batch in self._counted(store, collate, together):
                 outputs = generate_batch(
-                    self.model, self.tokenizer, batch, sampling, stops, self.limits.max_positions, self.task, on_text
+                    self.model,
+                    self.tokenizer,
+                    batch,
+                    sampling,
+                    stops,
+                    self.limits.max_positions,
+                    self.task.head,
+                    on_text,
                 )
                 if room is not None and batch.input_ids_BS.shape[1] + sampling.max_new_tokens > room:
                     cut += sum(not stopped for _, stopped in outputs)
@@ -235,8 +247,8 @@ class Predictor:
         how = (store.lengths.tolist(), self.batch_size, new_tokens, room)
         together = prompts_together(*how)
         pads = max((int(np.ptp(store.lengths[batch])) for batch in together), default=0)
-        known = packing_support(self.saved.hf_config, self.task).packed
-        if self.task != "causal-lm" or known or not pads:
+        known = packing_support(self.saved.hf_config, self.task.head).packed
+        if not self.task.head.next_token or known or not pads:
             return together
         ids = store.input_ids[store.place(int(store.lengths.argmin()))[1]]
         shortest = torch.as_tensor(ids.astype(np.int64), device=self.device)
@@ -246,7 +258,7 @@ class Predictor:
 
     def _usual_length(self) -> int:
         """As long as the targets of the training; an answer where nobody said."""
-        if self.task != "seq2seq":
+        if not self.task.head.encoder_decoder:
             return 256
         longest, room = self._as_asked("target_length"), self.limits.max_positions
         return longest if room is None else min(longest, room - 1)
@@ -295,10 +307,9 @@ class Predictor:
 
     # -- shared ---------------------------------------------------------------------------------------------------
 
-    def _require(self, verb: str, *tasks: str) -> None:
-        if self.task not in tasks:
-            does = {"text-classification": "classify", "token-classification": "tag"}.get(self.task, "generate")
-            raise UserError(f"'{self.saved.folder}' holds a {self.task} model: use `{does}`, not `{verb}`.")
+    def _require(self, verb: Verb) -> None:
+        if self.task.verb != verb:
+            raise UserError(f"'{self.saved.folder}' holds a {self.task} model: use `{self.task.verb}`, not `{verb}`.")
 
     def _encoded(self, encoder: Encoder, rows: Mapping[str, Sequence[Any]], count: int) -> TokenStore:
         """All rows as tokens, or an error that names the bad ones."""
@@ -332,17 +343,19 @@ class Predictor:
 
     def _classified(self, store: TokenStore) -> Iterator[tuple[Batch, Tensor]]:
         """Batches with their logits."""
-        reads_words = self.task == "token-classification"
+        reads_words = self.task.verb == "tag"
         if not len(store):
             return
         if self.packed:
-            pool = packing_support(self.saved.hf_config, self.task).pooling or "first"
+            pool = packing_support(self.saved.hf_config, self.task.head).pooling or "first"
             collate: Any = PackedCollator(
-                store, self.task, pool, micro_batch_size=self.batch_size, with_labels=reads_words
+                store, self.task.rows.labels, pool, micro_batch_size=self.batch_size, with_labels=reads_words
             )
         else:
-            collate = PaddedCollator(store, self.task, self.tokenizer.pad_token_id or 0, with_labels=reads_words)
-        forward = make_forward(self.model, self.task, "packed" if self.packed else "padded")
+            collate = PaddedCollator(
+                store, self.task.rows.labels, self.tokenizer.pad_token_id or 0, with_labels=reads_words
+            )
+        forward = make_forward(self.model, self.task.head, "packed" if self.packed else "padded")
         for batch in self._counted(store, collate):
             with torch.inference_mode():
                 logits = forward(batch).float()

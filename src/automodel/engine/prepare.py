@@ -24,7 +24,7 @@ from automodel.distributed.world import ALONE, Alone
 from automodel.engine.classes import class_notes
 from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
-from automodel.losses.task_loss import TaskLoss, make_loss
+from automodel.losses.task_loss import TaskLoss
 from automodel.metrics.compute import better, metric_called, metric_names
 from automodel.models.adapted import adapter_for_run, refuse_adapter
 from automodel.models.block_support import (
@@ -42,7 +42,7 @@ from automodel.models.decoder_parts import DECODERS
 from automodel.models.families import FAMILIES, PackingSupport, packing_support
 from automodel.models.fp8 import products
 from automodel.models.head_form import head_form
-from automodel.models.load import load_hf_config, skeleton_of
+from automodel.models.load import skeleton_of
 from automodel.models.router import router_of
 from automodel.models.streamed import require_shapes
 from automodel.plan.check import wrong_direction
@@ -55,6 +55,8 @@ from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.layout import check_layout
 from automodel.plan.memory import shape_or_why
 from automodel.plan.plan import Plan
+from automodel.tasks.infer import load_config
+from automodel.tasks.task import Task
 
 SHARED_BY_CHANCE = 0.01  # of the held-out samples: public datasets have that many twins
 
@@ -64,7 +66,7 @@ class Prepared:
     """A run that has everything but its weights."""
 
     cfg: RunConfig
-    task: str
+    task: Task
     hf_config: Any
     tokenizer: Any
     train: PreparedData
@@ -94,7 +96,7 @@ class Prepared:
         """What the data decides of the folder that is saved in the end. Checkpoints keep it, so that they can become
         one without the data."""
         return {
-            "task": self.task,
+            "task": self.task.name,
             "num_labels": self.train.num_labels,
             "label_names": self.train.label_names,
             "problem_type": self.train.problem_type,
@@ -124,15 +126,15 @@ def prepare_run(
     with ranks.ahead():
         data = read_data(cfg, trust)
     task, tokenizer, train, validation = data.task, data.tokenizer, data.train, data.validation
-    hf_config = load_hf_config(cfg.model, task, train.num_labels, train.label_names, train.problem_type)
-    packing = packing_support(hf_config, task, data.longest)
+    hf_config = load_config(cfg.model, task, train.num_labels, train.label_names, train.problem_type)
+    packing = packing_support(hf_config, task.head, data.longest)
     check_model(cfg.distributed, layout, hf_config, packing.packed and cfg.packed_sequence.enabled is not False)
     best_metric, best_mode = _best(cfg, task, train.problem_type)
-    loss = make_loss(cfg.loss_fn, task, train.problem_type, train.num_labels)
+    loss = task.loss(cfg.loss_fn, train.problem_type, train.num_labels)
     hardware = read_hardware()
-    skeleton = skeleton_of(cfg.model, hf_config, task)
-    require_shapes(cfg.model, skeleton, task)
-    adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task, kept)
+    skeleton = skeleton_of(cfg.model, hf_config, task.head)
+    require_shapes(cfg.model, skeleton, task.head)
+    adapter = None if cfg.peft is None else adapter_for_run(cfg.peft, cfg.model, skeleton, task.head, kept)
     _check_cut(adapter, layout)
     # Models outside the table of proven families may read rows that stand in no document (CPM-Ant's prompt).
     words = plain_word_table(skeleton) if hardware.device == "cpu" and hf_config.model_type in FAMILIES else None
@@ -142,7 +144,12 @@ def prepare_run(
         hardware=hardware,
         model=model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
         data=_data_facts(
-            cfg, data.hf_config, train, validation, len(words_read(train, words, tokenizer)) if words is not None else 0
+            cfg,
+            data.hf_config,
+            task,
+            train,
+            validation,
+            len(words_read(train, words, tokenizer)) if words is not None else 0,
         ),
         compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
         layout=layout,
@@ -168,7 +175,7 @@ def _check_cut(adapter: Adapter | None, layout: Layout) -> None:
 
 
 def model_facts(
-    cfg: RunConfig, task: str, hf_config: Any, packing: PackingSupport, skeleton: Any, adapter: Any, words: Any
+    cfg: RunConfig, task: Task, hf_config: Any, packing: PackingSupport, skeleton: Any, adapter: Any, words: Any
 ) -> ModelFacts:
     """What the plan must know of the model. `words`: its word table, where rows of it may be left out."""
     shape, no_shape = shape_or_why(hf_config)
@@ -187,7 +194,7 @@ def model_facts(
         whole_layers=whole_layers(hf_config),
         pooled_saving=pooled_saving(hf_config) if can_pool(hf_config, fused=True) else 0.0,
         read_saving=read_saving(hf_config),
-        head_words=hf_config.vocab_size if task == "causal-lm" and head_form(hf_config) is not None else 0,
+        head_words=hf_config.vocab_size if task.head.next_token and head_form(hf_config) is not None else 0,
         shape=shape,
         no_shape=no_shape,
         word_rows=words.num_embeddings if words is not None else 0,
@@ -202,7 +209,7 @@ def model_facts(
 
 
 def _data_facts(
-    cfg: RunConfig, begun: Any, train: PreparedData, validation: PreparedData | None, word_rows: int
+    cfg: RunConfig, begun: Any, task: Task, train: PreparedData, validation: PreparedData | None, word_rows: int
 ) -> DataFacts:
     """What the plan must know of the data. `begun`: the model's config before the data's classes were known;
     `word_rows`: rows of the word table that it reads, 0: not counted."""
@@ -222,11 +229,17 @@ def _data_facts(
         has_validation=validation is not None,
         validation_tokens=validation.stats.tokens if validation is not None else 0,
         splits=train.splits,
-        notes=(*_notes(train, validation), *class_notes(cfg.model, begun, train.task, train)),
+        notes=(*_notes(train, validation), *class_notes(cfg.model, begun, task, train)),
         columns=train.description,
         labels=labels_in_words(train, cfg.model, cfg.loss_fn.class_weights),
         lengths=train.store.lengths,
-        sizes=partial(sizes_of, train.store, train.task, mixture=mixture, shuffled=cfg.dataloader.shuffle is not False),
+        sizes=partial(
+            sizes_of,
+            train.store,
+            train.row_format.labels,
+            mixture=mixture,
+            shuffled=cfg.dataloader.shuffle is not False,
+        ),
         word_rows=word_rows,
         learned=train.learned_share,
         mixture=mixture,
@@ -249,7 +262,7 @@ def labels_in_words(data: PreparedData, model: ModelConfig, weights: Sequence[fl
         why = "model.num_labels is 1" if model.num_labels == 1 else "the labels are decimals"
         return f"regression, since {why}; for classes set model.problem_type"
     if data.num_labels is None:
-        return data.stats.learned_in_words(data.task == "seq2seq", data.learned_share)
+        return data.stats.learned_in_words(data.row_format.labels == "target", data.learned_share)
     names = data.label_names or []
     if weights is not None:
         names = [f"{name} × {weight:g}" for name, weight in zip(names or range(len(weights)), weights)]
@@ -271,13 +284,13 @@ def _notes(train: PreparedData, validation: PreparedData | None) -> tuple[str, .
     return notes
 
 
-def _best(cfg: RunConfig, task: str, problem_type: str | None) -> tuple[str, str]:
+def _best(cfg: RunConfig, task: Task, problem_type: str | None) -> tuple[str, str]:
     """The metric that decides which checkpoint is best, and its direction."""
     asked = {
         "checkpoint.best_metric": cfg.checkpoint.best_metric,
         "early_stopping.metric": cfg.early_stopping.metric if cfg.early_stopping else None,
     }
-    known = metric_names(task, problem_type)
+    known = metric_names(task.metrics(problem_type))
     for key, name in asked.items():
         if name and metric_called(name) not in known:
             raise UserError(

@@ -21,6 +21,7 @@ from automodel.models.families import packing_support
 from automodel.plan.asked import decide_batch
 from automodel.plan.bins import no_packing
 from automodel.plan.config import RunConfig
+from automodel.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Preview:
 
     split: str
     source: str
-    task: str
+    task: Task
     columns: str
     stats: DataStats
     lengths: dict[str, float]
@@ -64,9 +65,13 @@ class Preview:
     shown: tuple[ShownSample, ...]
 
     def to_json(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in ("split", "source", "task", "columns", "lengths", "end_token")}
         return {
-            **values,
+            "split": self.split,
+            "source": self.source,
+            "task": self.task.name,
+            "columns": self.columns,
+            "lengths": self.lengths,
+            "end_token": self.end_token,
             "stats": self.stats.to_json(),
             "supervised_share": self.stats.supervised_share if self.stats.supervised is not None else None,
             "truncated_share": self.stats.truncated / max(1, self.stats.used),
@@ -118,7 +123,7 @@ def _order(cfg: RunConfig, run: RunData) -> Order:
     lengths, seed, drop_last = data.store.lengths, cfg.seed, cfg.dataloader.drop_last
     size = cfg.packed_sequence.packed_sequence_size
     if size:
-        support = packing_support(run.hf_config, run.task, run.longest)
+        support = packing_support(run.hf_config, run.task.head, run.longest)
         if not support.packed:
             raise no_packing(run.hf_config.model_type, support.reason, cfg)
         return BinOrder(lengths, size, accumulation, seed, shuffle, drop_last, data.mixture)
@@ -128,7 +133,9 @@ def _order(cfg: RunConfig, run: RunData) -> Order:
 
 
 def _path(cfg: RunConfig, run: RunData) -> Literal["packed", "padded"]:
-    possible = packing_support(run.hf_config, run.task, run.longest).packed and cfg.packed_sequence.enabled is not False
+    possible = (
+        packing_support(run.hf_config, run.task.head, run.longest).packed and cfg.packed_sequence.enabled is not False
+    )
     return "packed" if possible else "padded"
 
 

@@ -29,6 +29,7 @@ from automodel.data.sources import find_source
 from automodel.data.special_tokens import special_ids
 from automodel.data.tool_calls import BadChat
 from automodel.engine.saved import SavedModel
+from automodel.tasks.registry import CAUSAL_LM
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A text, chat messages, or a row: columns of the run's prompt, or `messages` with `system` and `tools`."""
@@ -207,7 +208,7 @@ def _training_encoder(saved: SavedModel) -> tuple[Instructions | Chats | PlainTe
         return None, [f"the training data is not to be found, so its layout is unknown: the model is asked {how}"]
     if is_ready(cfg, features):
         return None, []
-    request = Request(cfg, "causal-lm", saved.tokenizer, max_length=2, token_types=False, section="dataset")
+    request = Request(cfg, CAUSAL_LM.rows, saved.tokenizer, max_length=2, token_types=False, section="dataset")
     encoder = choose_layout(SimpleNamespace(features=features), request).encoder
     return (encoder if isinstance(encoder, Instructions | Chats | PlainText) else None), []
 

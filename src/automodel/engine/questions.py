@@ -53,7 +53,7 @@ def questions_of(
     target = custom_target(section, trust)
     given: Any = {"resolved_target": target, "tokenizer": saved.tokenizer, "remote": REMOTE_DATA in trust}
     rows = load_rows(section, role="validation", **given)
-    request = Request(section, saved.task, saved.tokenizer, data.max_length, False, "validation_dataset")
+    request = Request(section, saved.task.rows, saved.tokenizer, data.max_length, False, "validation_dataset")
     encoder = None
     if not is_ready(section, rows.features):
         encoder = choose_layout(rows, request).encoder

@@ -26,17 +26,19 @@ from automodel.engine.same_kind import check_kind
 from automodel.models.adapted import refuse_adapter
 from automodel.models.few_bits import refuse_few_bits
 from automodel.models.languages import name_languages
-from automodel.models.load import load_hf_config, load_tokenizer, model_limits, read_hf_config
+from automodel.models.load import load_tokenizer, model_limits, read_hf_config
 from automodel.models.source import find_tokenizer
-from automodel.models.tasks import infer_task
 from automodel.plan.config import RunConfig
+from automodel.tasks.infer import infer_task, load_config
+from automodel.tasks.registry import ROW_FORMATS, TASKS, task_named
+from automodel.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class RunData:
     """What a run learns from."""
 
-    task: str
+    task: Task
     hf_config: Any
     """The model's config, before the data's classes are known."""
     tokenizer: Any
@@ -54,7 +56,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     task, hf_config, tokenizer = _model_side(cfg, trust)
     name_languages(tokenizer, cfg.dataset, cfg.validation_dataset)
     restore = truncation_of(tokenizer)
-    limits = model_limits(hf_config, task)
+    limits = model_limits(hf_config, task.head)
     known = known_classes(cfg.model, hf_config, task)
 
     def load(
@@ -65,7 +67,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     ) -> PreparedData:
         return prepare(
             section,
-            task=task,
+            row_format=task.rows,
             tokenizer=tokenizer,
             max_positions=limits.max_positions,
             type_vocab_size=limits.type_vocab_size,
@@ -83,14 +85,14 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     train = validation = None
     for where, section in (("dataset", cfg.dataset), ("validation_dataset", cfg.validation_dataset)):
         with problems.collecting():
-            check_keys(task, section, where, custom_target(section, trust) if section else None)
+            check_keys(task.rows, ROW_FORMATS, section, where, custom_target(section, trust) if section else None)
     with problems.collecting():
         train = load(cfg.dataset, "train", cfg.dataset)
         check_names(cfg.model, known, train)
         check_ends(train, hf_config, "dataset")
         check_tokens(train.store, tokenizer, hf_config, "dataset")
     # Without the training data's classes, a classifier's validation data cannot be judged.
-    if cfg.validation_dataset is not None and (train is not None or not task.endswith("classification")):
+    if cfg.validation_dataset is not None and (train is not None or not task.head.has_classes):
         with problems.collecting():
             section = inherit(cfg.dataset, cfg.validation_dataset)
             validation = load(section, "validation", cfg.validation_dataset, train)
@@ -102,7 +104,7 @@ def read_data(cfg: RunConfig, trust: Sequence[str] = ()) -> RunData:
     restore()
     segments = train.store.token_types is not None
     tokenizer = as_training_read(
-        tokenizer, task, cfg.dataset, limits.max_positions, segments=segments, longest=train.max_length
+        tokenizer, task.rows, cfg.dataset, limits.max_positions, segments=segments, longest=train.max_length
     )
     return RunData(task, hf_config, tokenizer, train, validation)
 
@@ -124,7 +126,7 @@ def custom_target(section: DatasetConfig, trust: Sequence[str]) -> Any:
     return resolve_target(section.target, "dataset", section.extra, trust)
 
 
-def _model_side(cfg: RunConfig, trust: Sequence[str]) -> tuple[str, Any, Any]:
+def _model_side(cfg: RunConfig, trust: Sequence[str]) -> tuple[Task, Any, Any]:
     """Task, config and tokenizer of the model. Where they cannot be had, nothing can be tokenised; but whether the data
     are there is looked up, and said together."""
     problems = Problems("the model and the data")
@@ -149,17 +151,17 @@ def _model_side(cfg: RunConfig, trust: Sequence[str]) -> tuple[str, Any, Any]:
     raise AssertionError("a model without a problem was not read")
 
 
-def _task(cfg: RunConfig) -> tuple[str, Any]:
+def _task(cfg: RunConfig) -> tuple[Task, Any]:
     refuse_adapter(cfg.model.pretrained_model_name_or_path)
-    task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None)
+    task = task_named(cfg.task) if cfg.task else infer_task(cfg.model, cfg.dataset.target, None)
     if task is None:
         # Only the model's own config can still tell; it is small and is needed anyway.
         task = infer_task(cfg.model, cfg.dataset.target, read_hf_config(cfg.model))
     if task is None:
         raise UserError(
             "task: it cannot be told from the model or the dataset what to train. Add one line to the config:\n"
-            "  task: text-classification   (or token-classification, causal-lm, seq2seq)"
+            f"  task: {TASKS[0]}   (or {', '.join(map(str, TASKS[1:]))})"
         )
-    hf_config = load_hf_config(cfg.model, task, cfg.model.num_labels, None, cfg.model.problem_type)
+    hf_config = load_config(cfg.model, task, cfg.model.num_labels, None, cfg.model.problem_type)
     refuse_few_bits(cfg.model.pretrained_model_name_or_path, hf_config)
     return task, hf_config

@@ -411,7 +411,7 @@ def _summary(run: Run, outcome: Outcome) -> dict[str, Any]:
     mixed = prepared.train.mixture
     best, loaded = state.best, getattr(run.step, "loaded", None)
     return {
-        "task": prepared.task,
+        "task": prepared.task.name,
         "problem_type": prepared.train.problem_type,
         "status": outcome.status,
         "steps": state.step,

@@ -21,7 +21,7 @@ from automodel.config.dump import as_setting, to_plain
 from automodel.config.errors import UserError
 from automodel.config.yaml_text import parse_yaml
 from automodel.data.config import WHERE_NOBODY_SAYS
-from automodel.data.keys import OF_TASKS
+from automodel.data.keys import OF_ROWS
 from automodel.engine.folder import RunFolder
 from automodel.engine.state import Best
 from automodel.engine.variables import VARIABLES, as_begun
@@ -30,6 +30,7 @@ from automodel.optim.build import left_open
 from automodel.optim.config import OptimizerConfig
 from automodel.plan.config import RunConfig
 from automodel.plan.places import changed_paths, found_at, homes_of
+from automodel.tasks.registry import TASKS
 
 MUST_MATCH = ("model", "dataset", "task", "seed", "optimizer", "loss_fn", "peft", "quantization")
 MOVED = ("model.pretrained_model_name_or_path", "dataset.path")
@@ -214,9 +215,9 @@ def _found(tree: dict[str, Any], homes: tuple[str, ...]) -> dict[str, Any]:
 def _without_meaning(folder: RunFolder) -> set[str]:
     """Keys of the data that belong to other tasks than the run's. Earlier versions took them and left them unread, and
     now they are refused: whoever removes them goes on with the same run."""
-    task = (folder.read_json("plan.json") or {}).get("task")
-    own = OF_TASKS.get(task)
-    return set() if own is None else {f"dataset.{key}" for keys in OF_TASKS.values() for key in keys if key not in own}
+    name = (folder.read_json("plan.json") or {}).get("task")
+    own = next((task.rows.keys for task in TASKS if task.name == name), None)
+    return set() if own is None else {f"dataset.{key}" for key in OF_ROWS if key not in own}
 
 
 def _begun_with(folder: RunFolder, cfg: RunConfig) -> dict[str, Any]:

@@ -35,15 +35,17 @@ from automodel.data.config import DatasetConfig
 from automodel.data.inheritance import members_of
 from automodel.data.prepare import choose_max_length
 from automodel.engine.folder import BASE, LAYOUT, RunFolder
-from automodel.models.adapted import base_source, foreign_config, load_adapted, tokenizer_of
+from automodel.models.adapted import base_source, classes_of_folder, head_of_folder, load_adapted, tokenizer_of
 from automodel.models.config import ModelConfig
-from automodel.models.load import load_hf_config, load_model, load_tokenizer, read_hf_config
+from automodel.models.load import load_model, load_tokenizer, read_hf_config
 from automodel.models.match_tokenizer import match_tokenizer
 from automodel.models.same_base import known, sample_of
 from automodel.models.save import finish_interrupted_save
-from automodel.models.tasks import TASKS, infer_task
 from automodel.plan.check import load_run_config
 from automodel.plan.config import RunConfig
+from automodel.tasks.infer import infer_task, load_config
+from automodel.tasks.registry import TASKS, task_named, task_with
+from automodel.tasks.task import Task
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,6 @@ WITHOUT_TRAINING = (*WITHOUT_TRACKERS, *(f"{name}=null" for name in (
     "optimizer", "lr_scheduler", "step_scheduler", "early_stopping", "benchmark",
 )))  # fmt: skip
 """The same for asking a saved model, which reads none of these sections."""
-CLASSIFIERS = ("text-classification", "token-classification")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class SavedModel:
     folder: Path
     source: ModelConfig
     """The folder as a `model:` section."""
-    task: str
+    task: Task
     hf_config: Any
     tokenizer: Any
     run: RunConfig | None
@@ -78,9 +79,9 @@ class SavedModel:
 
     def as_long(self, section: DatasetConfig, max_positions: int | None) -> DatasetConfig:
         """Data of a text classifier without a run's config: cut where its tokenizer does."""
-        if self.task != "text-classification" or RunFolder(self.folder).config.is_file():
+        if self.task.rows.labels != "document" or RunFolder(self.folder).config.is_file():
             return section
-        length, by_default = choose_max_length(section, self.task, max_positions)
+        length, by_default = choose_max_length(section, self.task.rows, max_positions)
         shorter = by_default and self.tokenizer.model_max_length < length
         return replace(section, max_length=self.tokenizer.model_max_length) if shorter else section
 
@@ -104,7 +105,7 @@ class SavedModel:
     @property
     def problem_type(self) -> str | None:
         """What a text classifier's logits mean, by transformers' own rule where the config leaves it open."""
-        if self.task != "text-classification":
+        if self.task.rows.labels != "document":
             return None
         fallback = "regression" if self.hf_config.num_labels == 1 else "single_label_classification"
         return self.hf_config.problem_type or fallback
@@ -113,9 +114,9 @@ class SavedModel:
         """The model with its weights, ready to be asked."""
         if is_adapter_folder(self.folder):
             self._compare_base()
-            model = load_adapted(self.source, self.hf_config, self.task, dtype=dtype, device=device)
+            model = load_adapted(self.source, self.hf_config, self.task.head, dtype=dtype, device=device)
         else:
-            model = load_model(self.source, self.hf_config, self.task, dtype=dtype, device=device)
+            model = load_model(self.source, self.hf_config, self.task.head, dtype=dtype, device=device)
         match_tokenizer(model, self.tokenizer)
         return model.eval()
 
@@ -153,10 +154,13 @@ def open_saved(
         noted = (RunFolder(root).read_json(BASE) or {}).get("changed", {})
         rest = {key: value for key, value in noted.items() if key not in said}
         changed = filled_tree(rest, str(RunFolder(root).run / BASE)) | said
-        task, hf_config = foreign_config(replace(source, extra=changed))
+        source_of_head = replace(source, extra=changed)
+        head = head_of_folder(source_of_head)
+        task = task_with(head)
+        hf_config = load_config(base_source(source_of_head), task, classes_of_folder(source_of_head, head))
         return SavedModel(root, source, task, hf_config, load_tokenizer(tokenizer_of(source), hf_config), run, layout)
     task = _task_of(source, run)
-    hf_config = load_hf_config(source, task)
+    hf_config = load_config(source, task)
     return SavedModel(root, source, task, hf_config, load_tokenizer(source, hf_config), run, layout)
 
 
@@ -249,7 +253,7 @@ def _no_model(root: Path) -> UserError:
     return UserError(f"the run in '{root}' {state}, and its model is saved when a run ends. {what}")
 
 
-def _task_of(source: ModelConfig, run: RunConfig | None) -> str:
+def _task_of(source: ModelConfig, run: RunConfig | None) -> Task:
     """The task the saved weights have a head for."""
     hf_config = read_hf_config(source)
     can = infer_task(source, None, hf_config)
@@ -257,9 +261,9 @@ def _task_of(source: ModelConfig, run: RunConfig | None) -> str:
     if can is None:
         raise UserError(
             f"'{source.pretrained_model_name_or_path}' holds {architecture}, which has no head for any of "
-            f"{', '.join(TASKS)}. Fine-tune it first: automodel finetune llm -c run.yaml"
+            f"{', '.join(map(str, TASKS))}. Fine-tune it first: automodel finetune llm -c run.yaml"
         )
-    if run is not None and run.task is not None and run.task != can:
+    if run is not None and run.task is not None and task_named(run.task).head != can.head:
         raise UserError(
             f"'{source.pretrained_model_name_or_path}' holds {architecture}, a model for {can}, but the config says "
             f"task: {run.task}. Give the folder of that run, or remove `task`."

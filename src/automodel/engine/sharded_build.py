@@ -53,7 +53,7 @@ def make_sharded_step(prepared: Prepared, blank: Callable[[], Batch], notes: lis
     dtype = torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32
     weights = _weights_in_parts(prepared, dtype)
     if weights is None:
-        model = load_model(cfg.model, prepared.hf_config, prepared.task, dtype=dtype, device="cpu", seed=cfg.seed)
+        model = load_model(cfg.model, prepared.hf_config, prepared.task.head, dtype=dtype, device="cpu", seed=cfg.seed)
     else:
         model = weights.model
     match_tokenizer(model, prepared.tokenizer)
@@ -102,7 +102,7 @@ def _weights_in_parts(prepared: Prepared, dtype: torch.dtype) -> OpenWeights | N
     cfg, adapter = prepared.cfg, prepared.adapter
     if adapter is not None and any(".lora_" not in name for name in adapter.start or ()):
         return None
-    return open_weights(cfg.model, prepared.hf_config, prepared.task, dtype, cfg.seed)
+    return open_weights(cfg.model, prepared.hf_config, prepared.task.head, dtype, cfg.seed)
 
 
 def _packed(prepared: Prepared, model: Any, weights: OpenWeights | None, dtype: torch.dtype) -> OpenWeights | None:
@@ -136,12 +136,14 @@ def make_whole(prepared: Prepared, model: Any, grid: Grid) -> Whole:
     plan = prepared.plan
     swapped = plan.fused_kernels or (plan.pooled_last_block and pool_last_block(model))
     words_cut = grid.layout.tp > 1  # the loss then must make the logits
-    forward = make_loss_forward(model, prepared.task, plan.path, swapped=swapped, fused=plan.fused_loss or words_cut)
+    forward = make_loss_forward(
+        model, prepared.task.head, plan.path, swapped=swapped, fused=plan.fused_loss or words_cut
+    )
     cut = None
     if grid.layout.cp > 1:
         gathers = not can_trade_heads(model.config, grid.layout)
         whose = {"part": grid.cp_rank, "parts": grid.layout.cp, "group": grid.context, "gathers": gathers}
-        cut = partial(cut_tokens, config=model.config, task=prepared.task, **whose)
+        cut = partial(cut_tokens, config=model.config, head=prepared.task.head, **whose)
     # Fused blocks compute in the dtype that weights are gathered in, and so does what stands around them.
     compute = nullcontext if plan.fused_kernels else partial(autocast, plan.precision, plan.device)
     return Whole(model, forward, prepared.loss, compute, cut)

@@ -40,6 +40,7 @@ from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.recompute import use_own_checkpoints, will_recompute
+from automodel.models.task_head import TaskHead
 from automodel.optim.build import build_optimizer, parameter_groups
 from automodel.optim.quantized import eight_bit_parameters
 from automodel.optim.schedule import Schedule
@@ -115,7 +116,7 @@ def make_step(prepared: Prepared, notes: list[Decision] | None = None) -> tuple[
 
 def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     cfg, plan = prepared.cfg, prepared.plan
-    forward, copies = make_eager_forward(model, prepared.task, plan)
+    forward, copies = make_eager_forward(model, prepared.task.head, plan)
     if plan.compile:
         compile_model(prepared, model)
     optimizer_class = None
@@ -143,11 +144,11 @@ def make_eager_step(prepared: Prepared, model: Any) -> TrainStep:
     )
 
 
-def make_eager_forward(model: Any, task: str, plan: Plan) -> tuple[Forward, Bf16Copies | None]:
+def make_eager_forward(model: Any, head: TaskHead, plan: Plan) -> tuple[Forward, Bf16Copies | None]:
     """The forward pass of plain steps, with what it swaps in the model; and the copies of matrices that it reads."""
     pooled = plan.pooled_last_block and pool_last_block(model)
     copies = Bf16Copies() if plan.own_products and plan.precision == "bf16" else None
-    forward = make_loss_forward(model, task, plan.path, swapped=pooled, fused=plan.fused_loss, copies=copies)
+    forward = make_loss_forward(model, head, plan.path, swapped=pooled, fused=plan.fused_loss, copies=copies)
     if plan.device == "cpu" and not plan.compile:
         use_cheap_dropout(model)
     if plan.own_products or plan.whole_layers:
@@ -206,9 +207,9 @@ def make_captured_step(prepared: Prepared, model: Any) -> CapturedStep:
     fused = fuse(model, seed, side, plan.max_length, *kept) if plan.fused_kernels else 0
     if plan.fp8 and (asked := asked_fp8(cfg)):
         use_fp8(model, asked[1].filter_fqns)
-    few_classes = prepared.task == "text-classification" and prepared.loss.plain
+    few_classes = prepared.task.head.wants == "pooled" and prepared.loss.plain
     forward = make_loss_forward(
-        model, prepared.task, plan.path, swapped=bool(fused), fused=plan.fused_loss or few_classes
+        model, prepared.task.head, plan.path, swapped=bool(fused), fused=plan.fused_loss or few_classes
     )
     if plan.compile:
         compile_model(prepared, model)
@@ -241,7 +242,7 @@ def make_collator(
     if plan.path == "packed":
         return PackedCollator(
             data.store,
-            task=prepared.task,
+            place=prepared.task.rows.labels,
             pool=prepared.packing.pooling or "first",
             bucket_tokens=plan.bucket_tokens,
             bucket_reads=plan.bucket_reads if recorded else plan.evaluated_reads,
@@ -252,7 +253,7 @@ def make_collator(
         )
     return PaddedCollator(
         data.store,
-        task=prepared.task,
+        place=prepared.task.rows.labels,
         pad_token_id=prepared.tokenizer.pad_token_id or 0,
         padding_side="right",
     )

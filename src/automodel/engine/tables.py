@@ -25,13 +25,11 @@ from automodel.data.files import format_of
 from automodel.data.messages import holds_chats
 from automodel.data.prepare import cache_root
 from automodel.data.sources import find_source
-from automodel.engine.answers import Classification, Generation, Tagging
 from automodel.engine.predict import Predictor
 from automodel.engine.prompts import prompt_writer
 from automodel.engine.stdin import lines_of_stdin
-
-Answer = Classification | Tagging | Generation
-ANSWERS = {"text-classification": Classification, "token-classification": Tagging}  # other tasks generate text
+from automodel.tasks.answers import Answer
+from automodel.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -95,14 +93,14 @@ def questions_of(
     """The columns that the model reads. `raw`: of a language model, one text as it is, however it was trained."""
     table = _Table(rows.features, predictor.saved.dataset, text_column, predictor.saved.reads_pairs is not False)
     table.check_added(predictor.task)
-    if pair_column is not None and predictor.task != "text-classification":
+    if pair_column is not None and predictor.task.verb != "classify":
         raise UserError(f"--pair-column belongs to text classification; this is a {predictor.task} model.")
-    if predictor.task == "text-classification":
+    if predictor.task.verb == "classify":
         text, pair = table.text_and_pair(pair_column)
         return Questions(rows[text][:], rows[pair][:] if pair else None)
-    if predictor.task == "token-classification":
+    if predictor.task.verb == "tag":
         return Questions(rows[table.tokens()][:])
-    if predictor.task == "seq2seq":
+    if predictor.task.head.encoder_decoder:
         record, column = table.source()
         values = rows[record or column][:]
         return Questions([(value or {}).get(column) for value in values] if record else values)
@@ -150,10 +148,10 @@ class _Table:
             f"rename it.{did_you_mean(column, self.features)}"
         )
 
-    def check_added(self, task: str) -> None:
+    def check_added(self, task: Task) -> None:
         """No column may be lost to one of the prediction's."""
-        added = {field.name for field in fields(ANSWERS.get(task, Generation))}
-        if task == "token-classification" and self.tokens() == "words" and is_list(self.features["words"]):
+        added = {field.name for field in fields(task.answer)}
+        if task.verb == "tag" and self.tokens() == "words" and is_list(self.features["words"]):
             added.remove("words")  # comes back as it was
         taken = [name for name in self.features if name in added]
         if taken:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,9 @@ from automodel.losses.config import LossConfig
 from automodel.losses.unprojected import Balanced, Outputs, Unprojected
 
 IGNORE = -100
+
+Problem = Literal["classes", "multi_label", "regression"]
+"""Cross-entropy over classes, binary cross-entropy of each class, or squared errors."""
 
 
 class Scored(NamedTuple):
@@ -52,8 +55,7 @@ class Scored(NamedTuple):
 class TaskLoss:
     """`scaled_sum` over a micro-batch to learn from, `scores` to evaluate, and `count` to divide by."""
 
-    problem: str
-    """`classes` (cross-entropy), `multi_label` or `regression`."""
+    problem: Problem
     label_smoothing: float = 0.0
     class_weights: Tensor | None = None
     z_loss: float = 0.0
@@ -166,13 +168,11 @@ class TaskLoss:
         return float(self.class_weights[labels[labels != IGNORE]].sum())
 
 
-def make_loss(cfg: LossConfig, task: str, problem_type: str | None, num_labels: int | None) -> TaskLoss:
-    """The loss of a task; raises `UserError` for settings the task cannot use."""
-    problem = "classes"
-    if task == "text-classification" and problem_type == "multi_label_classification":
-        problem = "multi_label"
-    elif task == "text-classification" and problem_type == "regression":
-        problem = "regression"
+def make_loss(
+    cfg: LossConfig, problem: Problem, num_labels: int | None, *, task: str, likelihood: bool = False
+) -> TaskLoss:
+    """The loss of a problem; raises `UserError` for settings it cannot use. `num_labels`: classes of the data; none
+    where the words of a vocabulary are learned. `task`: its name, for messages."""
     if problem != "classes":
         for key in ("label_smoothing", "class_weights", "z_loss"):
             if getattr(cfg, key):
@@ -197,4 +197,4 @@ def make_loss(cfg: LossConfig, task: str, problem_type: str | None, num_labels: 
         if not all(math.isfinite(w) and w >= 0 for w in cfg.class_weights):
             raise UserError(f"loss_fn.class_weights must be finite and not negative; got {list(cfg.class_weights)}.")
         weights = torch.tensor(cfg.class_weights, dtype=torch.float32)
-    return TaskLoss(problem, cfg.label_smoothing, weights, cfg.z_loss, likelihood=task in ("causal-lm", "seq2seq"))
+    return TaskLoss(problem, cfg.label_smoothing, weights, cfg.z_loss, likelihood)

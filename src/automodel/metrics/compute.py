@@ -1,7 +1,7 @@
-"""Evaluation metrics by task, from arrays or batch by batch.
+"""Evaluation metrics by the kind of what is scored, from arrays or batch by batch.
 
 `compute_metrics` takes all logits and labels at once. `EvalAccumulator` takes them as an evaluation produces them and
-is what the engine uses: a classifier's logits are small and are kept, token classification keeps only its predictions,
+is what the engine uses: a classifier's logits are small and are kept, of tags only the predictions are kept,
 and a language model keeps three numbers (summed loss, right tokens, tokens), since the logits of one evaluation of a
 128k vocabulary would not fit anywhere. Everything stays on the device until `.result()`, which waits for it once.
 
@@ -24,7 +24,10 @@ from automodel.metrics.scores import IGNORE
 if TYPE_CHECKING:
     from torch import Tensor
 
-LANGUAGE_MODELS = ("causal-lm", "seq2seq")
+Kind = Literal["single_label_classification", "multi_label_classification", "regression", "tags", "tokens"]
+"""What is scored: documents with a class, with several classes or with numbers; words with a tag; tokens of a language
+model."""
+
 SMALLER_IS_BETTER = ("loss", "mse", "rmse", "mae", "perplexity")
 
 ALSO_CALLED = {
@@ -38,13 +41,12 @@ ALSO_CALLED = {
     "r_squared": "r2",
 }  # by `evaluate` and scikit-learn
 
-_NAMES = {
+_NAMES: dict[Kind, tuple[str, ...]] = {
     "single_label_classification": ("loss", "accuracy", "f1", "precision", "recall", "mcc", "auroc"),
     "multi_label_classification": ("loss", "accuracy", "f1_micro", "f1_macro", "auroc"),
     "regression": ("loss", "mse", "rmse", "mae", "pearson", "spearman", "r2"),
-    "token-classification": ("loss", "accuracy", "token_f1", "entity_f1", "entity_precision", "entity_recall"),
-    "causal-lm": ("loss", "perplexity", "accuracy"),
-    "seq2seq": ("loss", "perplexity", "accuracy"),
+    "tags": ("loss", "accuracy", "token_f1", "entity_f1", "entity_precision", "entity_recall"),
+    "tokens": ("loss", "perplexity", "accuracy"),
 }
 
 
@@ -55,12 +57,12 @@ class EvalMetrics:
     values: dict[str, float]
     """Metric name to value; see `metric_names`. What is not defined on the data (AUROC of one class) is absent."""
     confusion_matrix: list[list[int]] | None = None
-    """Counts, true classes as rows; single-label and token classification only."""
+    """Counts, true classes as rows; single-label classification and tags only."""
 
 
-def metric_names(task: str, problem_type: str | None = None) -> tuple[str, ...]:
-    """The metrics an evaluation of this task can report, e.g. for `checkpoint.best_metric`."""
-    return _NAMES[_kind(task, problem_type)]
+def metric_names(kind: Kind) -> tuple[str, ...]:
+    """The metrics an evaluation of this kind can report, e.g. for `checkpoint.best_metric`."""
+    return _NAMES[kind]
 
 
 def metric_called(name: str) -> str:
@@ -70,7 +72,7 @@ def metric_called(name: str) -> str:
 
 
 def is_known(metric_name: str) -> bool:
-    """Whether some task measures it."""
+    """Whether evaluations of some kind measure it."""
     return any(metric_name in names for names in _NAMES.values())
 
 
@@ -85,24 +87,22 @@ def better(metric_name: str) -> Literal["min", "max"]:
 
 
 def compute_metrics(
-    task: str,
-    problem_type: str | None,
+    kind: Kind,
     logits: np.ndarray,
     labels: np.ndarray,
     label_names: Sequence[str] | None = None,
 ) -> EvalMetrics:
     """Metrics of a whole evaluation. Labels of IGNORE (-100) are left out, and NaN among decimals.
 
-    Shapes: logits (N, C) with labels (N,) or, for multi-label and regression, (N, C); token classification and language
-    models (N, S, C) with labels (N, S), already aligned (the causal shift is done by whoever makes the labels).
+    Shapes: logits (N, C) with labels (N,) or, for multi-label and regression, (N, C); tags and tokens (N, S, C) with
+    labels (N, S), already aligned (the causal shift is done where the labels are made).
     """
-    kind = _kind(task, problem_type)
-    if kind == "token-classification":
+    if kind == "tags":
         documents = np.broadcast_to(np.arange(len(labels)).reshape(-1, *[1] * (labels.ndim - 1)), labels.shape)
         if labels.ndim == 1:
             documents = np.zeros(len(labels), dtype=np.int64)
         return _token_metrics(logits.argmax(-1), labels, documents, logits.shape[-1], label_names)
-    if kind in LANGUAGE_MODELS:
+    if kind == "tokens":
         flat_NV, labels_N = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
         flat_NV, labels_N = flat_NV[labels_N != IGNORE], labels_N[labels_N != IGNORE]
         _require_some(len(labels_N))
@@ -116,19 +116,19 @@ def compute_metrics(
 class EvalAccumulator:
     """Collects an evaluation batch by batch.
 
-    >>> accumulator = EvalAccumulator("text-classification", "single_label_classification", ["neg", "pos"])
+    >>> accumulator = EvalAccumulator("single_label_classification", ["neg", "pos"])
     >>> accumulator.update(logits, labels, loss_sum, count)   # for each batch; no device sync
     >>> accumulator.result().values["accuracy"]
     """
 
-    def __init__(self, task: str, problem_type: str | None = None, label_names: Sequence[str] | None = None):
-        self.kind = _kind(task, problem_type)
+    def __init__(self, kind: Kind, label_names: Sequence[str] | None = None):
+        self.kind = kind
         self.label_names = label_names
         self._loss_sum: Tensor | float = 0.0
         self._count = 0
         self._correct: Tensor | float | None = None
         self._num_classes = 0
-        self._logits: list[Tensor] = []  # logits, or predictions for token classification
+        self._logits: list[Tensor] = []  # logits, or predictions for tags
         self._labels: list[Tensor] = []
         self._documents: list[Tensor] = []
         self._next_document = 0
@@ -154,13 +154,13 @@ class EvalAccumulator:
         self._loss_sum = self._loss_sum + _float64(loss_sum)
         self._count += count
         self._indices.extend(indices)
-        if self.kind in LANGUAGE_MODELS:
+        if self.kind == "tokens":
             self._count_right_tokens(logits, labels, right)
             return
         if logits is None:
             raise ValueError(f"{self.kind} metrics need the logits")
         self._num_classes = logits.shape[-1]
-        if self.kind == "token-classification":
+        if self.kind == "tags":
             self._keep_tokens(logits, labels, documents)
             return
         # Copied: with captured steps the same buffers are written again by the next batch.
@@ -182,11 +182,11 @@ class EvalAccumulator:
         _require_some(self._count)
         loss_sum = float(self._loss_sum)
         values = {"loss": loss_sum / self._count}
-        if self.kind in LANGUAGE_MODELS:
+        if self.kind == "tokens":
             correct = None if self._correct is None else float(self._correct)
             return EvalMetrics(values | scores.language_model_scores(loss_sum, correct, self._count))
         outputs, labels = _joined(self._logits), _joined(self._labels)
-        if self.kind == "token-classification":
+        if self.kind == "tags":
             found = _token_metrics(outputs, labels, _joined(self._documents), self._num_classes, self.label_names)
         else:
             found = _sequence_metrics(self.kind, outputs, labels)
@@ -224,15 +224,7 @@ class EvalAccumulator:
         self._labels.append(labels.detach().clone().reshape(-1))
 
 
-def _kind(task: str, problem_type: str | None) -> str:
-    """The row of `_NAMES` that applies."""
-    kind = (problem_type or "single_label_classification") if task == "text-classification" else task
-    if kind not in _NAMES:
-        raise ValueError(f"no metrics for task '{task}', problem_type '{problem_type}'")
-    return kind
-
-
-def _sequence_metrics(kind: str, logits: np.ndarray, labels: np.ndarray) -> EvalMetrics:
+def _sequence_metrics(kind: Kind, logits: np.ndarray, labels: np.ndarray) -> EvalMetrics:
     """One label, or one vector of labels, for each row of logits."""
     flat = labels.reshape(len(labels), -1)
     kept = (~np.isnan(flat) if flat.dtype.kind == "f" else flat != IGNORE).any(-1)  # -100.0 may be a real target

@@ -26,8 +26,7 @@ from automodel.metrics.report_files import RunFiles, read_run, run_folder
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-_LEADING = ("f1_micro", "accuracy", "entity_f1", "spearman", "perplexity")  # the metric a run is known by, first found
-_LEADING_BY_TASK = {"causal-lm": "perplexity", "seq2seq": "perplexity", "token-classification": "entity_f1"}
+_LEADING = ("f1_micro", "entity_f1", "perplexity", "accuracy", "spearman")  # the metric a run is known by, first found
 _SECTIONS: dict[str, Callable[[RunFiles], str]] = {
     "Loss": sections.loss_section,
     "Validation": sections.validation_section,
@@ -119,8 +118,7 @@ def _result_card(run: RunFiles) -> str:
     evaluations = run.lines("validation")
     found = summary.get("validation") or (evaluations[-1] if evaluations else {})
     found = {n: v for n, v in found.items() if _is_number(v) and n not in ("step", "epoch", "time")}
-    preferred = _LEADING_BY_TASK.get(str(summary.get("task")))
-    lead = next((n for n in (preferred, *_LEADING, "loss") if n in found), None)
+    lead = next((n for n in (*_LEADING, "loss") if n in found), None)
     if lead is not None:
         others = [n for n in ("loss", "f1", "mcc", "pearson", "rmse", "accuracy") if n in found and n != lead][:2]
         sub = " · ".join(f"{_lower(title(n))} {format_value(found[n])}" for n in others)

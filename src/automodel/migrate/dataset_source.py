@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from automodel.data.permitted import builder_refused, is_address, is_refused_builder
+from automodel.data.row_format import LabelPlace
 from automodel.migrate.document import Document
 from automodel.migrate.mapped import MappedFunction
 from automodel.migrate.supervised import TEXTS
@@ -26,12 +27,12 @@ COLUMNS = (
     "text_column", "text_pair_column", "label_column", "tokens_column", "source_column", "target_column",
     "messages_column",
 )  # fmt: skip
-READ_BY_NAME = {
-    "text-classification": ("label_column", ("label", "labels")),
-    "token-classification": ("label_column", ("label", "labels")),
-    "causal-lm": ("messages_column", ("messages",)),
+READ_BY_NAME: dict[LabelPlace | None, tuple[str, tuple[str, ...]]] = {
+    "document": ("label_column", ("label", "labels")),
+    "token": ("label_column", ("label", "labels")),
+    "next_token": ("messages_column", ("messages",)),
 }
-"""Columns that trainers find by their names."""
+"""Columns that trainers find by their names, by where the labels of the task stand."""
 
 
 class Renamed(NamedTuple):
@@ -87,7 +88,7 @@ class DatasetReader:
         if isinstance(inner, dict) and inner.get("text_column", ("", ""))[1] in TEXTS:
             field = inner["text_column"]
             document.set("dataset.text_column", found.original(field[0]), field[1])
-        key, names = READ_BY_NAME.get(str(document.get("task")), ("", ()))
+        key, names = READ_BY_NAME.get(document.labels, ("", ()))
         given = {new for step in found.renamed for new in step.before}
         for name in names:
             if name in given:

@@ -15,6 +15,8 @@ from typing import Any
 
 from automodel.config.errors import UserError
 from automodel.config.holes import FILL_IN
+from automodel.data.row_format import LabelPlace
+from automodel.tasks.registry import task_named
 
 NEEDED = {"model": ("pretrained_model_name_or_path",), "dataset": ("path", "mixture", "_target_")}
 """Sections without which nothing can be trained, and the keys one of which says what it is."""
@@ -86,6 +88,12 @@ class Document:
         if dot:
             found = found.get(key) if isinstance(found, dict) else None
         return found[0] if isinstance(found, tuple) else None
+
+    @property
+    def labels(self) -> LabelPlace | None:
+        """Where the labels of the task stand; none where no task is set yet."""
+        name = self.get("task")
+        return None if name is None else task_named(name).rows.labels
 
     def drop(self, line: int, text: str) -> None:
         self.left_out.append(Note(line, text))

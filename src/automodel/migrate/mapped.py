@@ -81,7 +81,7 @@ class MappedFunction:
         if target.slice.value not in LABELS:
             return False
         column = self._column(value)
-        if column is not None and str(self.document.get("task")).endswith("classification"):
+        if column is not None and self.document.labels in ("document", "token"):
             self.document.set("dataset.label_column", column, f"line {value.lineno}")
             return True
         return self._of_tokens(value)
@@ -122,7 +122,7 @@ class MappedFunction:
             return None
 
     def _texts(self, call: ast.Call) -> None:
-        translates = self.document.get("task") == "seq2seq"
+        translates = self.document.labels == "target"
         plain = ("source_column",) if translates else ("text_column", "text_pair_column")
         keys = ("tokens_column",) if _has(call, "is_split_into_words") else plain
         for key, argument in zip(keys, _texts_of(call)):
@@ -137,12 +137,12 @@ class MappedFunction:
                 self.document.set(f"dataset.{key}", column, f"line {call.lineno}")
         self._length(call, "dataset.max_length")
         cuts = next((k.value for k in call.keywords if k.arg == "truncation"), None)
-        if self.document.get("task") == "causal-lm" and isinstance(cuts, ast.Constant) and cuts.value:
+        if self.document.labels == "next_token" and isinstance(cuts, ast.Constant) and cuts.value:
             self.document.set("dataset.on_long", "cut", "truncation")
 
     def _target(self, call: ast.Call, sources: list[ast.Call]) -> None:
         """`tokenizer(text_target=examples["summary"], max_length=64)`, or a second call for the target."""
-        if self.document.get("task") != "seq2seq":
+        if self.document.labels != "target":
             return
         given = next((k.value for k in call.keywords if k.arg == "text_target"), None)
         if given is None and call in sources[1:]:

@@ -16,10 +16,11 @@ from automodel.config.fields import sections_of
 from automodel.config.names import near, spellings
 from automodel.migrate.document import Document, lines_of
 from automodel.plan.config import RunConfig
+from automodel.tasks.registry import CAUSAL_LM, TEXT_CLASSIFICATION
 
 RECIPES = {
-    "TrainFinetuneRecipeForNextTokenPrediction": "causal-lm",
-    "TrainFinetuneRecipeForSequenceClassification": "text-classification",
+    "TrainFinetuneRecipeForNextTokenPrediction": CAUSAL_LM.name,
+    "TrainFinetuneRecipeForSequenceClassification": TEXT_CLASSIFICATION.name,
 }
 SET_UP_HERE = {
     "dist_env": "processes find each other by themselves",
@@ -166,7 +167,9 @@ def _task(recipe: Recipe) -> None:
         recipe.block("recipe", f"{name} is not fine-tuning of a language model or a classifier")
     elif not target.endswith(".from_pretrained"):
         recipe.block("model", f"{target or 'no _target_'}: only pretrained models are carried over")
-    recipe.document.set("task", task or ("text-classification" if "SequenceClass" in target else "causal-lm"), "recipe")
+    recipe.document.set(
+        "task", task or (TEXT_CLASSIFICATION if "SequenceClass" in target else CAUSAL_LM).name, "recipe"
+    )
     tokenizer = recipe.take("tokenizer") or {}
     if name := tokenizer.pop("pretrained_model_name_or_path", None):
         recipe.document.set("model.tokenizer", name, "tokenizer")

@@ -19,6 +19,7 @@ from automodel.config.yaml_text import parse_yaml
 from automodel.migrate.document import Document, lines_of
 from automodel.migrate.nemo import is_nemo, migrate_nemo
 from automodel.migrate.training_arguments import KNOWN, carry_over
+from automodel.tasks.registry import CAUSAL_LM
 
 AXOLOTL_NAMES = {
     "micro_batch_size": "per_device_train_batch_size",
@@ -137,7 +138,7 @@ def _axolotl(found: dict[str, Any], path: Path) -> Document:
     whole = "base_model" in rest
     if whole:
         document.set("model.pretrained_model_name_or_path", rest.pop("base_model"), "base_model")
-    document.set("task", "causal-lm")
+    document.set("task", CAUSAL_LM.name)
     if rest.pop("rl", None):
         document.block(lines["rl"], "rl: preference tuning is not part of this trainer")
     halves = [key for key in ("bf16", "fp16", "bfloat16", "float16") if key in found]
@@ -272,7 +273,7 @@ def _llama_factory(found: dict[str, Any], path: Path) -> Document:
     whole = "model_name_or_path" in rest
     if whole:
         document.set("model.pretrained_model_name_or_path", rest.pop("model_name_or_path"), "model_name_or_path")
-    document.set("task", "causal-lm")
+    document.set("task", CAUSAL_LM.name)
     if found.get("stage", "sft") != "sft":
         document.block(lines["stage"], f"stage: {found['stage']} is not supervised tuning")
     _factory_data(rest, document, path, lines, whole)

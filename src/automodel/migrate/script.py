@@ -33,6 +33,7 @@ from automodel.migrate.script_words import (
 from automodel.migrate.supervised import other_options, supervised
 from automodel.migrate.training_arguments import carry_over
 from automodel.migrate.values import Script, Unknown, dotted, name_of
+from automodel.tasks.registry import CAUSAL_LM
 
 
 def migrate_script(path: Path) -> Document:
@@ -301,7 +302,7 @@ class _Reader:
                 continue
             if isinstance(node, ast.Constant) and isinstance(node.value, str):  # SFTTrainer(model="name")
                 self.document.set("model.pretrained_model_name_or_path", node.value)
-                self.document.set("task", "causal-lm", "SFTTrainer")
+                self.document.set("task", CAUSAL_LM.name, "SFTTrainer")
                 return None
             self.document.block(node.lineno, f"the model is made by `{ast.unparse(node)[:60]}`, not by from_pretrained")
             return None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from automodel.tasks.registry import CAUSAL_LM, SEQ2SEQ, TEXT_CLASSIFICATION, TOKEN_CLASSIFICATION
+
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig")
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 TASKS = {
-    "SequenceClassification": "text-classification",
-    "TokenClassification": "token-classification",
-    "CausalLM": "causal-lm",
-    "Seq2SeqLM": "seq2seq",
-    "ConditionalGeneration": "seq2seq",
+    "SequenceClassification": TEXT_CLASSIFICATION.name,
+    "TokenClassification": TOKEN_CLASSIFICATION.name,
+    "CausalLM": CAUSAL_LM.name,
+    "Seq2SeqLM": SEQ2SEQ.name,
+    "ConditionalGeneration": SEQ2SEQ.name,
 }
 HARMLESS_METHODS = ("__init__", "log", "save_model", "evaluate", "predict", "prediction_step", "evaluation_loop")
 PADDING_COLLATORS = (

@@ -19,7 +19,6 @@ from automodel.adapters.attach import Adapter, attach, resolve
 from automodel.adapters.config import PeftConfig
 from automodel.adapters.kept import resolve_kept
 from automodel.adapters.peft_folder import (
-    TASK_TYPES,
     is_adapter_folder,
     read_config,
     read_tensors,
@@ -28,16 +27,17 @@ from automodel.adapters.peft_folder import (
 )
 from automodel.config.errors import UserError
 from automodel.models.config import ModelConfig
-from automodel.models.load import load_hf_config, load_model
+from automodel.models.load import load_model
+from automodel.models.task_head import HEADS, TaskHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-HEADS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")  # their rows are classes
+HEAD_WEIGHTS = ("classifier.weight", "score.weight", "classifier.out_proj.weight")  # their rows are classes
 
 
 def adapter_for_run(
-    section: PeftConfig, model: ModelConfig, skeleton: Any, task: str, kept: dict[str, Any] | None = None
+    section: PeftConfig, model: ModelConfig, skeleton: Any, head: TaskHead, kept: dict[str, Any] | None = None
 ) -> Adapter:
     """The adapter that a run trains. `skeleton`: the model on torch's meta device. `kept`: what the run that goes on
     has noted of it (`adapters/kept.py`), which then holds, whatever became of the folder that it started from."""
@@ -51,9 +51,9 @@ def adapter_for_run(
     folder = os.path.expanduser(name)
     base = os.path.abspath(folder) if os.path.isdir(folder) else name
     if kept is not None:
-        return resolve_kept(kept, skeleton, task, base, model.revision)
+        return resolve_kept(kept, skeleton, head.adapter_type, base, model.revision)
     choose = resolve if section.pretrained_adapter is None else resolve_start
-    return choose(section, skeleton, task, base, model.revision)
+    return choose(section, skeleton, head.adapter_type, base, model.revision)
 
 
 def refuse_adapter(name: str) -> None:
@@ -90,17 +90,17 @@ def base_source(adapter: ModelConfig) -> ModelConfig:
 
 
 def load_adapted(
-    source: ModelConfig, hf_config: PreTrainedConfig, task: str, dtype: torch.dtype, device: torch.device | str
+    source: ModelConfig, hf_config: PreTrainedConfig, head: TaskHead, dtype: torch.dtype, device: torch.device | str
 ) -> PreTrainedModel:
     """Base and adapter of an adapter folder, frozen or not as in training."""
-    model: Any = load_model(base_source(source), hf_config, task, dtype=dtype, device=device)
+    model: Any = load_model(base_source(source), hf_config, head, dtype=dtype, device=device)
     folder = source.pretrained_model_name_or_path
     if getattr(model, "is_quantized", False):
         raise UserError(
             f"the adapter in '{folder}' belongs to '{base_of(folder)}', whose weights are in few bits. Write the model "
             "that those were made from into adapter_config.json (base_model_name_or_path)."
         )
-    adapter = resolve_folder(folder, model, task, base_of(folder))
+    adapter = resolve_folder(folder, model, head.adapter_type, base_of(folder))
     random = sorted(model.newly_initialised - set(adapter.start or ()))
     if random:
         raise UserError(
@@ -118,18 +118,22 @@ def tokenizer_of(source: ModelConfig) -> ModelConfig:
     return source if own else base_source(source)
 
 
-def foreign_config(source: ModelConfig) -> tuple[str, PreTrainedConfig]:
-    """Task and config of an adapter folder that has no `config.json`: the base's, with what `source.extra` changes."""
+def head_of_folder(source: ModelConfig) -> TaskHead:
+    """The head that an adapter folder says it belongs under."""
     folder = source.pretrained_model_name_or_path
     kind = read_config(folder).get("task_type")
-    task = next((task for task, name in TASK_TYPES.items() if name == kind), None)
-    if task is None:
+    head = next((head for head in HEADS if head.adapter_type == kind), None)
+    if head is None:
         raise UserError(
             f"'{folder}/adapter_config.json' has the task_type {kind}, which tells no task. Write one of "
-            f"{', '.join(TASK_TYPES.values())} there."
+            f"{', '.join(head.adapter_type for head in HEADS)} there."
         )
-    labels = None
-    if task.endswith("classification"):
-        tensors = read_tensors(folder)
-        labels = next((tensors[head].shape[0] for head in HEADS if head in tensors), None)
-    return task, load_hf_config(base_source(source), task, labels)
+    return head
+
+
+def classes_of_folder(source: ModelConfig, head: TaskHead) -> int | None:
+    """How many classes the head in an adapter folder scores; None where there is no such head in it."""
+    if not head.has_classes:
+        return None
+    tensors = read_tensors(source.pretrained_model_name_or_path)
+    return next((tensors[name].shape[0] for name in HEAD_WEIGHTS if name in tensors), None)

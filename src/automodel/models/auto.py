@@ -3,7 +3,7 @@
 Each class here is a subclass of the Hugging Face class of the same name, takes every keyword that class takes, and
 returns a model that is the plain one (`isinstance`, parameters, `save_pretrained`, `generate`) with a `forward` that
 takes padding out and runs fused blocks where it can (`drop_in.py`). Nothing is patched: the next model that
-transformers loads is stock. The engine asks `class_for_task` instead and gets plain models, which it speeds up itself.
+transformers loads is stock. The engine asks `class_for` instead and gets plain models, which it speeds up itself.
 
 The extra keywords are honoured or refused, never swallowed:
 
@@ -28,6 +28,7 @@ import transformers
 from transformers import AutoConfig
 
 from automodel.config.errors import UserError
+from automodel.models.task_head import NEXT_TOKEN, POOLED, TARGET, TOKENS, TaskHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -91,7 +92,7 @@ class _Keywords:
 class _DropIn(_Keywords):
     """Those keywords, and the fast forward for what comes out."""
 
-    _task: str
+    _head: TaskHead
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -110,25 +111,25 @@ class _DropIn(_Keywords):
     def _fast(cls, model: Any, kwargs: dict[str, Any]) -> Any:
         from automodel.models.drop_in import speed_up
 
-        return speed_up(model, cls._task, kernels=kwargs.get("use_liger_kernel") is not False)
+        return speed_up(model, cls._head, kernels=kwargs.get("use_liger_kernel") is not False)
 
 
 class AutoModelForCausalLM(_DropIn, transformers.AutoModelForCausalLM):
     """`transformers.AutoModelForCausalLM`, faster, with the reference's keywords."""
 
-    _task = "causal-lm"
+    _head = NEXT_TOKEN
 
 
 class AutoModelForSequenceClassification(_DropIn, transformers.AutoModelForSequenceClassification):
     """`transformers.AutoModelForSequenceClassification`, faster, with the reference's keywords."""
 
-    _task = "text-classification"
+    _head = POOLED
 
 
 class AutoModelForTokenClassification(_DropIn, transformers.AutoModelForTokenClassification):
     """`transformers.AutoModelForTokenClassification`, faster, with the reference's keywords."""
 
-    _task = "token-classification"
+    _head = TOKENS
 
 
 class AutoModelForSeq2SeqLM(_Keywords, transformers.AutoModelForSeq2SeqLM):
@@ -155,17 +156,17 @@ def _plain(auto_class: Any) -> Any:
     return type(auto_class.__name__, (_Keywords, auto_class), {"__module__": __name__, "__doc__": auto_class.__doc__})
 
 
-_CLASS_FOR_TASK: dict[str, Any] = {
-    "text-classification": _plain(transformers.AutoModelForSequenceClassification),
-    "token-classification": _plain(transformers.AutoModelForTokenClassification),
-    "causal-lm": _plain(transformers.AutoModelForCausalLM),
-    "seq2seq": AutoModelForSeq2SeqLM,
+_PLAIN_CLASSES: dict[TaskHead, Any] = {
+    POOLED: _plain(transformers.AutoModelForSequenceClassification),
+    TOKENS: _plain(transformers.AutoModelForTokenClassification),
+    NEXT_TOKEN: _plain(transformers.AutoModelForCausalLM),
+    TARGET: AutoModelForSeq2SeqLM,
 }
 
 
-def class_for_task(task: str) -> Any:
-    """The auto class that builds stock models for a task, with the reference's keywords."""
-    return _CLASS_FOR_TASK[task]
+def class_for(head: TaskHead) -> Any:
+    """The auto class that builds stock models with this head, with the reference's keywords."""
+    return _PLAIN_CLASSES[head]
 
 
 def dtype_named(name: torch.dtype | str) -> torch.dtype | str:

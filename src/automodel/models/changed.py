@@ -22,6 +22,7 @@ from torch import nn
 
 from automodel.models.families import family_of
 from automodel.models.forward import attention_configs
+from automodel.models.task_head import TaskHead, Wants
 
 LIBRARIES = {
     "automodel", "torch", "transformers", "accelerate", "peft", "liger_kernel", "apex", "transformer_engine",
@@ -29,11 +30,12 @@ LIBRARIES = {
 }  # fmt: skip
 """Packages whose modules do to a token what they do, whatever stands beside it."""
 
-_LOSSES = {
-    "causal-lm": "ForCausalLMLoss",
-    "text-classification": "ForSequenceClassificationLoss",
-    "token-classification": "ForTokenClassification",
+_LOSSES: dict[Wants, str] = {
+    "pooled": "ForSequenceClassificationLoss",
+    "tokens": "ForTokenClassification",
+    "vocabulary": "ForCausalLMLoss",
 }
+"""transformers' functions that score the labels of a head, by what it gives."""
 
 
 def what_changed(model: Any, modules: Sequence[nn.Module] = ()) -> str | None:
@@ -51,12 +53,12 @@ def what_changed(model: Any, modules: Sequence[nn.Module] = ()) -> str | None:
     return _foreign_code(model, modules)
 
 
-def own_loss(model: Any, task: str) -> bool:
-    """Whether stock code would score labels by another function than transformers' for this task: one that was set on
+def own_loss(model: Any, head: TaskHead) -> bool:
+    """Whether stock code would score labels by another function than transformers' for this head: one that was set on
     the model, put into transformers' table of losses, or put in the place of the cross-entropy below them."""
     from transformers.loss import loss_utils
 
-    usual, used = getattr(loss_utils, _LOSSES[task]), model.loss_function
+    usual, used = getattr(loss_utils, _LOSSES[head.wants]), model.loss_function
     return used is not usual or not (_from_library(used) and _from_library(loss_utils.fixed_cross_entropy))
 
 

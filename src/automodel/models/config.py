@@ -9,8 +9,6 @@ from annotated_types import Ge, Le
 
 from automodel.config.section import PathText, Section, ShareBelowOne
 
-Task = Literal["text-classification", "token-classification", "causal-lm", "seq2seq"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8Config(Section):

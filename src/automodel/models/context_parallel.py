@@ -15,6 +15,7 @@ import torch
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.models.families import family_of, pooled_positions
 from automodel.models.gathered_attention import Gathers, spans_of
+from automodel.models.task_head import TaskHead
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ContextBatch(PackedBatch):
 
 
 def cut_tokens(
-    batch: PackedBatch, config: Any, task: str, part: int, parts: int, group: Any, gathers: bool = False
+    batch: PackedBatch, config: Any, head: TaskHead, part: int, parts: int, group: Any, gathers: bool = False
 ) -> ContextBatch:
     """The `part`-th of `parts` equal pieces of the stream. Done on the host: which positions are read depends on it.
     `gathers`: the ranks cannot share the heads, and gather keys and values."""
@@ -40,7 +41,7 @@ def cut_tokens(
     size = tokens // parts
     own = slice(part * size, (part + 1) * size)
     read_R = batch.read_positions_R
-    if task == "text-classification":
+    if head.wants == "pooled":
         read_R = pooled_positions(config, batch.input_ids_T, batch.position_ids_T, read_R)
     here_R = (read_R >= own.start) & (read_R < own.stop)
     positions_R, labels_R = read_R[here_R] - own.start, batch.labels_R[here_R]

@@ -1,4 +1,4 @@
-"""A Hugging Face model that computes faster and is otherwise the model it was: `speed_up(model, task)`.
+"""A Hugging Face model that computes faster and is otherwise the model it was: `speed_up(model, head)`.
 
     from automodel import AutoModelForCausalLM          # instead of `from transformers import …`
 
@@ -64,6 +64,7 @@ from automodel.models.packed_call import (
     recomputes_by_saved_tensors,
     untouched,
 )
+from automodel.models.task_head import TaskHead, Wants
 from automodel.models.unpad import Inputs, Rectangular, Unpadded, aligned_labels, unpad
 
 logger = logging.getLogger(__name__)
@@ -84,8 +85,8 @@ _ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3", "flash_attentio
 class Calls:
     """What calls of one model share. A copy of the model begins without."""
 
-    def __init__(self, task: str, kernels: bool):
-        self.task, self.kernels = task, kernels
+    def __init__(self, head: TaskHead, kernels: bool):
+        self.head, self.kernels = head, kernels
         self.path, self.reason = "stock", "it was not called yet"
         self.said: set[str] = set()
         self.blocks: Blocks | None = None
@@ -101,10 +102,10 @@ class Calls:
         """Counts entropy and right labels of language models (`counting_tokens`)."""
 
     def __deepcopy__(self, memo: Any) -> Calls:
-        return Calls(self.task, self.kernels)
+        return Calls(self.head, self.kernels)
 
     def __reduce__(self) -> Any:
-        return Calls, (self.task, self.kernels)
+        return Calls, (self.head, self.kernels)
 
     def took(self, path: str, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -113,11 +114,11 @@ class Calls:
             logger.info("%s forward: %s", path, reason)
 
 
-def speed_up(model: Any, task: str, *, kernels: bool = True) -> Any:
+def speed_up(model: Any, head: TaskHead, *, kernels: bool = True) -> Any:
     """Gives a transformers model the fast `forward`, in place. `kernels=False` keeps stock blocks."""
-    if packing_support(model.config, task).packed and not hasattr(model, _STATE):
+    if packing_support(model.config, head).packed and not hasattr(model, _STATE):
         model.__class__ = _fast_class(type(model))
-        setattr(model, _STATE, Calls(task, kernels))
+        setattr(model, _STATE, Calls(head, kernels))
     return model
 
 
@@ -207,7 +208,7 @@ def _check(model: Any, calls: Calls, given: dict[str, Any]) -> None:
         raise Rectangular(f"packed attention is not tried out on {ids.device.type}")
     for name in ("attention_mask", "token_type_ids", "labels", "position_ids"):
         value = given.get(name)
-        flat = name == "labels" and calls.task == "text-classification"
+        flat = name == "labels" and calls.head.wants == "pooled"
         rows = (1, len(ids)) if name == "position_ids" else (len(ids),)
         if value is None or flat:
             continue
@@ -237,7 +238,7 @@ def _check_model(model: Any, calls: Calls, given: dict[str, Any], modules: Seque
     chosen_for_it = config.model_type == "gemma2" and config._attn_implementation == "eager"  # SDPA has no cap
     if config._attn_implementation not in _ATTENTIONS and not chosen_for_it:
         raise Rectangular(f"attention is {config._attn_implementation}")
-    if given.get("labels") is not None and own_loss(model, calls.task):
+    if given.get("labels") is not None and own_loss(model, calls.head):
         raise Rectangular("the model has a loss function of its own")
     if config.output_hidden_states or config.output_attentions or not getattr(config, "return_dict", True):
         raise Rectangular("the config asks for other outputs")
@@ -259,7 +260,7 @@ def _check_cache(model: Any, calls: Calls, given: dict[str, Any]) -> None:
     """A language model that is only asked for logits also gives its cache, and a loop that generates reads it."""
     if given.get("use_cache"):
         raise Rectangular("use_cache was given")
-    wants_cache = calls.task == "causal-lm" and _caches(model, given)
+    wants_cache = calls.head.next_token and _caches(model, given)
     if wants_cache and not model.training and given.get("labels") is None:
         raise Rectangular("the cache may be wanted; use_cache=False says it is not")
 
@@ -267,11 +268,11 @@ def _check_cache(model: Any, calls: Calls, given: dict[str, Any]) -> None:
 def _fast_forward(model: Any, calls: Calls, given: dict[str, Any], modules: Sequence[Any]) -> Any:
     labels = given.get("labels")
     inputs = Inputs(*(given.get(name) for name in _CARRIED), caches=_caches(model, given))  # ty: ignore[invalid-argument-type]
-    batch = unpad(inputs, calls.task, model.config)
+    batch = unpad(inputs, calls.head, model.config)
     _check_padding_is_unread(model, calls, batch, labels)
     rows_R = None
-    if labels is not None and calls.task == "causal-lm":
-        aligned_T = batch.take(aligned_labels(labels, calls.task))
+    if labels is not None and calls.head.next_token:
+        aligned_T = batch.take(aligned_labels(labels, calls.head))
         rows_R = (aligned_T != IGNORE).nonzero().squeeze(1)
         if not len(rows_R):
             raise Rectangular("no token has a label")
@@ -283,7 +284,7 @@ def _fast_forward(model: Any, calls: Calls, given: dict[str, Any], modules: Sequ
         draws = model.training and blocks is not None
         seed = torch.randint(2**62, (1,), device=model.device) if draws else None
         with PackedCode(model, blocks, batch.packed, seed, layers, modules).call():
-            output = _ANSWERS[calls.task](model, calls, batch, given, rows_R, blocks is not None)
+            output = _ANSWERS[calls.head.wants](model, calls, batch, given, rows_R, blocks is not None)
     if blocks is not None:
         calls.took("fused", "padding taken out, blocks fused")
     else:
@@ -294,7 +295,7 @@ def _fast_forward(model: Any, calls: Calls, given: dict[str, Any], modules: Sequ
 def _check_padding_is_unread(model: Any, calls: Calls, batch: Unpadded, labels: Tensor | None) -> None:
     """A prediction has logits for padding, too, and a metric may count them: they must be the stock model's."""
     learns = model.training and torch.is_grad_enabled()
-    if calls.task == "text-classification" or learns or batch.places_T is None:
+    if calls.head.wants == "pooled" or learns or batch.places_T is None:
         return
     if labels is None or not calls.loss_alone:
         raise Rectangular("outside of training, logits on padding may be read")
@@ -354,7 +355,7 @@ def _forward(model: Any, calls: Calls, fused: bool, for_loss: bool = False) -> C
     key = (fused, for_loss, tuple(id(m) for m in model.children()), head)
     if key not in calls.forwards:
         make = make_loss_forward if for_loss else make_forward
-        calls.forwards[key] = make(model, calls.task, "packed", swapped=fused)
+        calls.forwards[key] = make(model, calls.head, "packed", swapped=fused)
     return calls.forwards[key]
 
 
@@ -433,8 +434,8 @@ def _tags(
     return TokenClassifierOutput(**values)
 
 
-_ANSWERS: dict[str, Callable[..., Any]] = {
-    "causal-lm": _language,
-    "text-classification": _classes,
-    "token-classification": _tags,
+_ANSWERS: dict[Wants, Callable[..., Any]] = {
+    "vocabulary": _language,
+    "pooled": _classes,
+    "tokens": _tags,
 }

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from automodel.models.task_head import TaskHead
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -55,7 +57,7 @@ class Family:
 
 @dataclass(frozen=True)
 class PackingSupport:
-    """Whether a model and task can be packed, and why (not)."""
+    """Whether a model with a head can be packed, and why (not)."""
 
     packed: bool
     reason: str
@@ -171,29 +173,29 @@ def family_of(config: PreTrainedConfig) -> Family:
     return FAMILIES[config.model_type]
 
 
-def packing_support(hf_config: PreTrainedConfig, task: str, longest: int | None = None) -> PackingSupport:
+def packing_support(hf_config: PreTrainedConfig, head: TaskHead, longest: int | None = None) -> PackingSupport:
     """Decides from the config whether documents can share a row. `longest`: tokens of the longest document, where that
     is known; some models turn short documents in the same way whatever stands beside them, but not long ones."""
     kind = hf_config.model_type
-    obstacle = _obstacle(hf_config, task, longest)
+    obstacle = _obstacle(hf_config, head, longest)
     if obstacle:
         return PackingSupport(False, f"{kind} {obstacle}")
     family = FAMILIES[kind]
-    pooling = family.pooling if task == "text-classification" else None
+    pooling = family.pooling if head.wants == "pooled" else None
     return PackingSupport(True, f"{kind} reads each document exactly as if it were alone", pooling)
 
 
-def _obstacle(config: PreTrainedConfig, task: str, longest: int | None) -> str | None:
+def _obstacle(config: PreTrainedConfig, head: TaskHead, longest: int | None) -> str | None:
     """What stops packing, as the rest of a sentence that starts with the model type."""
     kind = config.model_type
-    if task == "seq2seq" or getattr(config, "is_encoder_decoder", False):
+    if head.encoder_decoder or getattr(config, "is_encoder_decoder", False):
         return _WHY_PADDED.get(kind, "is an encoder-decoder: source and target are two streams")
     if kind not in FAMILIES:
         return _WHY_PADDED.get(kind, "is not among the families whose packing is tested")
     if getattr(config, "auto_map", None):
         return "comes with its own code, whose packing is not tested"
     family = FAMILIES[kind]
-    if task == "causal-lm" and not family.decoder:
+    if head.next_token and not family.decoder:
         return "is a bidirectional encoder"
     if not family.decoder and getattr(config, "is_decoder", False):
         return "is configured as a decoder (`is_decoder`), which is not tested packed"

@@ -33,6 +33,7 @@ from automodel.models.families import (
 from automodel.models.lm_head import unprojected_head
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 from automodel.models.router import Router, router_of
+from automodel.models.task_head import TaskHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +49,7 @@ _STOCK_NAME = "_attention_before_packing"
 
 def make_loss_forward(
     model: PreTrainedModel,
-    task: str,
+    head: TaskHead,
     path: Literal["packed", "padded"],
     swapped: bool = False,
     fused: bool = True,
@@ -57,34 +58,34 @@ def make_loss_forward(
     """As `make_forward`; with `fused`, a causal language model stops short of its head, where that is a plain product,
     and the loss makes the logits itself, a few rows at a time (`lm_head.py`). So does a swapped encoder that learns to
     classify texts (`fused_head.py`). `copies`: of matrices in bf16, on a CPU that makes products in it."""
-    logits = make_forward(model, task, path, swapped)
-    if fused and swapped and task == "text-classification":
+    logits = make_forward(model, head, path, swapped)
+    if fused and swapped and head.wants == "pooled":
         return _fused_head_forward(model, logits)
     router = router_of(model) if path == "padded" else None
     if router is not None:
-        return _balanced_forward(model, task, router)
-    project_later = unprojected_head(model, copies) if fused and task == "causal-lm" else None
+        return _balanced_forward(model, head, router)
+    project_later = unprojected_head(model, copies) if fused and head.next_token else None
     if project_later is None:
         return logits
     return _unprojected_forward(model, path, swapped, project_later)
 
 
 def make_forward(
-    model: PreTrainedModel, task: str, path: Literal["packed", "padded"], swapped: bool = False
+    model: PreTrainedModel, head: TaskHead, path: Literal["packed", "padded"], swapped: bool = False
 ) -> Forward:
     """A function from a batch to logits aligned with the batch's labels. `path="packed"` switches the model's
     attention. `swapped`: blocks of the model are swapped (`fuse.py`, `pooled_block.py`)."""
     if path == "padded":
-        return _seq2seq_forward(model) if task == "seq2seq" else _padded_forward(model)
-    support = packing_support(model.config, task, longest=0)  # whoever asks for it knows the lengths
+        return _seq2seq_forward(model) if head.encoder_decoder else _padded_forward(model)
+    support = packing_support(model.config, head, longest=0)  # whoever asks for it knows the lengths
     if not support.packed:
         raise ValueError(f"the packed path was asked for, but {support.reason}")
     use_packed_attention(model)
     if swapped and family_of(model.config).decoder:
-        return _swapped_decoder_forward(model, task)
+        return _swapped_decoder_forward(model, head)
     if swapped:
-        return _swapped_forward(model, task)
-    return _packed_causal_lm_forward(model) if task == "causal-lm" else _packed_head_forward(model, task)
+        return _swapped_forward(model, head)
+    return _packed_causal_lm_forward(model) if head.next_token else _packed_head_forward(model, head)
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
@@ -168,14 +169,14 @@ def _packed_causal_lm_forward(model: Any) -> Forward:
     return forward
 
 
-def _packed_head_forward(model: Any, task: str) -> Forward:
+def _packed_head_forward(model: Any, head: TaskHead) -> Forward:
     family = family_of(model.config)
     backbone = getattr(model, family.backbone)
 
     def forward(batch: Batch) -> Tensor:
         assert isinstance(batch, PackedBatch)
         hidden_TN = backbone(**_stream(family, model, batch)).last_hidden_state[0]
-        if task == "token-classification":
+        if head.wants == "tokens":
             return family.tag(model, hidden_TN.index_select(0, batch.read_positions_R)).float()
         pooled_RN = pooled_hidden_states(
             model.config,
@@ -190,14 +191,14 @@ def _packed_head_forward(model: Any, task: str) -> Forward:
     return forward
 
 
-def _swapped_forward(model: Any, task: str) -> Forward:
+def _swapped_forward(model: Any, head: TaskHead) -> Forward:
     """A swapped encoder. For text classification its last block may compute the pooled rows alone."""
     from automodel.models.fuse import bind_batch, pools_inside
 
     family = family_of(model.config)
     backbone = getattr(model, family.backbone)
-    stock_head = _packed_head_forward(model, task)
-    pooled_only = task == "text-classification" and pools_inside(model)
+    stock_head = _packed_head_forward(model, head)
+    pooled_only = head.wants == "pooled" and pools_inside(model)
 
     def forward(batch: Batch) -> Tensor:
         assert isinstance(batch, PackedBatch)
@@ -233,7 +234,7 @@ def _fused_head_forward(model: Any, logits: Forward) -> LossForward:
     return forward
 
 
-def _swapped_decoder_forward(model: Any, task: str) -> Forward:
+def _swapped_decoder_forward(model: Any, head: TaskHead) -> Forward:
     """A fused decoder. Its last block returns the rows that are read, in their order, and the head takes them all."""
     from automodel.models.fuse import bind_batch
 
@@ -244,9 +245,9 @@ def _swapped_decoder_forward(model: Any, task: str) -> Forward:
         assert isinstance(batch, PackedBatch)
         bind_batch(model, batch)
         stream = _stream(family, model, batch)
-        if task == "causal-lm":
+        if head.next_token:
             return model(**stream, read_positions=batch.read_positions_R).logits.squeeze(0)
-        if task == "token-classification":
+        if head.wants == "tokens":
             hidden_RN = backbone(**stream, read_positions=batch.read_positions_R).last_hidden_state.squeeze(0)
             return family.tag(model, hidden_RN).float()
         pooled_R = pooled_positions(model.config, batch.input_ids_T, batch.position_ids_T, batch.read_positions_R)
@@ -289,8 +290,8 @@ def _padded_forward(model: Any) -> Forward:
     return lambda batch: call(batch).logits
 
 
-def _balanced_forward(model: Any, task: str, router: Router) -> LossForward:
-    call = _seq2seq_call(model) if task == "seq2seq" else _padded_call(model)
+def _balanced_forward(model: Any, head: TaskHead, router: Router) -> LossForward:
+    call = _seq2seq_call(model) if head.encoder_decoder else _padded_call(model)
 
     def forward(batch: Batch) -> Outputs:
         assert isinstance(batch, PaddedBatch)

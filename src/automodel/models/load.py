@@ -19,6 +19,7 @@ import torch
 
 from automodel.config.errors import UserError
 from automodel.models.angles import KEYS_OF_ANGLES, with_own_angles
+from automodel.models.auto_class import forget_code_that_is_not_run
 from automodel.models.config import ModelConfig
 from automodel.models.config_values import check_sizes, check_values, no_model_of
 from automodel.models.file_checks import (
@@ -32,7 +33,7 @@ from automodel.models.file_checks import (
 )
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model, find_tokenizer
-from automodel.models.tasks import forget_code_that_is_not_run, infer_task, require_task, tasks_of
+from automodel.models.task_head import POOLED, TaskHead
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -40,19 +41,16 @@ if TYPE_CHECKING:
 __all__ = [
     "ModelLimits",
     "count_parameters",
-    "infer_task",
     "load_hf_config",
     "load_model",
     "load_tokenizer",
     "model_limits",
     "read_hf_config",
-    "tasks_of",
     "without_memory",
 ]
 
 logger = logging.getLogger(__name__)
 
-_CLASSIFICATION = ("text-classification", "token-classification")
 _POSITIONS_AFTER_PADDING = (
     "roberta",
     "xlm-roberta",
@@ -72,7 +70,7 @@ _PAD_CANDIDATES = ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>", "<|
 
 def load_hf_config(
     cfg: ModelConfig,
-    task: str,
+    head: TaskHead,
     num_labels: int | None = None,
     label_names: Sequence[str] | None = None,
     problem_type: str | None = None,
@@ -84,7 +82,7 @@ def load_hf_config(
     if not (cfg.target or "").endswith(".from_config"):
         check_weights(source)
     wanted = {**cfg.extra, **_given_names(cfg.extra.get("id2label"), cfg.num_labels)}
-    labels = _label_attributes(cfg, task, num_labels, label_names, problem_type)
+    labels = _label_attributes(cfg, head, num_labels, label_names, problem_type)
     if wanted.keys() & KEYS_OF_ANGLES:
         wanted = with_own_angles(wanted, getattr(_read_config(source, {})[0], "rope_parameters", None))
     config, unused = _read_config(source, {**wanted, **labels})
@@ -92,7 +90,6 @@ def load_hf_config(
     if unknown:
         raise UserError("\n".join(_unknown_attribute(key, config) for key in unknown))
     check_values(config, place_of(cfg))
-    require_task(config, task, cfg.pretrained_model_name_or_path)
     return config
 
 
@@ -132,17 +129,13 @@ def read_hf_config(cfg: ModelConfig) -> PreTrainedConfig:
 
 def _label_attributes(
     cfg: ModelConfig,
-    task: str,
+    head: TaskHead,
     num_labels: int | None,
     label_names: Sequence[str] | None,
     problem_type: str | None,
 ) -> dict[str, Any]:
     """Config attributes of a classification head."""
-    if cfg.problem_type is not None and task != "text-classification":
-        raise UserError(f"model.problem_type: {cfg.problem_type} means nothing for {task}; remove it")
-    if task not in _CLASSIFICATION:
-        if cfg.num_labels is not None:
-            raise UserError(f"model.num_labels: {cfg.num_labels} means nothing for {task}; remove it")
+    if not head.has_classes:
         return {}
     count = num_labels if num_labels is not None else cfg.num_labels
     if label_names is not None and count is not None and len(label_names) != count:
@@ -157,7 +150,7 @@ def _label_attributes(
     elif count is not None:
         attributes["num_labels"] = count
     kind = problem_type or cfg.problem_type
-    if kind is not None and task == "text-classification":  # the data of taggers has one, too
+    if kind is not None and head.wants == "pooled":  # the data of taggers has one, too
         attributes["problem_type"] = kind
     return attributes
 
@@ -324,16 +317,16 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
 def load_model(
     cfg: ModelConfig,
     hf_config: PreTrainedConfig,
-    task: str,
+    head: TaskHead,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     seed: int = 42,
 ) -> PreTrainedModel:
     """The plain Hugging Face model with its weights, on `device`. A `_target_` ending in `.from_config` starts from
     random weights."""
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
 
-    auto_class = class_for_task(task)
+    auto_class = class_for(head)
     hf_config = copy.deepcopy(hf_config)  # the model's attention is switched later, and must not travel with the config
     asked = {
         "attn_implementation": cfg.attn_implementation,
@@ -348,7 +341,7 @@ def load_model(
             with drawing:  # a billion random numbers take half a minute on a processor, and no time on a GPU
                 model = auto_class.from_config(hf_config, dtype=dtype, trust_remote_code=cfg.trust_remote_code, **asked)
         else:
-            model = _load_weights(auto_class, find_model(cfg), hf_config, task, dtype, asked)
+            model = _load_weights(auto_class, find_model(cfg), hf_config, head, dtype, asked)
     return model.to(device)
 
 
@@ -356,7 +349,7 @@ def _load_weights(
     auto_class: Any,
     source: Source,
     hf_config: PreTrainedConfig,
-    task: str,
+    head: TaskHead,
     dtype: torch.dtype,
     asked: dict[str, Any],
 ) -> Any:
@@ -388,7 +381,7 @@ def _load_weights(
                 "`save_pretrained`, or use a revision with safetensors."
             ) from error
         raise UserError(f"model: the weights of {source.name!r} could not be read: {_one_line(error)}") from error
-    _check_what_was_loaded(model, report, source.name, task)
+    _check_what_was_loaded(model, report, source.name, head)
     return model
 
 
@@ -402,22 +395,22 @@ def _has_only_pickled_weights(source: Source) -> bool:
     return any(isinstance(try_to_load_from_cache(source.name, name, **keywords), str) for name in pickled)
 
 
-def is_new_head(model: Any, key: str, task: str) -> bool:
+def is_new_head(model: Any, key: str, head: TaskHead) -> bool:
     """Whether a checkpoint may lack this weight: heads of classifiers are new to most models."""
-    return task in _CLASSIFICATION and (not key.startswith(f"{model.base_model_prefix}.") or ".pooler" in key)
+    return head.has_classes and (not key.startswith(f"{model.base_model_prefix}.") or ".pooler" in key)
 
 
-def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, task: str) -> None:
+def _check_what_was_loaded(model: Any, report: dict[str, Any], name: str, head: TaskHead) -> None:
     """New classification heads are expected and said; anything else that the checkpoint lacks is an error."""
     missing = sorted(report["missing_keys"])
     mismatched = {key: (tuple(theirs), tuple(ours)) for key, theirs, ours in report["mismatched_keys"]}
-    lost = [key for key in missing if not is_new_head(model, key, task)]
+    lost = [key for key in missing if not is_new_head(model, key, head)]
     if lost:
         raise UserError(
-            f"model: {name!r} lacks {len(lost)} weights that a {type(model).__name__} needs for {task}: {_few(lost)}. "
+            f"model: {name!r} lacks {len(lost)} weights that a {type(model).__name__} needs: {_few(lost)}. "
             "It is not a checkpoint of this architecture, or not a complete one; use `from_config` for random weights."
         )
-    refuse_other_shapes(name, model.config, {k: v for k, v in mismatched.items() if not is_new_head(model, k, task)})
+    refuse_other_shapes(name, model.config, {k: v for k, v in mismatched.items() if not is_new_head(model, k, head)})
     model.newly_initialised = frozenset([*missing, *mismatched])  # an adapter must bring these along
     if missing:
         logger.info("newly initialised: %s", _few(missing))
@@ -441,28 +434,28 @@ def refuse_other_shapes(name: str, config: PreTrainedConfig, shapes: dict[str, t
     )
 
 
-def count_parameters(hf_config: PreTrainedConfig, task: str, **keywords: Any) -> int:
+def count_parameters(hf_config: PreTrainedConfig, head: TaskHead, **keywords: Any) -> int:
     """Parameters of the model (tied ones once), counted without allocating any. `keywords`: of `from_config`."""
-    return sum(parameter.numel() for parameter in without_memory(hf_config, task, **keywords).parameters())
+    return sum(parameter.numel() for parameter in without_memory(hf_config, head, **keywords).parameters())
 
 
-def without_memory(hf_config: PreTrainedConfig, task: str, **keywords: Any) -> PreTrainedModel:
+def without_memory(hf_config: PreTrainedConfig, head: TaskHead, **keywords: Any) -> PreTrainedModel:
     """The model on torch's `meta` device: modules, names and shapes, but no numbers. `keywords`: of `from_config`."""
     from transformers.initialization import no_init_weights
 
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
 
     # Drawing random numbers, even for tensors without memory, would import torch's compiler: a second.
     with torch.device("meta"), quiet_transformers(), no_init_weights():
-        model = class_for_task(task).from_config(hf_config, **keywords)
+        model = class_for(head).from_config(hf_config, **keywords)
     model.tie_weights()  # part of the initialisation that was left out
     return model
 
 
-def skeleton_of(cfg: ModelConfig, hf_config: PreTrainedConfig, task: str) -> PreTrainedModel:
+def skeleton_of(cfg: ModelConfig, hf_config: PreTrainedConfig, head: TaskHead) -> PreTrainedModel:
     """`without_memory` for a run: says which keys of the config cannot be, where no model can be made of them."""
     try:
-        return without_memory(hf_config, task, trust_remote_code=cfg.trust_remote_code)
+        return without_memory(hf_config, head, trust_remote_code=cfg.trust_remote_code)
     except UserError:
         raise
     except ImportError as error:  # the family needs a package
@@ -481,7 +474,7 @@ class ModelLimits:
     """How many segment ids the model takes; 0: none."""
 
 
-def model_limits(hf_config: PreTrainedConfig, task: str = "text-classification") -> ModelLimits:
+def model_limits(hf_config: PreTrainedConfig, head: TaskHead = POOLED) -> ModelLimits:
     """Limits read from the config; RoBERTa's positions start after its padding index, so two of its 514 are lost."""
     positions = getattr(hf_config, "max_position_embeddings", None)
     if isinstance(positions, int) and hf_config.model_type in _POSITIONS_AFTER_PADDING:
@@ -489,13 +482,13 @@ def model_limits(hf_config: PreTrainedConfig, task: str = "text-classification")
     if not isinstance(positions, int) or positions <= 0:
         positions = None
     types = getattr(hf_config, "type_vocab_size", 0) or 0
-    return ModelLimits(positions, types if types and _takes_token_types(hf_config, task) else 0)
+    return ModelLimits(positions, types if types and _takes_token_types(hf_config, head) else 0)
 
 
-def _takes_token_types(hf_config: PreTrainedConfig, task: str) -> bool:
-    from automodel.models.auto import class_for_task
+def _takes_token_types(hf_config: PreTrainedConfig, head: TaskHead) -> bool:
+    from automodel.models.auto import class_for
 
-    mapping = class_for_task(task)._model_mapping
+    mapping = class_for(head)._model_mapping
     if type(hf_config) not in mapping:
         return False
     return "token_type_ids" in inspect.signature(mapping[type(hf_config)].forward).parameters

@@ -101,7 +101,7 @@ def _write_model(model: PreTrainedModel, folder: Path, weights: Whole | None) ->
         model.save_pretrained(folder, **given)
         return
     write_folder(model, adapter, folder, whole)
-    if adapter.task == "causal-lm":
+    if adapter.task_type == "CAUSAL_LM":
         return  # with a config beside it, transformers takes the folder for a whole model, and looks for its weights
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]

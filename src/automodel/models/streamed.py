@@ -32,6 +32,7 @@ from automodel.models.load import is_new_head, refuse_other_shapes, without_memo
 from automodel.models.onto_gpu import Way
 from automodel.models.quiet import quiet_transformers
 from automodel.models.source import Source, find_model
+from automodel.models.task_head import TaskHead
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_NAMES = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta"))
@@ -125,7 +126,7 @@ class OpenWeights:
 
 
 def open_weights(
-    cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype = torch.float32, seed: int = 42
+    cfg: ModelConfig, hf_config: Any, head: TaskHead, dtype: torch.dtype = torch.float32, seed: int = 42
 ) -> OpenWeights | None:
     """The model and where its weights are; None where only transformers' own loading will do."""
     from safetensors import SafetensorError
@@ -133,12 +134,12 @@ def open_weights(
     if (cfg.target or "").endswith(".from_config") or getattr(hf_config, "quantization_config", None):
         return None
     try:
-        return _open(cfg, hf_config, task, dtype, seed)
+        return _open(cfg, hf_config, head, dtype, seed)
     except (SafetensorError, OSError, json.JSONDecodeError):  # damaged, as the ordinary way will say
         return None
 
 
-def _open(cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype, seed: int) -> OpenWeights | None:
+def _open(cfg: ModelConfig, hf_config: Any, head: TaskHead, dtype: torch.dtype, seed: int) -> OpenWeights | None:
     source = find_model(cfg)
     stored = stored_in(source)
     check_weights(source)
@@ -151,7 +152,7 @@ def _open(cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype, seed:
         "use_liger_kernel": cfg.use_liger_kernel,
     }
     model = without_memory(
-        copy.deepcopy(hf_config), task, dtype=dtype, trust_remote_code=cfg.trust_remote_code, **asked
+        copy.deepcopy(hf_config), head, dtype=dtype, trust_remote_code=cfg.trust_remote_code, **asked
     )
     names = dict(model.named_parameters())
     for parameter in names.values():  # all learn, whatever the model's code says: so does what transformers loads
@@ -160,7 +161,7 @@ def _open(cfg: ModelConfig, hf_config: Any, task: str, dtype: torch.dtype, seed:
     files = {name: found for name, found in files.items() if _fits(found, names[name].shape)}
     missing = [name for name in names if name not in files]
     ties = _ties(model)
-    if any(not is_new_head(model, name, task) for name in missing) or _differ(ties, stored, model.base_model_prefix):
+    if any(not is_new_head(model, name, head) for name in missing) or _differ(ties, stored, model.base_model_prefix):
         return None
     made = _initialise(model, set(missing), stored, seed)
     if made is None:
@@ -257,7 +258,7 @@ def _fits(found: tuple[Path, str], shape: torch.Size) -> bool:
         return tuple(file.get_slice(name).get_shape()) == tuple(shape)
 
 
-def require_shapes(cfg: ModelConfig, model: Any, task: str) -> None:
+def require_shapes(cfg: ModelConfig, model: Any, head: TaskHead) -> None:
     """Refuses a config whose sizes are not those of the weights, before any of them is read. `model`: without memory.
     Where the files are not as the model is, loading them looks again."""
     from safetensors import SafetensorError, safe_open
@@ -272,7 +273,7 @@ def require_shapes(cfg: ModelConfig, model: Any, task: str) -> None:
         wanted: dict[Path, list[tuple[str, str]]] = {}
         for name, _ in model.named_parameters():
             found = _find(name, stored, model.base_model_prefix)
-            if found is not None and not is_new_head(model, name, task):
+            if found is not None and not is_new_head(model, name, head):
                 wanted.setdefault(found[0], []).append((name, found[1]))
         shapes = {}
         for path, names in wanted.items():

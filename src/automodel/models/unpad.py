@@ -23,6 +23,7 @@ from torch import Tensor
 
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.models.families import Family, family_of
+from automodel.models.task_head import TaskHead
 
 
 class Rectangular(Exception):
@@ -69,15 +70,15 @@ def _taken(values_BS: Tensor, places_T: Tensor | None) -> Tensor:
     return flat if places_T is None else flat.index_select(0, places_T)
 
 
-def unpad(inputs: Inputs, task: str, config: Any) -> Unpadded:
+def unpad(inputs: Inputs, head: TaskHead, config: Any) -> Unpadded:
     """The batch as a stream; its head reads every token, or, for text classification, the token that stock code pools.
     Raises `Rectangular`."""
     family, (B, S) = family_of(config), inputs.input_ids_BS.shape
     if inputs.input_ids_BS.numel() == 0:
         raise Rectangular("the batch is empty")
-    pooled_B = _pooled_columns(inputs, family, config) if task == "text-classification" else None
+    pooled_B = _pooled_columns(inputs, family, config) if head.wants == "pooled" else None
     real_BS = None if inputs.attention_mask_BS is None else inputs.attention_mask_BS.bool()
-    facts = _facts(inputs, family, config, task, real_BS, pooled_B)
+    facts = _facts(inputs, family, config, head, real_BS, pooled_B)
     if real_BS is None or facts["tokens"] == B * S:
         places_T, starts_D = None, torch.arange(0, (B + 1) * S, S, device=inputs.input_ids_BS.device)
     else:
@@ -121,7 +122,7 @@ def _pooled_columns(inputs: Inputs, family: Family, config: Any) -> Tensor:
 
 
 def _facts(
-    inputs: Inputs, family: Family, config: Any, task: str, real_BS: Tensor | None, pooled_B: Tensor | None
+    inputs: Inputs, family: Family, config: Any, head: TaskHead, real_BS: Tensor | None, pooled_B: Tensor | None
 ) -> dict[str, int]:
     """Numbers the host needs, in one transfer, with everything checked that could make a stream mean something else."""
     ids_BS, given = inputs.input_ids_BS, inputs.position_ids
@@ -146,8 +147,8 @@ def _facts(
         asked["left"] = (~real_BS[:, 0]).any()
         if pooled_B is not None:
             asked["blind"] = (~real_BS.gather(1, pooled_B[:, None])).any()
-        if inputs.labels is not None and task != "text-classification":
-            asked["taught"] = ((aligned_labels(inputs.labels, task) != IGNORE) & ~real_BS).any()
+        if inputs.labels is not None and head.wants != "pooled":
+            asked["taught"] = ((aligned_labels(inputs.labels, head) != IGNORE) & ~real_BS).any()
     if not asked:
         return {"tokens": B * S, "longest": S}
     found = dict(zip(asked, torch.stack([value.long() for value in asked.values()]).tolist()))
@@ -166,9 +167,9 @@ def _facts(
     return {"tokens": B * S, "longest": S, **found}
 
 
-def aligned_labels(labels_BS: Tensor, task: str) -> Tensor:
+def aligned_labels(labels_BS: Tensor, head: TaskHead) -> Tensor:
     """Labels under the token that predicts them: a language model's stand one to the right."""
-    if task != "causal-lm":
+    if not head.next_token:
         return labels_BS
     return torch.nn.functional.pad(labels_BS[:, 1:], (0, 1), value=IGNORE)
 

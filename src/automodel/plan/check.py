@@ -17,7 +17,7 @@ from automodel.config.errors import ConfigError, Problem, UserError
 from automodel.config.gate import REMOTE_CODE, REMOTE_DATA, canonical, resolve_target
 from automodel.config.load import read_config
 from automodel.config.names import near
-from automodel.config.targets import SLOTS, TASK_CLASSES
+from automodel.config.targets import SLOTS
 from automodel.config.written import as_written
 from automodel.data.config import MixtureEntry
 from automodel.data.keys import foreign_keys
@@ -28,6 +28,7 @@ from automodel.optim.config import LRSchedulerConfig
 from automodel.optim.schedule import Schedule
 from automodel.plan.config import RunConfig
 from automodel.plan.places import as_meant
+from automodel.tasks.registry import ROW_FORMATS, TASKS, task_named
 
 DTYPES = {"auto": "auto", "float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16"}
 DTYPES |= {"float16": "fp16", "fp16": "fp16"}
@@ -58,9 +59,8 @@ KEYS_OF_SHAPES = {
 }
 """Keys of `lr_scheduler:` that only some shapes have."""
 
-TASK_OF_CLASS = dict(
-    zip(TASK_CLASSES, ("causal-lm", "text-classification", "token-classification", "seq2seq"), strict=True)
-)
+TASK_OF_CLASS = {task.head.auto_class: task for task in reversed(TASKS)}
+"""The first task that trains the head of an auto class."""
 
 
 def load_run_config(
@@ -171,12 +171,12 @@ def _mixture(cfg: RunConfig) -> Iterator[Problem]:
 def _task(cfg: RunConfig) -> Iterator[Problem]:
     name = (cfg.model.target or "").rpartition(".")[0].rpartition(".")[2].removeprefix("NeMo")
     task = TASK_OF_CLASS.get(name)
-    if task and cfg.task and task != cfg.task:
+    if task and cfg.task and task.head != task_named(cfg.task).head:
         yield Problem("task", f"is {cfg.task}, but the model's `_target_` {name} is for {task}. Change one of the two.")
-    elif known := cfg.task or task:  # otherwise the model's own config tells, once it is read
+    elif known := task_named(cfg.task) if cfg.task else task:  # otherwise the model's own config tells, once it is read
         for section, where in ((cfg.dataset, "dataset"), (cfg.validation_dataset, "validation_dataset")):
             if section is not None and not section.has_maker:
-                yield from foreign_keys(known, section, where)
+                yield from foreign_keys(known.rows, ROW_FORMATS, section, where)
 
 
 def _batch(cfg: RunConfig) -> Iterator[Problem]:

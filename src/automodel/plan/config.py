@@ -17,8 +17,9 @@ from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenc
 from automodel.distributed.config import DistributedConfig
 from automodel.losses.config import LossConfig
 from automodel.metrics.config import MlflowConfig, TensorboardConfig, WandbConfig
-from automodel.models.config import Fp8Config, ModelConfig, QuantizationConfig, Task
+from automodel.models.config import Fp8Config, ModelConfig, QuantizationConfig
 from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
+from automodel.tasks.registry import TaskName
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "bf16-pure", "fp16"]
 
@@ -132,7 +133,7 @@ task: text-classification
 
     model: ModelConfig
     dataset: DatasetConfig
-    task: Task | None = None
+    task: TaskName | None = None
     """`text-classification`, `token-classification`, `causal-lm` or `seq2seq`; inferred where possible."""
     seed: Seed = 42
     """Seeds initialisation, shuffling and dropout."""

@@ -41,6 +41,7 @@ from automodel.plan.speed import (
     tell_what_is_read,
 )
 from automodel.plan.time import time_line
+from automodel.tasks.task import Task
 
 if TYPE_CHECKING:
     from automodel.data.stats import Cut
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 def make_plan(
     cfg: RunConfig,
-    task: str,
+    task: Task,
     hardware: Hardware,
     model: ModelFacts,
     data: DataFacts,
@@ -103,7 +104,7 @@ def make_plan(
     lines += [*sinks(cfg), *provider(cfg)]
     lines += without_effect(cfg, path, hardware, layout.size, compiled=step.compile)
     return Plan(
-        task=task,
+        task=task.name,
         device=hardware.device,
         precision=precision,
         path=path,
@@ -142,7 +143,7 @@ def _cannot_fit(hardware: Hardware, fitting: Fitting) -> str:
 
 def _room(
     cfg: RunConfig,
-    task: str,
+    task: Task,
     hardware: Hardware,
     model: ModelFacts,
     data: DataFacts,
@@ -187,7 +188,7 @@ class _Step(NamedTuple):
 
 def _step(
     cfg: RunConfig,
-    task: str,
+    task: Task,
     hardware: Hardware,
     model: ModelFacts,
     data: DataFacts,
@@ -236,11 +237,11 @@ def _step(
 
 
 def _what(
-    cfg: RunConfig, task: str, hardware: Hardware, model: ModelFacts, data: DataFacts, layout: Layout, why_ranks: str
+    cfg: RunConfig, task: Task, hardware: Hardware, model: ModelFacts, data: DataFacts, layout: Layout, why_ranks: str
 ) -> list[Decision]:
     """What is trained, on what, where."""
     lines = [
-        Decision("task", task, "from the config" if cfg.task else "inferred from the model class"),
+        Decision("task", task.name, "from the config" if cfg.task else "inferred from the model class"),
         Decision("device", hardware.device, _device_reason(hardware, layout.size, why_ranks)),
         Decision("model", model.name, f"{model.model_type}, {_counted(model.parameters)} parameters"),
         Decision(
@@ -271,10 +272,10 @@ def _longest(data: DataFacts) -> str:
     return f"longest {longest:,}, {done}"
 
 
-def _of_cut(task: str, section: str, cut: Cut) -> str:
+def _of_cut(task: Task, section: str, cut: Cut) -> str:
     """Of which part of the data, and what is lost with what was cut."""
     used = "learned" if section == "dataset" else "measured"
-    lost = f"; the tags beyond are not {used}" if task == "token-classification" else ""
+    lost = f"; the tags beyond are not {used}" if task.rows.labels == "token" else ""
     return f"{section}: {cut.why}{lost}"
 
 

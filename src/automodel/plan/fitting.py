@@ -36,6 +36,7 @@ from automodel.plan.packing import base_line, packings
 from automodel.plan.plan import Decision
 from automodel.plan.remedies import remedies_in_words
 from automodel.plan.speed import decide_capture, decide_fused
+from automodel.tasks.task import Task
 
 if TYPE_CHECKING:
     from automodel.adapters.config import Packing
@@ -83,7 +84,7 @@ class Fitting:
     """What needs less memory, where the estimate does not fit."""
 
 
-def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
+def load_of(task: Task, path: str, data: DataFacts, *, batch: int, batches: int, bucket: int, size: int) -> Load:
     """The largest of so many micro-batches of `batch` documents, or of bins of `size` tokens where that is not 0."""
     lengths = data.lengths
     if size:
@@ -93,7 +94,7 @@ def load_of(task: str, path: str, data: DataFacts, *, batch: int, batches: int, 
     else:
         tokens = largest_batch_tokens(lengths, batch, batches, bucket)
     attended = data.longest if path == "padded" or lengths is None else mean_document(lengths)
-    return Load(tokens, tokens if task in ("causal-lm", "seq2seq") else 0, float(attended))
+    return Load(tokens, tokens if task.head.wants == "vocabulary" else 0, float(attended))
 
 
 def decide_fitting(

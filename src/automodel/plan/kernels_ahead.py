@@ -19,13 +19,15 @@ from automodel.kernels.ahead_facts import Facts, Head, shape_of
 from automodel.models.checkpointing import layer_dropout
 from automodel.models.config import ModelConfig
 from automodel.models.head_form import head_form
-from automodel.models.tasks import infer_task
 from automodel.optim.kinds import KINDS, Kind
 from automodel.plan.asked import asked_checkpointing, asked_precision, decide_batch
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
 from automodel.plan.loss import why_stored
 from automodel.plan.speed import decide_capture, decide_fused, decide_lazy_embeddings
+from automodel.tasks.infer import infer_task
+from automodel.tasks.registry import TEXT_CLASSIFICATION, task_named
+from automodel.tasks.task import Task
 
 SMALLEST_EVALUATION_BATCH = 16
 TIED = ("gemma", "gemma2", "gemma3_text", "smollm3")  # families that tie their head where the file does not say
@@ -63,13 +65,14 @@ def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
     )
     computed = "bf16" if precision == "auto" else precision
     fused = decide_fused(cfg, model, ORDINARY_GPU, computed, True, [])
-    task = cfg.task or infer_task(cfg.model, cfg.dataset.target, None) or "text-classification"
+    named = task_named(cfg.task) if cfg.task else infer_task(cfg.model, cfg.dataset.target, None)
+    task = named or TEXT_CLASSIFICATION
     if not fused:
         shape = dataclasses.replace(shape, blocks="stock")
     batch, accumulation = decide_batch(cfg, [])
     evaluation_batch = cfg.validation_dataloader.batch_size or max(SMALLEST_EVALUATION_BATCH, batch)
     return Facts(
-        shape=dataclasses.replace(shape, pools=shape.pools and task == "text-classification"),
+        shape=dataclasses.replace(shape, pools=shape.pools and task.head.wants == "pooled"),
         precision=precision,
         batch=batch,
         evaluation_batch=evaluation_batch if cfg.validation_dataset is not None else 0,
@@ -77,7 +80,7 @@ def facts_of(cfg: RunConfig, config: dict[str, Any]) -> Facts | None:
         lazy=decide_lazy_embeddings(task, fused, accumulation, []),
         groups=1 if cfg.optimizer.decay_norms_and_biases else 2,
         head=_head(cfg, {**config, **cfg.model.extra}, task) if shape.blocks == "decoder" else Head(),
-        classes=_classes(cfg, config) if task == "text-classification" and shape.blocks == "post-norm" else 0,
+        classes=_classes(cfg, config) if task.head.wants == "pooled" and shape.blocks == "post-norm" else 0,
     )
 
 
@@ -89,10 +92,10 @@ def _classes(cfg: RunConfig, config: dict[str, Any]) -> int:
     return cfg.model.num_labels or len(config.get("id2label") or ()) or 2
 
 
-def _head(cfg: RunConfig, config: dict[str, Any], task: str) -> Head:
+def _head(cfg: RunConfig, config: dict[str, Any], task: Task) -> Head:
     """What of a fused decoder's head is part of the loss."""
     form, words, loss = head_form(SimpleNamespace(**config)), config.get("vocab_size", 0), cfg.loss_fn
-    if task != "causal-lm" or form is None or why_stored(cfg, config["model_type"], words) is not None:
+    if not task.head.next_token or form is None or why_stored(cfg, config["model_type"], words) is not None:
         return Head()
     tied = config.get("tie_word_embeddings", config["model_type"] in TIED)
     return Head(words, tied, *form, z_loss=loss.z_loss, label_smoothing=loss.label_smoothing)

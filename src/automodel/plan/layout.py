@@ -13,6 +13,7 @@ from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
 from automodel.plan.memory import ModelShape
 from automodel.plan.plan import Decision
+from automodel.tasks.task import Task
 
 
 def check_layout(cfg: RunConfig, ranks: int) -> Layout:
@@ -48,9 +49,9 @@ def refuse_with_shards(layout: Layout, kind: Kind | None, precision: str, cfg: R
         )
 
 
-def refuse_cut_head(layout: Layout, task: str, model: ModelFacts) -> None:
+def refuse_cut_head(layout: Layout, task: Task, model: ModelFacts) -> None:
     """A head that is cut by words leaves its last product to the loss."""
-    if layout.tp > 1 and task == "causal-lm" and not model.head_words:
+    if layout.tp > 1 and task.head.next_token and not model.head_words:
         raise UserError(
             f"distributed.tp_size is {layout.tp}, which cuts the vocabulary, but the head of {model.model_type} is not "
             "known to be a plain product. The nearest possible: tp_size: 1 (fsdp2 shards its weights instead)."

@@ -9,6 +9,7 @@ from automodel.kernels.logits_memory import rows_at_a_time, saved_bytes
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
 from automodel.plan.plan import Decision
+from automodel.tasks.task import Task
 
 if TYPE_CHECKING:
     from automodel.plan.hardware import Hardware  # which imports torch
@@ -27,10 +28,10 @@ def why_stored(cfg: RunConfig, model_type: str, head_words: int) -> str | None:
 
 
 def decide_loss(
-    cfg: RunConfig, task: str, model: ModelFacts, hardware: Hardware, precision: str, rows: int, lines: list[Decision]
+    cfg: RunConfig, task: Task, model: ModelFacts, hardware: Hardware, precision: str, rows: int, lines: list[Decision]
 ) -> bool:
     """Whether logits are made inside the loss, a few rows at a time. `rows`: tokens of the largest micro-batch."""
-    if task != "causal-lm":
+    if not task.head.next_token:
         if cfg.loss_fn.fused:
             raise UserError(
                 f"loss_fn.fused belongs to causal language models; the task here is {task}, whose logits are few. "

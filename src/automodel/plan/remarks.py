@@ -21,6 +21,7 @@ from automodel.plan.config import RunConfig
 from automodel.plan.facts import ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.plan import Decision
+from automodel.tasks.task import Task
 
 UNUSED_IN_EVALUATIONS = ("shuffle", "drop_last", "group_by_length", "persistent_workers", "prefetch_factor")
 """Keys of the validation loader that an evaluation of every row, in its own order, has no use for."""
@@ -95,7 +96,7 @@ def _steady_and_down(schedule: Schedule, peak: float, floor: str) -> str:
     return f", then from {start} down to {floor}: {too_many}"
 
 
-def adapter(cfg: RunConfig, task: str, trained: int, parameters: int, words: str) -> Iterator[Decision]:
+def adapter(cfg: RunConfig, task: Task, trained: int, parameters: int, words: str) -> Iterator[Decision]:
     """What is trained beside a frozen model."""
     if cfg.peft is None:
         return
@@ -104,7 +105,7 @@ def adapter(cfg: RunConfig, task: str, trained: int, parameters: int, words: str
     reason = f"{words}; everything else is frozen{start}"
     if cfg.peft.loraplus_lr_ratio:
         reason += f"; B learns {cfg.peft.loraplus_lr_ratio:g} times as fast (LoRA+)"
-    if cfg.model.extra and not task.endswith("classification"):  # whose folder has a config of its own
+    if cfg.model.extra and not task.head.has_classes:  # whose folder has a config of its own
         changed = ", ".join(cfg.model.extra)
         reason += (
             f"; PEFT's folder does not hold changes of the base's config ({changed}): make them where it is loaded"

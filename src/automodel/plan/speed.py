@@ -12,6 +12,7 @@ from automodel.plan.compile_pays import asked_compile
 from automodel.plan.config import RunConfig
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.plan import Decision
+from automodel.tasks.task import Task
 
 if TYPE_CHECKING:
     from automodel.plan.hardware import Hardware  # which imports torch
@@ -128,22 +129,24 @@ def _why_no_fused_shards(model: ModelFacts, layout: Layout) -> str:
 
 
 def decide_pooled(
-    task: str, path: str, model: ModelFacts, checkpointing: str, capture: bool, fused: bool, lines: list[Decision]
+    task: Task, path: str, model: ModelFacts, checkpointing: str, capture: bool, fused: bool, lines: list[Decision]
 ) -> bool:
     """A classifier reads one token of each document, so its last block need not compute the others. Exact."""
     plain = not capture and checkpointing == "none"
     possible = model.can_pool_fused if fused else plain and model.can_pool
-    if task != "text-classification" or path != "packed" or not possible:
+    if task.head.wants != "pooled" or path != "packed" or not possible:
         return False
     saved = f"{model.pooled_saving:.0%} of the layers' arithmetic"
     lines.append(Decision("last layer", "only the token that is classified", f"exact; saves {saved}"))
     return True
 
 
-def tell_what_is_read(task: str, path: str, model: ModelFacts, read: float, fused: bool, lines: list[Decision]) -> None:
+def tell_what_is_read(
+    task: Task, path: str, model: ModelFacts, read: float, fused: bool, lines: list[Decision]
+) -> None:
     """A language model reads the tokens before those it learns; its head, and a fused last block, compute no others,
     but for a few that fill them up. `read`: their share."""
-    if task != "causal-lm" or path != "packed" or 1 - read < WORTH_SAYING:
+    if not task.head.next_token or path != "packed" or 1 - read < WORTH_SAYING:
         return
     saved = f"{1 - read:.0%} of the head's arithmetic"
     if not fused:
@@ -226,10 +229,10 @@ def decide_late_update(
     return True
 
 
-def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: list[Decision], ranks: int = 1) -> bool:
+def decide_lazy_embeddings(task: Task, fused: bool, accumulation: int, lines: list[Decision], ranks: int = 1) -> bool:
     """A batch reads a few rows of the word table; AdamW for the others can wait until they are read. Exact. Several
     ranks read different rows and sum whole tables."""
-    if not fused or accumulation > 1 or ranks > 1 or task not in ("text-classification", "token-classification"):
+    if not fused or accumulation > 1 or ranks > 1 or not task.head.has_classes:
         return False
     reason = "AdamW for the rows a batch reads; the others catch up, exactly, before they are read"
     lines.append(Decision("embeddings", "row by row", reason))
@@ -238,7 +241,7 @@ def decide_lazy_embeddings(task: str, fused: bool, accumulation: int, lines: lis
 
 def decide_word_rows(
     cfg: RunConfig,
-    task: str,
+    task: Task,
     hardware: Hardware,
     model: ModelFacts,
     data: DataFacts,
@@ -251,7 +254,8 @@ def decide_word_rows(
     they are read. Exact. `plain`: neither compiled nor checkpointed. Returns the rows that are trained; 0: all."""
     if cfg.peft is not None:  # the table is frozen
         return 0
-    possible = hardware.device == "cpu" and plain and task != "seq2seq"  # whose decoder reads what it has to write
+    # The decoder of an encoder-decoder reads the words that it has to write, which are not counted.
+    possible = hardware.device == "cpu" and plain and not task.head.encoder_decoder
     adamw = _plain_adamw(cfg, kind) and (kind is None or kind.bits == 32)
     if not possible or not adamw or not 0 < data.word_rows <= MOST_WORDS * model.word_rows:
         return 0

@@ -36,7 +36,7 @@ def cannot(trainer: Any, fast: FastPath, ours: type, loss_only: bool) -> bool:
     """Whether Trainer's own loop must evaluate."""
     args = trainer.args
     asked = (
-        (fast.task != "text-classification" and not loss_only)
+        (fast.task.rows.labels != "document" and not loss_only)
         or args.include_for_metrics
         or args.batch_eval_metrics
         or not args.eval_do_concat_batches
@@ -78,8 +78,8 @@ class Evaluations:
             rows.evaluated_at_once = size * batches_at_once(fast, rows, size)
             rows.collator = PackedCollator(
                 rows.store,
-                task=fast.task,
-                pool=packing_support(fast.model.config, fast.task).pooling or "first",
+                place=fast.task.rows.labels,
+                pool=packing_support(fast.model.config, fast.task.head).pooling or "first",
                 bucket_tokens=fast.plan.bucket_tokens,
                 bucket_reads=fast.plan.evaluated_reads,
                 max_seqlen=fast.plan.max_length,
@@ -94,7 +94,7 @@ class Evaluations:
 def batches_at_once(fast: FastPath, rows: StoredRows, size: int) -> int:
     """How many of Trainer's batches one forward pass takes: at 16 documents a GPU waits for Python, launch by launch,
     and the mean over documents is the same. Losses of tokens are means of batches, so there batches stay apart."""
-    if fast.task != "text-classification" or fast.plan.device != "cuda":
+    if fast.task.rows.labels != "document" or fast.plan.device != "cuda":
         return 1
     room = free_bytes() * SHARE_OF_FREE_MEMORY / (BYTES_A_TOKEN * fast.model.config.hidden_size)
     largest = np.add.reduceat(rows.store.lengths, np.arange(0, len(rows), size)).max()

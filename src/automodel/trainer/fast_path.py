@@ -30,7 +30,7 @@ from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_captured_step, make_eager_forward, precision_around, tell_copies
 from automodel.kernels import ahead
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import TaskLoss, make_loss
+from automodel.losses.task_loss import TaskLoss
 from automodel.models.config import ModelConfig
 from automodel.models.families import packing_support
 from automodel.models.forward import stock_attention, use_stock_attention
@@ -43,6 +43,7 @@ from automodel.plan.facts import DataFacts
 from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.kernels_ahead import facts_of
 from automodel.plan.plan import Plan
+from automodel.tasks.task import Task
 from automodel.trainer.stored_rows import Held, NotStored, StoredRows
 
 SCHEDULE_KEYS = {
@@ -70,7 +71,7 @@ class FastPath:
     """One `train()` call on the engine."""
 
     def __init__(
-        self, model: Any, task: str, rows: StoredRows, cfg: RunConfig, plan: Plan, loss: TaskLoss, sums: bool = False
+        self, model: Any, task: Task, rows: StoredRows, cfg: RunConfig, plan: Plan, loss: TaskLoss, sums: bool = False
     ):
         self.model, self.task, self.rows, self.cfg, self.plan, self.loss = model, task, rows, cfg, plan, loss
         self.sums_batch_means = sums
@@ -98,7 +99,7 @@ class FastPath:
             self._gradients = [(p, p.grad) for p in self.model.parameters() if p.grad is not None]
             return self.step.optimizer
         assert optimizer is not None
-        forward, copies = make_eager_forward(self.model, self.task, self.plan)
+        forward, copies = make_eager_forward(self.model, self.task.head, self.plan)
         tell_copies(optimizer, copies)
         self.step = RatesFromOutside(
             self.model,
@@ -118,8 +119,8 @@ class FastPath:
         nothing: Any = None
         return Prepared(
             self.cfg, self.task, self.model.config, nothing, nothing, nothing,
-            packing_support(self.model.config, self.task), self.loss, "loss", "min", read_hardware(), self.plan, (),
-            lambda cfg: self.plan,
+            packing_support(self.model.config, self.task.head), self.loss, "loss", "min", read_hardware(), self.plan,
+            (), lambda cfg: self.plan,
         )  # fmt: skip
 
     def keep_gradients(self) -> None:
@@ -227,22 +228,22 @@ def _without_hooks(step: Any) -> Generator[None]:
             hooks[key] = hook
 
 
-def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> FastPath:
+def make_fast_path(trainer: Any, task: Task, rows: StoredRows, steps: int) -> FastPath:
     """Plan and loss for a Trainer's run of so many steps. Raises `NotStored` where the plan has no fast step for it."""
     model, args = trainer.model, trainer.args
-    problem = problem_type(model.config, rows.store.labels) if task == "text-classification" else None
-    loss = make_loss(LossConfig(), task, problem, getattr(model.config, "num_labels", None))
+    problem = problem_type(model.config, rows.store.labels) if task.rows.labels == "document" else None
+    loss = task.loss(LossConfig(), problem, getattr(model.config, "num_labels", None))
     loss = dataclasses.replace(loss, tally=trainer.token_scores)
     cfg = run_config(args, task, steps, model.dtype)
     hardware = hardware_of(args.device)
     lengths = rows.store.lengths
     of_rows = lengths if rows.firsts is None else rows.widths
-    facts = model_facts(cfg, task, model.config, packing_support(model.config, task), model, None, None)
+    facts = model_facts(cfg, task, model.config, packing_support(model.config, task.head), model, None, None)
     data = DataFacts(
         rows=len(rows), tokens=int(lengths.sum()), longest=int(of_rows.max()), max_length=int(lengths.max()),
         has_validation=trainer.eval_dataset is not None, lengths=of_rows,
         sizes=partial(
-            sizes_of, rows.store, task, shuffled=args.train_sampling_strategy != "sequential",
+            sizes_of, rows.store, task.rows.labels, shuffled=args.train_sampling_strategy != "sequential",
             grouped=args.train_sampling_strategy == "group_by_length",
         ) if rows.firsts is None else None,
     )  # fmt: skip
@@ -254,15 +255,15 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
         raise NotStored("the plan pads these batches")
     if hardware.device == "cuda" and not plan.capture:
         raise NotStored(next((d.reason for d in plan.decisions if d.name == "step"), "steps cannot be captured"))
-    if task == "text-classification" and model.config.problem_type is None:
+    if task.rows.labels == "document" and model.config.problem_type is None:
         model.config.problem_type = problem  # as transformers' first forward would
     sums = _sums_batch_means(trainer, task, rows)
     counts = trainer.model_accepts_loss_kwargs and not trainer._loss_shifts_labels
-    rows.counts_first = task == "causal-lm" and counts
+    rows.counts_first = task.head.next_token and counts
     rows.collator = PackedCollator(
         rows.store,
-        task=task,
-        pool=packing_support(model.config, task).pooling or "first",
+        place=task.rows.labels,
+        pool=packing_support(model.config, task.head).pooling or "first",
         bucket_tokens=plan.bucket_tokens,
         bucket_reads=plan.bucket_reads,
         max_seqlen=plan.max_length,
@@ -273,11 +274,11 @@ def make_fast_path(trainer: Any, task: str, rows: StoredRows, steps: int) -> Fas
     return FastPath(model, task, rows, cfg, plan, loss, sums)
 
 
-def _sums_batch_means(trainer: Any, task: str, rows: StoredRows) -> bool:
+def _sums_batch_means(trainer: Any, task: Task, rows: StoredRows) -> bool:
     """Whether a step's loss is the sum of its batches' means: what Trainer makes of gradient accumulation where a
     model's forward takes any keyword, but its loss does not look at `num_items_in_batch`. Raises `NotStored` where
     batches of unequal sizes would then weigh differently."""
-    if trainer.args.gradient_accumulation_steps == 1 or task != "text-classification":
+    if trainer.args.gradient_accumulation_steps == 1 or task.rows.labels != "document":
         return False
     if len(rows) % trainer.args.train_batch_size and not trainer.args.dataloader_drop_last:
         raise NotStored("with gradient accumulation Trainer averages batch by batch, and the last batch is smaller")
@@ -307,7 +308,7 @@ def _counts_items(model: Any) -> bool:
     return not torch.equal(*losses)
 
 
-def compile_ahead(model: Any, args: Any, task: str, counts: bool = False) -> None:
+def compile_ahead(model: Any, args: Any, task: Task, counts: bool = False) -> None:
     """Begins to compile the kernels of captured steps, in a process beside the script, which is still reading data.
     `counts`: the loss counts entropy and right labels on its way."""
     with contextlib.suppress(NotStored, KeyError, TypeError, ValueError):  # it decides nothing, so it may fail
@@ -325,13 +326,13 @@ def problem_type(config: Any, labels: Any) -> str:
     return "single_label_classification" if labels.dtype.kind == "i" else "multi_label_classification"
 
 
-def run_config(args: Any, task: str, steps: int, dtype: torch.dtype) -> RunConfig:
+def run_config(args: Any, task: Task, steps: int, dtype: torch.dtype) -> RunConfig:
     """`TrainingArguments` in the words of a config file, as far as a step depends on them."""
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32" if dtype == torch.float32 else "bf16-pure"
     return RunConfig(
         model=ModelConfig(pretrained_model_name_or_path="the model of the Trainer"),
         dataset=DatasetConfig(path="the dataset of the Trainer"),
-        task=task,  # ty: ignore[invalid-argument-type]
+        task=task.name,  # ty: ignore[invalid-argument-type]
         seed=args.seed,
         step_scheduler=StepSchedulerConfig(
             local_batch_size=args.train_batch_size, grad_acc_steps=args.gradient_accumulation_steps, max_steps=steps

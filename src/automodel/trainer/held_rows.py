@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from automodel.tasks.task import Task
 from automodel.trainer.read_once import Listed, ReadOnce, samples_taken
 from automodel.trainer.stored_rows import MOST_FOR_A_PART, MOST_TOKENS, StoredRows, known_padding, store_rows
 
 
-def held_rows(trainer: Any, task: str) -> StoredRows:
+def held_rows(trainer: Any, task: Task) -> StoredRows:
     """Raises `NotStored` where they cannot be held."""
     dataset, args, read = trainer.train_dataset, trainer.args, None
     if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names") and hasattr(dataset, "format"):

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import transformers
 from transformers import PreTrainedModel, TrainerCallback
-from transformers.models.auto import modeling_auto as auto
 
+from automodel.models.auto_class import classes_in_transformers
 from automodel.models.changed import as_made, own_loss, what_changed
 from automodel.models.families import packing_support
 from automodel.models.packed_call import has_hooks, untouched
+from automodel.tasks.registry import TASKS
+from automodel.tasks.task import Task
 
 INSIDE_A_STEP = (
     "compute_loss",
@@ -40,20 +42,17 @@ INSIDE_A_STEP = (
 )
 """Methods that a step calls; a subclass that has its own wants it called."""
 EVENTS_INSIDE_A_STEP = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
-TASKS = {
-    "text-classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-    "token-classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-    "causal-lm": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-}
 CAPTURED_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
 
 
-def task_of(model: Any) -> str | None:
-    """The task of a transformers model, by its class; none for a class of somebody else's."""
+def task_of(model: Any) -> Task | None:
+    """The task of a transformers model, by its class; none for another library's class, and none for encoder-decoders,
+    whose source and target cannot be packed."""
     kind = type(model)
     if not isinstance(model, PreTrainedModel) or not kind.__module__.startswith("transformers.models."):
         return None
-    return next((task for task, names in TASKS.items() if kind.__name__ in names.values()), None)
+    packable = (task for task in TASKS if not task.head.encoder_decoder)
+    return next((task for task in packable if kind.__name__ in classes_in_transformers(task.head).values()), None)
 
 
 def own_method(trainer: Any, name: str, ours: type) -> bool:
@@ -74,7 +73,7 @@ def _model_obstacle(trainer: Any) -> str | None:
     task = task_of(model)
     if task is None:
         return f"{type(model).__name__} is not one of transformers' classifiers or causal language models"
-    support = packing_support(model.config, task)
+    support = packing_support(model.config, task.head)
     if not support.packed:
         return support.reason
     if not all(p.requires_grad for p in model.parameters()):
@@ -86,7 +85,7 @@ def _model_obstacle(trainer: Any) -> str | None:
         return changed
     if not untouched(model) or has_hooks(model) or not as_made(model):
         return "modules of the model were replaced, or have hooks"
-    if own_loss(model, task):
+    if own_loss(model, task.head):
         return "the model has a loss function of its own"
     if getattr(model, "hf_quantizer", None) is not None:
         return "the model is quantised"
@@ -112,12 +111,13 @@ def _argument_obstacle(trainer: Any) -> str | None:
 
 def _settings_obstacle(trainer: Any) -> str | None:
     args, task = trainer.args, task_of(trainer.model)
+    assert task is not None
     if args.world_size > 1 or args.n_gpu > 1 or trainer.is_model_parallel:
         return "several devices train together; `automodel finetune` has ranks of its own"
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or args.parallelism_config is not None:
         return "deepspeed, fsdp or parallelism_config is given"
     accumulates = args.gradient_accumulation_steps > 1
-    by_tokens = task == "token-classification" or (task == "causal-lm" and not trainer.model_accepts_loss_kwargs)
+    by_tokens = task.head.wants == "tokens" or (task.head.next_token and not trainer.model_accepts_loss_kwargs)
     if accumulates and by_tokens:
         return "with gradient accumulation Trainer averages the loss of tokens batch by batch"
     switched_on = {

@@ -22,6 +22,7 @@ from automodel.data.batch import IGNORE
 from automodel.data.classify import for_words
 from automodel.data.columns import MESSAGES, TAGS, TEXT, TEXT_PAIRS, TOKENS
 from automodel.data.python_tokenizers import word_numbers
+from automodel.tasks.task import Task
 from automodel.trainer.read_once import draws, nothing_drawn
 from automodel.trainer.sft_rows import RowFormat
 from automodel.trainer.stored_rows import NotStored, known_padding
@@ -88,7 +89,7 @@ class TokenisedRows(torch.utils.data.Dataset):
         return {**row, **self.form(row)}
 
 
-def tokenise_datasets(trainer: Any, task: str | None) -> None:
+def tokenise_datasets(trainer: Any, task: Task | None) -> None:
     """Puts tokenised datasets in the place of those that are not."""
     trainer.train_dataset = tokenised(trainer, trainer.train_dataset, task, "training")
     given = trainer.eval_dataset
@@ -100,7 +101,7 @@ def tokenise_datasets(trainer: Any, task: str | None) -> None:
         trainer.eval_dataset = tokenised(trainer, given, task, "evaluation")
 
 
-def evaluated(trainer: Any, dataset: Any, task: str | None) -> Any:
+def evaluated(trainer: Any, dataset: Any, task: Task | None) -> Any:
     """What is handed over for one evaluation; names of datasets, and those that the constructor saw, as they are."""
     own = trainer.eval_dataset
     seen = own.values() if isinstance(own, dict) else [own]
@@ -109,7 +110,7 @@ def evaluated(trainer: Any, dataset: Any, task: str | None) -> Any:
     return tokenised(trainer, dataset, task, "evaluation")
 
 
-def tokenised(trainer: Any, dataset: Any, task: str | None, what: str) -> Any:
+def tokenised(trainer: Any, dataset: Any, task: Task | None, what: str) -> Any:
     """The dataset with tokens; itself where it has some, or where it cannot be told what to tokenise."""
     words = trainer.processing_class
     if (
@@ -130,11 +131,11 @@ def tokenised(trainer: Any, dataset: Any, task: str | None, what: str) -> Any:
         trainer.processing_class = form.tokenizer  # which is saved with the model
     if isinstance(form, RowFormat) and type(trainer.data_collator) is transformers.DataCollatorForLanguageModeling:
         form = WithoutLabels(form)
-    if task == "causal-lm" and type(trainer.data_collator) is transformers.DataCollatorWithPadding:
+    if task.rows.labels == "next_token" and type(trainer.data_collator) is transformers.DataCollatorWithPadding:
         trainer.data_collator = transformers.DataCollatorForSeq2Seq(words)
     print(f"automodel: the rows of the {what} dataset have no tokens, so they are tokenised", file=sys.stderr)
     if hasattr(dataset, "map") and hasattr(dataset, "column_names"):
-        removed = [name for name in row if name in MESSAGES] if task == "causal-lm" else []
+        removed = [name for name in row if name in MESSAGES] if task.rows.labels == "next_token" else []
         return dataset.map(form, remove_columns=removed or None)
     if type(dataset) is list:
         return [{**entry, **form(entry)} for entry in dataset]
@@ -170,17 +171,19 @@ def _first_row(dataset: Any) -> dict[str, Any] | None:
     return dict(row) if isinstance(row, dict) else None
 
 
-def _form(row: dict[str, Any], task: str, words: Any, config: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+def _form(
+    row: dict[str, Any], task: Task, words: Any, config: Any
+) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
     positions = getattr(config, "max_position_embeddings", None)
     limits = [n for n in (words.model_max_length, positions) if isinstance(n, int) and 0 < n < LONGEST]
     longest = min(limits, default=None)
     texts = {name for name, value in row.items() if isinstance(value, str)}
-    if task == "token-classification":
+    if task.rows.labels == "token":
         lists = [name for name in (*TOKENS, *TAGS) if isinstance(row.get(name), list)]
         found = [next((n for n in names if n in lists), None) for names in (TOKENS, TAGS)]
         return Tagged(for_words(words), found[0], found[1], longest) if found[0] and found[1] else None
     single = next((name for name in TEXT if name in texts), None)
-    if task == "text-classification":
+    if task.rows.labels == "document":
         pair = next((pair for pair in TEXT_PAIRS if set(pair) <= texts), None)
         columns = pair or ((single,) if single else None)
         return Classified(words, columns, longest) if columns else None

@@ -23,6 +23,7 @@ from automodel.data.batch import IGNORE, PackedBatch
 from automodel.data.collate import PackedCollator
 from automodel.data.store import TokenStore
 from automodel.models.families import family_of
+from automodel.tasks.task import Task
 from automodel.trainer.sft_packing import FlatCollator
 
 UNDERSTOOD = ("input_ids", "attention_mask", "token_type_ids", "labels", "label", "label_ids")
@@ -172,7 +173,7 @@ def _name(collator: Any) -> str:
 
 
 def store_rows(
-    dataset: Any, collator: Any, task: str, config: Any, tokenizer: Any, most_tokens: int = MOST_TOKENS
+    dataset: Any, collator: Any, task: Task, config: Any, tokenizer: Any, most_tokens: int = MOST_TOKENS
 ) -> StoredRows:
     """The dataset, whose unused columns are gone, as flat arrays. Raises `NotStored`."""
     padding = known_padding(collator, tokenizer)
@@ -203,7 +204,7 @@ def store_rows(
     return StoredRows(TokenStore(arrays, {}), widths, padding, documents)
 
 
-def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: str, config: Any) -> None:
+def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: Task, config: Any) -> None:
     family, ids = family_of(config), arrays["input_ids"]
     if family.positions_after_padding and bool((ids == config.pad_token_id).any()):
         raise NotStored("rows have pad tokens among their words, and positions are counted by them")
@@ -215,7 +216,7 @@ def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: str
     _check_range(ids, int(getattr(config, "vocab_size", 0) or 0), "token", arrays["offsets"])
     if "token_labels" in arrays:
         learned = arrays["token_labels"]
-        classes = config.num_labels if task == "token-classification" else int(config.vocab_size)
+        classes = config.num_labels if task.head.has_classes else int(config.vocab_size)
         _check_range(np.where(learned == IGNORE, 0, learned), classes, "label", arrays["offsets"])
     elif "labels" in arrays and arrays["labels"].dtype.kind == "i" and config.num_labels > 1:
         if bool((arrays["labels"] == IGNORE).any()):
@@ -223,7 +224,7 @@ def _check_meaning(arrays: dict[str, np.ndarray], lengths: np.ndarray, task: str
         _check_range(arrays["labels"], config.num_labels, "label")
     elif "labels" in arrays and arrays["labels"].dtype.kind == "f" and bool(np.isnan(arrays["labels"]).any()):
         raise NotStored(f"row {int(np.argwhere(np.isnan(arrays['labels']))[0][0])} has a label that is no number")
-    if task == "text-classification":
+    if task.rows.labels == "document":
         if family.pooling == "last" and config.pad_token_id is None:
             raise NotStored("the config has no pad token, by which a classifier finds the end of a row")
         if "labels" not in arrays:
@@ -283,7 +284,7 @@ class _Part:
     token_labels: np.ndarray | None = None
     labels: np.ndarray | None = None
 
-    def __init__(self, columns: dict[str, Any], task: str, padding: Padding):
+    def __init__(self, columns: dict[str, Any], task: Task, padding: Padding):
         ids, self.widths = _flat(columns["input_ids"], "input_ids")
         if ids.dtype.kind != "i":
             raise NotStored("input_ids are not integers")
@@ -292,7 +293,7 @@ class _Part:
         if "token_type_ids" in columns:
             self.token_types = self._kept(self._beside(columns["token_type_ids"], "token_type_ids")).astype(np.uint8)
         column = next((columns[name] for name in LABELS if name in columns), None)
-        if task == "text-classification":
+        if task.rows.labels == "document":
             self.labels = None if column is None else _labels(column)
             if padding.from_ids:
                 raise NotStored("a collator of language models feeds a classifier")

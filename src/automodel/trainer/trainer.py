@@ -105,7 +105,7 @@ class Trainer(transformers.Trainer):
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's models have one inside
         task = task_of(inner)
         if task is not None:
-            speed_up(inner, task)
+            speed_up(inner, task.head)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         check_start(self)

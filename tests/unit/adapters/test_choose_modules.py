@@ -9,11 +9,12 @@ from automodel.adapters.attach import adapter_of, attach, count_trained, merge, 
 from automodel.adapters.choose import choose_saved, choose_targets, shortest_names
 from automodel.adapters.config import PeftConfig
 from automodel.config.errors import UserError
+from automodel.tasks.registry import task_named
 
 
 def targets(kind, task, asked, excluded=()):
     _, model = tiny_models.tiny(kind, task)
-    return choose_targets(model, asked, excluded, choose_saved(model, task, ()))
+    return choose_targets(model, asked, excluded, choose_saved(model, task_named(task).head.adapter_type, ()))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_all_linear_is_every_product_of_the_blocks(kind, last_names):
 )
 def test_heads_and_poolers_are_trained_in_full(kind, saved):
     _, model = tiny_models.tiny(kind, "text-classification")
-    assert choose_saved(model, "text-classification", ()) == saved
+    assert choose_saved(model, "SEQ_CLS", ()) == saved
     assert not any(name.startswith(saved) for name in choose_targets(model, None, (), saved))
 
 
@@ -102,13 +103,13 @@ def test_one_text_that_fits_nothing_is_told_how_it_is_read(asked, message):
 def test_what_fits_nothing_is_an_error_that_lists_what_there_is(section, message):
     _, model = tiny_models.tiny("llama", "causal-lm")
     with pytest.raises(UserError, match=message):
-        resolve(PeftConfig(**section), model, "causal-lm", "base")
+        resolve(PeftConfig(**section), model, "CAUSAL_LM", "base")
 
 
 def test_a_tied_table_is_not_trained_in_one_place_only():
     _, model = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=True)
     with pytest.raises(UserError, match="tied"):
-        resolve(PeftConfig(modules_to_save=("embed_tokens",)), model, "causal-lm", "base")
+        resolve(PeftConfig(modules_to_save=("embed_tokens",)), model, "CAUSAL_LM", "base")
 
 
 def test_shortest_names_mean_the_chosen_modules_alone():
@@ -122,7 +123,7 @@ def test_attach_freezes_counts_and_merges_back():
     import torch
 
     _, model = tiny_models.tiny("bert", "text-classification", num_labels=3)
-    adapter = resolve(PeftConfig(dim=4, alpha=8), model, "text-classification", "base")
+    adapter = resolve(PeftConfig(dim=4, alpha=8), model, "SEQ_CLS", "base")
     count = count_trained(adapter, model)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     attach(model, adapter)

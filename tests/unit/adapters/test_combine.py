@@ -23,7 +23,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 def written(folder, seed, **section):
     """An adapter that is not zero, in a folder; (what it adds to the weights of each layer)."""
     _, model = tiny("llama", "causal-lm")
-    attach(model, resolve(PeftConfig(**{"dim": 4, "alpha": 8, **section}), model, "causal-lm", "base"))
+    attach(model, resolve(PeftConfig(**{"dim": 4, "alpha": 8, **section}), model, "CAUSAL_LM", "base"))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in trained_tensors(model).values():
@@ -37,7 +37,7 @@ def written(folder, seed, **section):
 def logits_of(folder, added=None):
     _, model = tiny("llama", "causal-lm")
     if folder is not None:
-        attach(model, resolve_folder(folder, model, "causal-lm", "base"))
+        attach(model, resolve_folder(folder, model, "CAUSAL_LM", "base"))
     with torch.no_grad():
         for name, update in (added or {}).items():
             model.get_submodule(name).weight += update
@@ -59,7 +59,7 @@ def test_swapped_numbers_are_the_other_adapters(tmp_path):
     written(tmp_path / "one", 1)
     written(tmp_path / "two", 2, alpha=16)
     _, model = tiny("llama", "causal-lm")
-    adapters = [resolve_folder(tmp_path / name, model, "causal-lm", "base") for name in ("one", "two")]
+    adapters = [resolve_folder(tmp_path / name, model, "CAUSAL_LM", "base") for name in ("one", "two")]
     attach(model, adapters[0])
     with torch.no_grad():
         for adapter, name in ((adapters[1], "two"), (adapters[0], "one")):
@@ -68,7 +68,7 @@ def test_swapped_numbers_are_the_other_adapters(tmp_path):
     written(tmp_path / "other", 3, dim=2)
     _, fresh = tiny("llama", "causal-lm")
     with pytest.raises(UserError, match="or its rank is another"):
-        swap(model, resolve_folder(tmp_path / "other", fresh, "causal-lm", "base"))
+        swap(model, resolve_folder(tmp_path / "other", fresh, "CAUSAL_LM", "base"))
 
 
 def test_the_command_and_what_it_refuses(tmp_path):

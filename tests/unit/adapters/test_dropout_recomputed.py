@@ -12,7 +12,7 @@ from automodel.models.checkpointing import use_gradient_checkpointing
 
 def gradients(recomputed: bool) -> dict[str, torch.Tensor]:
     _, model = tiny_models.tiny("llama", "causal-lm")
-    attach(model, resolve(PeftConfig(dim=4, dropout=0.5), model, "causal-lm", "base"))
+    attach(model, resolve(PeftConfig(dim=4, dropout=0.5), model, "CAUSAL_LM", "base"))
     torch.manual_seed(5)
     with torch.no_grad():
         for tensor in trained_tensors(model).values():

@@ -12,6 +12,7 @@ from automodel.adapters.attach import adapter_of, attach, resolve, trained_tenso
 from automodel.adapters.config import PeftConfig
 from automodel.adapters.peft_folder import read_tensors, resolve_folder, resolve_start, write_folder
 from automodel.config.errors import NotYetError, UserError
+from automodel.tasks.registry import task_named
 
 TASK = "text-classification"
 
@@ -19,7 +20,7 @@ TASK = "text-classification"
 @pytest.fixture
 def folder(tmp_path):
     _, model = tiny_models.tiny("bert", TASK, num_labels=3)
-    attach(model, resolve(PeftConfig(dim=4, alpha=8), model, TASK, "base"))
+    attach(model, resolve(PeftConfig(dim=4, alpha=8), model, task_named(TASK).head.adapter_type, "base"))
     adapter = adapter_of(model)
     assert adapter is not None
     write_folder(model, adapter, tmp_path)
@@ -33,7 +34,7 @@ def change(folder, **keys):
 
 def read(folder, **overrides):
     _, model = tiny_models.tiny("bert", TASK, **{"num_labels": 3, **overrides})
-    return model, resolve_folder(folder, model, TASK, "base")
+    return model, resolve_folder(folder, model, task_named(TASK).head.adapter_type, "base")
 
 
 def test_what_is_read_is_what_was_written(folder):
@@ -65,9 +66,9 @@ def test_other_classes_and_other_models_do_not_fit(folder):
         read(folder, num_labels=2)
     _, other = tiny_models.tiny("distilbert", TASK, num_labels=3)
     with pytest.raises(UserError, match="which is no linear layer here"):
-        resolve_folder(folder, other, TASK, "base")
+        resolve_folder(folder, other, task_named(TASK).head.adapter_type, "base")
     with pytest.raises(UserError, match="holds no adapter_config.json"):
-        resolve_folder(folder / "nowhere", other, TASK, "base")
+        resolve_folder(folder / "nowhere", other, task_named(TASK).head.adapter_type, "base")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,9 @@ def test_other_classes_and_other_models_do_not_fit(folder):
 def test_a_section_must_agree_with_the_adapter_it_starts_from(folder, section, message):
     _, model = tiny_models.tiny("bert", TASK, num_labels=3)
     with pytest.raises(UserError, match=message):
-        resolve_start(PeftConfig(pretrained_adapter=str(folder), **section), model, TASK, "base")
+        resolve_start(
+            PeftConfig(pretrained_adapter=str(folder), **section), model, task_named(TASK).head.adapter_type, "base"
+        )
 
 
 def test_an_adapter_of_another_base_is_said(folder):
@@ -89,8 +92,8 @@ def test_an_adapter_of_another_base_is_said(folder):
     _, model = tiny_models.tiny("bert", TASK, num_labels=3)
     section = PeftConfig(pretrained_adapter=str(folder))
     own = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert "another model" not in resolve_start(section, model, TASK, own).in_words()
-    words = resolve_start(section, model, TASK, "somebody/else").in_words()
+    assert "another model" not in resolve_start(section, model, task_named(TASK).head.adapter_type, own).in_words()
+    words = resolve_start(section, model, task_named(TASK).head.adapter_type, "somebody/else").in_words()
     assert words.endswith(f"; it was trained beside another model so far, {own}")
 
 
@@ -98,7 +101,9 @@ def test_an_adapter_of_another_base_is_said(folder):
 def test_the_dropout_that_is_said_holds_and_otherwise_the_adapter_s_own(folder, said, holds):
     change(folder, lora_dropout=0.25)
     _, model = tiny_models.tiny("bert", TASK, num_labels=3)
-    adapter = resolve_start(PeftConfig(pretrained_adapter=str(folder), dropout=said), model, TASK, "base")
+    adapter = resolve_start(
+        PeftConfig(pretrained_adapter=str(folder), dropout=said), model, task_named(TASK).head.adapter_type, "base"
+    )
     assert adapter.dropout == holds
     assert (f", dropout {holds:g}" in adapter.in_words()) == bool(holds)
-    assert resolve(PeftConfig(dropout=said), model, TASK, "base").dropout == (said or 0.0)
+    assert resolve(PeftConfig(dropout=said), model, task_named(TASK).head.adapter_type, "base").dropout == (said or 0.0)

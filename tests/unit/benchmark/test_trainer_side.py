@@ -147,7 +147,7 @@ def test_stock_rows_are_padded_when_tokenised_and_counted_without_padding():
     writer = SampleWriter()
     writer.add(0, [5, 6, 7], label=1)
     writer.add(1, [8, 9], label=0)
-    rows = StoreRows(TokenStore.in_memory(writer.finish()), "text-classification", pad_token_id=0, pad_to=6)
+    rows = StoreRows(TokenStore.in_memory(writer.finish()), "document", pad_token_id=0, pad_to=6)
     first = rows[0]
     assert first["input_ids"] == [5, 6, 7, 0, 0, 0]
     assert first["attention_mask"] == [1, 1, 1, 0, 0, 0]

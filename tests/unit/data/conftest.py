@@ -8,6 +8,7 @@ import pytest
 from automodel.data.batch import IGNORE
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
+from automodel.tasks.registry import task_named
 
 
 def make_store(task: str, count: int = 23, seed: int = 0, longest: int = 17, pairs: bool = False) -> TokenStore:
@@ -132,6 +133,13 @@ def prepare_rows(tmp_path):
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
             settings["path"] = str(path)
         cfg = DatasetConfig(cache_dir=str(tmp_path / "cache"), **settings)
-        return prepare(cfg, task=task, tokenizer=tokenizer, max_positions=positions, type_vocab_size=types, **options)
+        return prepare(
+            cfg,
+            row_format=task_named(task).rows,
+            tokenizer=tokenizer,
+            max_positions=positions,
+            type_vocab_size=types,
+            **options,
+        )
 
     return prepared

@@ -97,7 +97,7 @@ def loader_of(store, workers: int = 0, **changes) -> StepLoader:
     settings = {"grad_acc_steps": 3, "seed": 5, "packed_sequence_size": 64, **changes}
     order = BinOrder(store.lengths, 64, 3, seed=settings["seed"])
     collate = PackedCollator(
-        store, "causal-lm", bucket_tokens=64, bucket_reads=8, max_seqlen=17, micro_batch_size=order.most_documents
+        store, "next_token", bucket_tokens=64, bucket_reads=8, max_seqlen=17, micro_batch_size=order.most_documents
     )
     return StepLoader(collate, lengths=store.lengths, micro_batch_size=1, num_workers=workers, **settings)
 
@@ -133,9 +133,7 @@ def test_resume_with_another_size_is_refused(store_of):
 def test_bins_have_one_shape(store_of):
     store = store_of("text-classification", count=200)
     order = BinOrder(store.lengths, 64)
-    collate = PackedCollator(
-        store, "text-classification", bucket_tokens=64, max_seqlen=17, micro_batch_size=order.most_documents
-    )
+    collate = PackedCollator(store, "document", bucket_tokens=64, max_seqlen=17, micro_batch_size=order.most_documents)
     shapes = set()
     for epoch in range(3):
         for chosen in bins_of(order, epoch):
@@ -168,7 +166,7 @@ def test_drop_last_drops_a_smaller_step_and_never_everything():
 
 def test_evaluation_batches_keep_to_the_tokens_of_a_bin(store_of):
     store = store_of("text-classification", count=60)
-    collate = PackedCollator(store, "text-classification", micro_batch_size=8)
+    collate = PackedCollator(store, "document", micro_batch_size=8)
     loader = EvalLoader(collate, lengths=store.lengths, batch_size=8, most_tokens=40)
     batches = list(loader)
     assert sorted(i for b in batches for i in b.indices) == list(range(60))

@@ -13,6 +13,7 @@ from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE
 from automodel.data.chat import BadChat, ChatTemplate
 from automodel.data.messages import normalised
+from automodel.tasks.registry import CAUSAL_LM
 
 TURN = "{{ '<|im_start|>' + m.role + '\n' }}"
 ASKED = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -197,7 +198,7 @@ def test_columns_of_one_dataset_and_rows_of_another_are_one_error(tmp_path, gpt_
     )
     cfg = DatasetConfig(mixture=entries, cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError) as caught:
-        prepare(cfg, task="causal-lm", tokenizer=gpt_like, max_positions=256, type_vocab_size=0)
+        prepare(cfg, row_format=CAUSAL_LM.rows, tokenizer=gpt_like, max_positions=256, type_vocab_size=0)
     message = str(caught.value)
     assert "- dataset.mixture.0.column_mapping: the data has no column 'promt'" in message
     assert "- dataset.mixture.1: 1,000 of the first 1,000 rows cannot be used" in message

@@ -10,6 +10,7 @@ from automodel.data.batch import IGNORE
 from automodel.data.collate import PackedCollator, PaddedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
+from automodel.tasks.registry import task_named
 
 
 def document(store, index: int) -> np.ndarray:
@@ -26,7 +27,7 @@ CHOSEN = [3, 0, 7, 5]
 @pytest.mark.parametrize("bucket", [1, 8, 64])
 def test_packed_stream_holds_the_documents_end_to_end(store_of, bucket):
     store = store_of("text-classification", pairs=True)
-    batch = PackedCollator(store, "text-classification", bucket_tokens=bucket, micro_batch_size=4)(CHOSEN)
+    batch = PackedCollator(store, "document", bucket_tokens=bucket, micro_batch_size=4)(CHOSEN)
     starts = batch.cu_seqlens_D.tolist()
     for slot, index in enumerate(CHOSEN):
         words = document(store, index)
@@ -41,7 +42,7 @@ def test_packed_stream_holds_the_documents_end_to_end(store_of, bucket):
 
 def test_packed_tail_is_made_of_short_dummy_documents(store_of):
     store = store_of("text-classification", longest=5)
-    collate = PackedCollator(store, "text-classification", bucket_tokens=64, max_seqlen=5, micro_batch_size=4)
+    collate = PackedCollator(store, "document", bucket_tokens=64, max_seqlen=5, micro_batch_size=4)
     batch = collate([1, 2])
     assert batch.input_ids_T.shape == (64,)
     lengths = torch.diff(batch.cu_seqlens_D)
@@ -53,7 +54,7 @@ def test_packed_tail_is_made_of_short_dummy_documents(store_of):
 
 def test_packed_shapes_depend_on_the_bucket_only(store_of):
     store = store_of("causal-lm", count=40)
-    collate = PackedCollator(store, "causal-lm", bucket_tokens=64, bucket_reads=32, micro_batch_size=4)
+    collate = PackedCollator(store, "next_token", bucket_tokens=64, bucket_reads=32, micro_batch_size=4)
     shapes = set()
     for start in range(0, 40, 4):
         for size in (4, 3, 1):
@@ -65,7 +66,7 @@ def test_packed_shapes_depend_on_the_bucket_only(store_of):
 
 def test_no_tail_without_buckets(store_of):
     store = store_of("text-classification")
-    batch = PackedCollator(store, "text-classification", micro_batch_size=8)([1, 2])
+    batch = PackedCollator(store, "document", micro_batch_size=8)([1, 2])
     assert batch.input_ids_T.numel() == batch.num_tokens == int(store.lengths[[1, 2]].sum())
     assert batch.cu_seqlens_D.tolist()[3:] == [batch.num_tokens] * 6
     assert batch.labels_R.shape == (2,)
@@ -74,7 +75,7 @@ def test_no_tail_without_buckets(store_of):
 @pytest.mark.parametrize("pool", ["first", "last"])
 def test_classifier_reads_its_pooled_token(store_of, pool):
     store = store_of("text-classification")
-    batch = PackedCollator(store, "text-classification", pool=pool, bucket_tokens=32, micro_batch_size=6)(CHOSEN)
+    batch = PackedCollator(store, "document", pool=pool, bucket_tokens=32, micro_batch_size=6)(CHOSEN)
     read = batch.input_ids_T[batch.read_positions_R].tolist()[:4]
     assert read == [int(document(store, i)[0 if pool == "first" else -1]) for i in CHOSEN]
     assert batch.labels_R.tolist() == [*store.labels[CHOSEN].tolist(), IGNORE, IGNORE]
@@ -83,7 +84,7 @@ def test_classifier_reads_its_pooled_token(store_of, pool):
 
 def test_float_labels_are_padded_with_nan(store_of):
     store = store_of("multi-label")
-    batch = PackedCollator(store, "text-classification", bucket_tokens=32, micro_batch_size=6)(CHOSEN)
+    batch = PackedCollator(store, "document", bucket_tokens=32, micro_batch_size=6)(CHOSEN)
     assert batch.labels_R.dtype == torch.float32
     assert torch.equal(batch.labels_R[:4], torch.from_numpy(np.array(store.labels[CHOSEN])))
     assert batch.labels_R[4:].isnan().all()
@@ -93,7 +94,7 @@ def test_float_labels_are_padded_with_nan(store_of):
 @pytest.mark.parametrize("bucket", [1, 16])
 def test_causal_lm_reads_every_position_whose_next_token_has_a_label(store_of, bucket):
     store = store_of("causal-lm")
-    batch = PackedCollator(store, "causal-lm", bucket_tokens=bucket, micro_batch_size=4)(CHOSEN)
+    batch = PackedCollator(store, "next_token", bucket_tokens=bucket, micro_batch_size=4)(CHOSEN)
     expected, start = [], 0
     for index in CHOSEN:
         labels = token_labels(store, index)
@@ -107,7 +108,7 @@ def test_causal_lm_reads_every_position_whose_next_token_has_a_label(store_of, b
 
 def test_token_classification_reads_every_labelled_token(store_of):
     store = store_of("token-classification")
-    batch = PackedCollator(store, "token-classification", micro_batch_size=4)(CHOSEN)
+    batch = PackedCollator(store, "token", micro_batch_size=4)(CHOSEN)
     expected, start = [], 0
     for index in CHOSEN:
         labels = token_labels(store, index)
@@ -119,7 +120,7 @@ def test_token_classification_reads_every_labelled_token(store_of):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padded_rectangle(store_of, side):
     store = store_of("text-classification", pairs=True)
-    batch = PaddedCollator(store, "text-classification", pad_token_id=99, padding_side=side)(CHOSEN)
+    batch = PaddedCollator(store, "document", pad_token_id=99, padding_side=side)(CHOSEN)
     width = max(len(document(store, i)) for i in CHOSEN)
     assert batch.input_ids_BS.shape == batch.attention_mask_BS.shape == batch.token_type_ids_BS.shape == (4, width)
     for row, index in enumerate(CHOSEN):
@@ -134,7 +135,7 @@ def test_padded_rectangle(store_of, side):
 
 def test_padded_causal_lm_labels_are_shifted(store_of):
     store = store_of("causal-lm")
-    batch = PaddedCollator(store, "causal-lm", pad_token_id=0)(CHOSEN)
+    batch = PaddedCollator(store, "next_token", pad_token_id=0)(CHOSEN)
     for row, index in enumerate(CHOSEN):
         labels = token_labels(store, index)
         shifted = [*labels[1:], IGNORE]
@@ -145,7 +146,7 @@ def test_padded_causal_lm_labels_are_shifted(store_of):
 
 def test_seq2seq_targets_are_padded_with_ignore(store_of):
     store = store_of("seq2seq")
-    batch = PaddedCollator(store, "seq2seq", pad_token_id=0)(CHOSEN)
+    batch = PaddedCollator(store, "target", pad_token_id=0)(CHOSEN)
     for row, index in enumerate(CHOSEN):
         target = store.target_ids[store.target_offsets[index] : store.target_offsets[index + 1]].tolist()
         assert batch.labels[row, : len(target)].tolist() == target
@@ -156,21 +157,21 @@ def test_seq2seq_targets_are_padded_with_ignore(store_of):
 def test_packed_and_padded_count_the_same(store_of):
     for task in ("text-classification", "causal-lm", "token-classification"):
         store = store_of(task)
-        packed = PackedCollator(store, task, bucket_tokens=32, micro_batch_size=4)(CHOSEN)
-        padded = PaddedCollator(store, task, pad_token_id=0)(CHOSEN)
+        packed = PackedCollator(store, task_named(task).rows.labels, bucket_tokens=32, micro_batch_size=4)(CHOSEN)
+        padded = PaddedCollator(store, task_named(task).rows.labels, pad_token_id=0)(CHOSEN)
         assert (packed.num_labels, packed.num_tokens) == (padded.num_labels, padded.num_tokens)
 
 
 def test_too_many_documents_for_the_micro_batch(store_of):
-    collate = PackedCollator(store_of("text-classification"), "text-classification", micro_batch_size=2)
+    collate = PackedCollator(store_of("text-classification"), "document", micro_batch_size=2)
     with pytest.raises(ValueError, match="3 documents for a micro-batch of 2"):
         collate([0, 1, 2])
 
 
 def test_max_seqlen_is_never_below_the_longest_document(store_of):
     store = store_of("text-classification")
-    assert PackedCollator(store, "text-classification", max_seqlen=3).max_seqlen == store.lengths.max()
-    assert PackedCollator(store, "text-classification", max_seqlen=512).max_seqlen == 512
+    assert PackedCollator(store, "document", max_seqlen=3).max_seqlen == store.lengths.max()
+    assert PackedCollator(store, "document", max_seqlen=512).max_seqlen == 512
 
 
 def test_documents_of_one_length_leave_no_slot_for_a_tail():
@@ -181,7 +182,7 @@ def test_documents_of_one_length_leave_no_slot_for_a_tail():
         for row, length in enumerate(lengths):
             writer.add(row, list(range(length)), token_labels=list(range(length)))
         collate = PackedCollator(
-            TokenStore.in_memory(writer.finish()), task="causal-lm", bucket_tokens=bucket, max_seqlen=8,
+            TokenStore.in_memory(writer.finish()), place="next_token", bucket_tokens=bucket, max_seqlen=8,
             micro_batch_size=2,
         )  # fmt: skip
         batch = collate([0, 1])

@@ -95,7 +95,7 @@ def test_the_loader_gives_each_rank_its_part_and_resumes_on_any_number(store_of,
     store = store_of("text-classification", count=43)
 
     def loader(rank, ranks):
-        collate = PackedCollator(store, "text-classification", micro_batch_size=43 if packed_sequence_size else 2)
+        collate = PackedCollator(store, "document", micro_batch_size=43 if packed_sequence_size else 2)
         return StepLoader(
             collate, lengths=store.lengths, micro_batch_size=2, grad_acc_steps=4, seed=3, rank=rank, ranks=ranks,
             packed_sequence_size=packed_sequence_size,

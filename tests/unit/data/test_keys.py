@@ -9,18 +9,19 @@ import pytest
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig, MixtureEntry
 from automodel.data.inheritance import NOT_INHERITED
-from automodel.data.keys import OF_TASKS, check_keys, keys_set, unused
+from automodel.data.keys import OF_ROWS, check_keys, keys_set, unused
 from automodel.data.prepare import NOT_IN_THE_KEY
-from automodel.data.text_classification import TextClassificationDataset
+from automodel.tasks.registry import CAUSAL_LM, ROW_FORMATS, task_named
+from automodel.tasks.text_classification_dataset import TextClassificationDataset
 
 EVERY_TASK = {"max_length", "on_long", "on_bad_row", "streaming", "num_proc", "cache_dir"}
 
 
 def test_every_key_is_for_every_task_or_for_some():
     """A new key has to be sorted in."""
-    told = {key for keys in OF_TASKS.values() for key in keys}
-    assert {f.name for f in fields(DatasetConfig)} == told | EVERY_TASK | NOT_INHERITED | NOT_IN_THE_KEY
-    assert {f.name for f in fields(MixtureEntry)} <= told | EVERY_TASK | NOT_INHERITED | {"weight"}
+    assert {key for rows in ROW_FORMATS for key in rows.keys} == OF_ROWS
+    assert {f.name for f in fields(DatasetConfig)} == OF_ROWS | EVERY_TASK | NOT_INHERITED | NOT_IN_THE_KEY
+    assert {f.name for f in fields(MixtureEntry)} <= OF_ROWS | EVERY_TASK | NOT_INHERITED | {"weight"}
 
 
 FOREIGN = [
@@ -37,8 +38,9 @@ FOREIGN = [
 def test_a_key_of_another_task_is_refused(task, settings, instead):
     [key] = settings
     with pytest.raises(UserError) as error:
-        check_keys(task, DatasetConfig(path="a.csv", **settings), "dataset")
-    assert str(error.value).startswith(f"dataset.{key}: {task} has no use for it; its keys are {OF_TASKS[task][0]}, ")
+        check_keys(task_named(task).rows, ROW_FORMATS, DatasetConfig(path="a.csv", **settings), "dataset")
+    first = task_named(task).rows.keys[0]
+    assert str(error.value).startswith(f"dataset.{key}: {task} has no use for it; its keys are {first}, ")
     assert str(error.value).endswith(f"Remove it, or {instead}")
 
 
@@ -46,7 +48,7 @@ def test_all_of_them_are_named_with_their_places():
     mixture = (MixtureEntry(path="a.jsonl"), MixtureEntry(path="b.jsonl", tokens_column="words"))
     dataset = DatasetConfig(mixture=mixture, max_target_length=64)
     with pytest.raises(UserError) as error:
-        check_keys("causal-lm", dataset, "validation_dataset")
+        check_keys(CAUSAL_LM.rows, ROW_FORMATS, dataset, "validation_dataset")
     for key in ("validation_dataset.max_target_length", "validation_dataset.mixture.1.tokens_column"):
         assert f"{key}: causal-lm has no use" in str(error.value)
 
@@ -57,7 +59,7 @@ def test_what_a_maker_of_the_users_asks_for_is_its_own():
 
     section = DatasetConfig(path="a.jsonl", source_prefix="film ", label_column="b")
     with pytest.raises(UserError) as error:
-        check_keys("causal-lm", section, "dataset", make)
+        check_keys(CAUSAL_LM.rows, ROW_FORMATS, section, "dataset", make)
     assert "label_column" in str(error.value)
     assert "source_prefix" not in str(error.value)
 
@@ -76,17 +78,17 @@ def test_python_refuses_them_too(settings, tmp_path, bert_like):
         TextClassificationDataset(str(tmp_path / "a.csv"), tokenizer=bert_like, **settings)
 
 
-@pytest.mark.parametrize("task", OF_TASKS)
-def test_a_tasks_own_keys_and_defaults_are_not(task):
+@pytest.mark.parametrize("rows", ROW_FORMATS, ids=lambda rows: rows.task)
+def test_a_tasks_own_keys_and_defaults_are_not(rows):
     given = {
         "column_mapping": {"a": "b"}, "label_columns": ("a",), "labels": ("a",), "answer_only_loss": False,
         "max_target_length": 3,
     }  # fmt: skip
-    settings = {key: given.get(key, "a") for key in OF_TASKS[task]}
+    settings = {key: given.get(key, "a") for key in rows.keys}
     section = DatasetConfig(path="a.csv", max_length=9, on_long="cut", **settings)
     assert set(keys_set(section)) == set(settings)
-    check_keys(task, section, "dataset")
-    check_keys(task, None, "validation_dataset")
+    check_keys(rows, ROW_FORMATS, section, "dataset")
+    check_keys(rows, ROW_FORMATS, None, "validation_dataset")
 
 
 ROWS = {

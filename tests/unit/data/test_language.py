@@ -211,7 +211,7 @@ def test_messages_that_are_asked_and_messages_that_answer(lm, chat_like, gpt_lik
 
 def test_the_end_is_learned_once_and_the_shift_reads_it(lm, gpt_like):
     data = lm([{"prompt": "ab", "completion": "cd"}], gpt_like)
-    batch = PackedCollator(data.store, "causal-lm", micro_batch_size=1)([0])
+    batch = PackedCollator(data.store, "next_token", micro_batch_size=1)([0])
     assert gpt_like.decode(batch.labels_R) == "cd<|end|>"
     assert batch.read_positions_R.tolist() == [1, 2, 3]
 
@@ -282,7 +282,7 @@ def test_long_plain_text_continues_in_further_samples(lm, gpt_like):
     assert parts == ["abcdefghij", "jklmnopqrs", "stuvwxyz<|end|>", "short<|end|>"]
     assert data.store.rows.tolist() == [0, 0, 0, 1]
     assert (data.stats.rows, data.stats.used, data.stats.truncated) == (2, 4, 0)
-    batch = PackedCollator(data.store, "causal-lm", micro_batch_size=3)([0, 1, 2])
+    batch = PackedCollator(data.store, "next_token", micro_batch_size=3)([0, 1, 2])
     assert gpt_like.decode(batch.labels_R) == text[1:] + "<|end|>"  # each token is predicted exactly once
 
 

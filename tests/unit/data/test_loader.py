@@ -22,9 +22,9 @@ from automodel.data.loader import EvalLoader, StepLoader
 def make_loader(store, padded: bool = False, **changes) -> StepLoader:
     settings = {"micro_batch_size": 4, "grad_acc_steps": 2, "seed": 7, **changes}
     if padded:
-        collate = PaddedCollator(store, "text-classification", pad_token_id=0)
+        collate = PaddedCollator(store, "document", pad_token_id=0)
     else:
-        collate = PackedCollator(store, "text-classification", micro_batch_size=settings["micro_batch_size"])
+        collate = PackedCollator(store, "document", micro_batch_size=settings["micro_batch_size"])
     return StepLoader(collate, lengths=store.lengths, **settings)
 
 
@@ -221,7 +221,7 @@ def test_workers_that_may_not_persist_are_replaced_each_epoch(store_of):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_eval_visits_every_sample_once_longest_first(store_of, workers):
     store = store_of("text-classification", count=23)
-    collate = PackedCollator(store, "text-classification", micro_batch_size=4)
+    collate = PackedCollator(store, "document", micro_batch_size=4)
     loader = EvalLoader(collate, lengths=store.lengths, batch_size=4, num_workers=workers)
     for _ in range(2):  # an evaluation loader is used again and again
         batches = list(loader)

@@ -16,7 +16,7 @@ def make_loader(workers: int) -> StepLoader:
     for row in range(24):
         writer.add(row, rng.integers(5, 90, rng.integers(2, 20)).tolist(), label=row % 3)
     collate = PackedCollator(
-        TokenStore.in_memory(writer.finish()), task="text-classification", bucket_tokens=8, max_seqlen=20,
+        TokenStore.in_memory(writer.finish()), place="document", bucket_tokens=8, max_seqlen=20,
         micro_batch_size=3, sort_tokens=True,
     )  # fmt: skip
     return StepLoader(collate, lengths=collate.store.lengths, micro_batch_size=3, grad_acc_steps=2, num_workers=workers)

@@ -18,6 +18,7 @@ from automodel.data.mixture import Mixture
 from automodel.data.order import StepOrder
 from automodel.data.prepare import prepare
 from automodel.plan.check import load_run_config
+from automodel.tasks.registry import task_named
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_resume_in_the_middle(store_of, by_size):
 
     def loader() -> StepLoader:
         room = BinOrder(store.lengths, 64, 2, mixture=MIXED).most_documents if by_size else 8
-        collate = PackedCollator(store, "causal-lm", micro_batch_size=room)
+        collate = PackedCollator(store, "next_token", micro_batch_size=room)
         return StepLoader(
             collate, lengths=store.lengths, micro_batch_size=8, grad_acc_steps=2, packed_sequence_size=by_size,
             mixture=MIXED,
@@ -96,7 +97,7 @@ def test_resume_in_the_middle(store_of, by_size):
 
 def test_another_weight_is_another_run(store_of):
     store = store_of("causal-lm", count=457)
-    collate = PackedCollator(store, "causal-lm", micro_batch_size=8)
+    collate = PackedCollator(store, "next_token", micro_batch_size=8)
     state = StepLoader(collate, lengths=store.lengths, micro_batch_size=8, mixture=MIXED).state_dict()
     heavier = Mixture(MIXED.names, MIXED.sizes, (0.5, 0.3, 0.3))
     with pytest.raises(UserError, match=r"sizes and weights of dataset\.mixture"):
@@ -119,7 +120,7 @@ def mixed(tmp_path, gpt_like):
         cfg = DatasetConfig(
             mixture=tuple(MixtureEntry(**e) for e in entries), cache_dir=str(tmp_path / "cache"), **settings
         )
-        return prepare(cfg, task=task, tokenizer=tokenizer, max_positions=512, type_vocab_size=2)
+        return prepare(cfg, row_format=task_named(task).rows, tokenizer=tokenizer, max_positions=512, type_vocab_size=2)
 
     return prepared
 

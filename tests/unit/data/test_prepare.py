@@ -18,6 +18,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.encode import encode_rows
 from automodel.data.fingerprint import tokenizer_digest
 from automodel.data.prepare import choose_max_length, prepare
+from automodel.tasks.registry import TEXT_CLASSIFICATION, task_named
 
 ROWS = [{"text": "good film " * (i % 7 + 1), "label": i % 2} for i in range(50)]
 
@@ -50,7 +51,9 @@ def data_file(tmp_path):
 def run(tmp_path, bert_like):
     def prepared(path, tokenizer=bert_like, **settings):
         cfg = DatasetConfig(path=str(path), cache_dir=str(tmp_path / "cache"), **settings)
-        return prepare(cfg, task="text-classification", tokenizer=tokenizer, max_positions=512, type_vocab_size=2)
+        return prepare(
+            cfg, row_format=TEXT_CLASSIFICATION.rows, tokenizer=tokenizer, max_positions=512, type_vocab_size=2
+        )
 
     return prepared
 
@@ -205,14 +208,14 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_default_lengths(task, positions, asked, expected):
-    assert choose_max_length(DatasetConfig(path="x", max_length=asked), task, positions)[0] == expected
+    assert choose_max_length(DatasetConfig(path="x", max_length=asked), task_named(task).rows, positions)[0] == expected
 
 
 def test_ready_rows_keep_their_length(tmp_path, bert_like):
     rows = [{"input_ids": [4] * 700, "label": i % 2} for i in range(4)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     cfg = DatasetConfig(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "cache"))
-    data = prepare(cfg, task="text-classification", tokenizer=bert_like, max_positions=1024, type_vocab_size=0)
+    data = prepare(cfg, row_format=TEXT_CLASSIFICATION.rows, tokenizer=bert_like, max_positions=1024, type_vocab_size=0)
     assert data.store.lengths.tolist() == [700] * 4
     assert data.max_length == 700
 
@@ -221,7 +224,7 @@ def test_rows_without_files_are_known_by_their_content(tmp_path, bert_like):
     def settings(text):
         cfg = DatasetConfig(target="mine.make", cache_dir=str(tmp_path / "cache"))
         return prepare(
-            cfg, task="text-classification", tokenizer=bert_like, max_positions=512, type_vocab_size=0,
+            cfg, row_format=TEXT_CLASSIFICATION.rows, tokenizer=bert_like, max_positions=512, type_vocab_size=0,
             resolved_target=lambda: [{"text": text, "label": i % 2} for i in range(4)],
         )  # fmt: skip
 

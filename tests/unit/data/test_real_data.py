@@ -12,8 +12,9 @@ from automodel.data.batch import IGNORE
 from automodel.data.collate import PackedCollator
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import prepare
-from automodel.data.squad import make_squad_dataset
-from automodel.data.text_classification import TextClassificationDataset
+from automodel.tasks.registry import task_named
+from automodel.tasks.squad_dataset import make_squad_dataset
+from automodel.tasks.text_classification_dataset import TextClassificationDataset
 from tiers import quick
 
 
@@ -31,7 +32,11 @@ def run(shared_data, tokenizers, tmp_path):
         cfg = DatasetConfig(path=str(shared_data / path), cache_dir=str(tmp_path / "cache"), **settings)
         kind = tokenizers[tokenizer]
         return prepare(
-            cfg, task=task, tokenizer=kind, max_positions=positions, type_vocab_size=2 if tokenizer == "bert" else 0
+            cfg,
+            row_format=task_named(task).rows,
+            tokenizer=kind,
+            max_positions=positions,
+            type_vocab_size=2 if tokenizer == "bert" else 0,
         )
 
     return prepared
@@ -134,7 +139,7 @@ def test_plain_text_loses_no_token(run, tokenizers):
     assert data.stats.rows == 7222
     assert data.stats.used > 7222
     assert data.stats.truncated == 0
-    predicted = sum(PackedCollator(data.store, "causal-lm", micro_batch_size=1)([i]).num_labels for i in range(50))
+    predicted = sum(PackedCollator(data.store, "next_token", micro_batch_size=1)([i]).num_labels for i in range(50))
     assert predicted == int((data.store.lengths[:50] - 1).sum())
 
 

@@ -25,7 +25,7 @@ def lm(prepare_rows):
 
 def labels_in_batches(data) -> int:
     """Labels that a packed batch of everything counts: the truth that the statistics are compared with."""
-    collate = PackedCollator(data.store, "causal-lm", micro_batch_size=len(data.store))
+    collate = PackedCollator(data.store, "next_token", micro_batch_size=len(data.store))
     return collate(range(len(data.store))).num_labels
 
 
@@ -160,7 +160,7 @@ def test_the_last_check_catches_what_an_encoder_let_through():
     writer = SampleWriter()
     writer.add(3, [1, 2, 3], token_labels=[IGNORE, 2, 3])
     writer.add(4, [1, 2, 3], token_labels=[1, IGNORE, IGNORE])
-    counter = Counter("causal-lm", frozenset({3}))
+    counter = Counter("next_token", frozenset({3}))
     list(counter.watching([writer.finish()]))
     counter.rows = 2
     assert (counter.supervised, counter.ended) == (2, 1)

@@ -14,6 +14,7 @@ from automodel.data.chat import ChatTemplate
 from automodel.data.language import Chats, Instructions
 from automodel.data.samples import SampleWriter
 from automodel.engine.prompts import PromptWriter
+from automodel.tasks.registry import CAUSAL_LM
 
 TEXTS = ["Q: what is the capital? A: Paris", "Answer: Rome\n\nAnswer: Paris\n\n", " Rome Paris 42 the a x\n\n"]
 TURNS = "{% for m in messages %}{{ m.role }}:\n\n{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -105,7 +106,7 @@ def test_texts_that_bring_the_first_token_along_are_said(tmp_path, monkeypatch):
     words.backend_tokenizer.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=begin)
     rows = [{"text": "[CLS] the film was good"}, {"text": "a bad film"}, {"text": "[CLS] a good film"}]
     path = tiny.write_jsonl(tmp_path / "rows.jsonl", rows)
-    facts = {"task": "causal-lm", "tokenizer": words, "max_positions": 64, "type_vocab_size": 0}
+    facts = {"row_format": CAUSAL_LM.rows, "tokenizer": words, "max_positions": 64, "type_vocab_size": 0}
     (note,) = prepare(DatasetConfig(path=str(path)), **facts).notes
     assert "2 of 3 samples begin with two '[CLS]'" in note
     monkeypatch.setattr(prepare_module, "LOOKED_AT", 2)

@@ -14,6 +14,7 @@ import pytest
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
 from automodel.data.prepare import prepare
+from automodel.tasks.registry import TEXT_CLASSIFICATION, task_named
 
 GOOD = [{"text": f"good film {i}", "label": i % 2} for i in range(6)]
 TAGGED = [{"tokens": ["good", "film"], "ner_tags": [0, 1]}]
@@ -469,7 +470,9 @@ def test_message(tmp_path, bert_like, gpt_like, files, settings, message):
     tokenizer = bert_like if task.endswith("classification") else gpt_like
     cfg = DatasetConfig(cache_dir=str(tmp_path / "cache"), **settings)
     with pytest.raises(UserError) as caught:
-        prepare(cfg, task=task, tokenizer=tokenizer, max_positions=512, type_vocab_size=2, **options)
+        prepare(
+            cfg, row_format=task_named(task).rows, tokenizer=tokenizer, max_positions=512, type_vocab_size=2, **options
+        )
     assert str(caught.value) == message.replace("{tmp}", str(tmp_path))
 
 
@@ -478,6 +481,6 @@ def test_nothing_is_stored_of_wrong_data(tmp_path, bert_like):
     cfg = DatasetConfig(path=str(tmp_path / "a.jsonl"), cache_dir=str(tmp_path / "cache"))
     for _ in range(2):
         with pytest.raises(UserError, match="row 6: the text is empty"):
-            prepare(cfg, task="text-classification", tokenizer=bert_like, max_positions=512, type_vocab_size=2)
+            prepare(cfg, row_format=TEXT_CLASSIFICATION.rows, tokenizer=bert_like, max_positions=512, type_vocab_size=2)
     left = [p.name for p in (tmp_path / "cache").iterdir()]
     assert left == ["tables"]

@@ -22,7 +22,7 @@ def test_an_adapter_beside_the_head_is_refused(tied):
     """It ended in a traceback in the first step."""
     _, model = tiny_models.tiny("llama", "causal-lm", tie_word_embeddings=tied)
     section = PeftConfig(dim=4, target_modules=("q_proj", "lm_head"))
-    attach(model, resolve(section, model, "causal-lm", "base"))
+    attach(model, resolve(section, model, "CAUSAL_LM", "base"))
     with pytest.raises(UserError, match=r"peft.target_modules: an adapter beside the head"):
         apply_tensor_parallel(model, GRID)
 

@@ -14,6 +14,7 @@ from automodel.engine.state import Best, TrainState
 from automodel.models.config import ModelConfig
 from automodel.plan.check import load_run_config
 from automodel.plan.config import RunConfig
+from automodel.tasks.registry import task_named
 
 
 def stock(values: list[float], greater: bool, threshold: float) -> tuple[list[int], float]:
@@ -109,6 +110,6 @@ def test_the_worst_is_never_exported_as_the_best(metric, mode):
 
     task = "causal-lm" if metric == "perplexity" else "text-classification"
     with pytest.raises(UserError, match=rf"checkpoint.best_mode: is {mode}, but the \w+ \w+ is the best"):
-        _best(config(mode), task, None)
+        _best(config(mode), task_named(task), None)
     other = "min" if mode == "max" else "max"
-    assert _best(config(other), task, None)[1] == other
+    assert _best(config(other), task_named(task), None)[1] == other

@@ -12,11 +12,12 @@ from automodel.engine.fp8_guard import guarded
 from automodel.engine.prepare import Prepared
 from automodel.kernels import fp8_linear
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import make_loss
 from automodel.models.families import packing_support
 from automodel.models.forward import stock_attention
 from automodel.models.fp8 import use_fp8
+from automodel.models.task_head import NEXT_TOKEN
 from automodel.plan.plan import Decision, Plan
+from automodel.tasks.registry import CAUSAL_LM
 from parity.test_fused_adapters import adapted, fused_of
 from parity.test_packed_families import documents, packed
 
@@ -37,8 +38,8 @@ def parts(monkeypatch):
     monkeypatch.setattr(fp8_linear, "SMALLEST_WIDTH", 64)
     model, forward = fused_of(adapted("qwen3", "causal-lm"), "causal-lm")
     assert use_fp8(model)
-    step = SimpleNamespace(forward=forward, loss=make_loss(LossConfig(), "causal-lm", None, None))
-    return model, step, packed(documents(0), "causal-lm", packing_support(model.config, "causal-lm").pooling)
+    step = SimpleNamespace(forward=forward, loss=CAUSAL_LM.loss(LossConfig(), None, None))
+    return model, step, packed(documents(0), "causal-lm", packing_support(model.config, NEXT_TOKEN).pooling)
 
 
 def test_a_small_difference_is_told_and_fp8_stays(parts):

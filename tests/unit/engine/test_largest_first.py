@@ -21,7 +21,7 @@ def batches(*lengths: int):
     for row, length in enumerate(lengths):
         writer.add(row, list(range(length)), token_labels=list(range(length)))
     collate = PackedCollator(
-        TokenStore.in_memory(writer.finish()), "causal-lm", bucket_tokens=8, max_seqlen=64, micro_batch_size=1
+        TokenStore.in_memory(writer.finish()), "next_token", bucket_tokens=8, max_seqlen=64, micro_batch_size=1
     )
     return [collate([row]) for row in range(len(lengths))]
 

@@ -14,8 +14,10 @@ import tiny_runs as tiny
 from automodel.config.errors import UserError
 from automodel.engine.assess import assess
 from automodel.engine.run import finetune
-from automodel.models.tasks import forget_code_that_is_not_run, tasks_of
+from automodel.models.auto_class import forget_code_that_is_not_run
 from automodel.plan.check import load_run_config
+from automodel.tasks.infer import tasks_of
+from automodel.tasks.registry import SEQ2SEQ
 
 CONFIGURATION = """
 from transformers import PretrainedConfig
@@ -117,5 +119,5 @@ def test_code_that_nobody_trusts_beside_a_class_of_transformers(run_file):
 def test_a_class_that_transformers_lacks_stays_named():
     config = AutoConfig.for_model("llama", auto_map=BESIDE | {"AutoModelForSeq2SeqLM": "modeling_own.OwnForBoth"})
     forget_code_that_is_not_run(config)
-    assert "seq2seq" in tasks_of(config)
+    assert SEQ2SEQ in tasks_of(config)
     assert len(config.auto_map) == 3

@@ -14,6 +14,7 @@ from automodel.adapters.packed_linear import PackedLinear
 from automodel.engine import frozen_base
 from automodel.models.config import ModelConfig
 from automodel.models.load import load_hf_config, without_memory
+from automodel.tasks.registry import task_named
 
 
 @pytest.mark.parametrize(
@@ -28,12 +29,14 @@ from automodel.models.load import load_hf_config, without_memory
 @pytest.mark.parametrize("resident", [False, True])
 def test_read_one_by_one_or_loaded_whole(tmp_path, monkeypatch, kind, task, extra, resident):
     cfg = ModelConfig(pretrained_model_name_or_path=str(tiny.make_model_folder(tmp_path / "model", kind, **extra)))
-    hf_config = load_hf_config(cfg, task, 2 if task != "causal-lm" else None)
-    adapter = resolve(PeftConfig(dim=2), without_memory(hf_config, task), task, "base")
+    hf_config = load_hf_config(cfg, task_named(task).head, 2 if task != "causal-lm" else None)
+    adapter = resolve(
+        PeftConfig(dim=2), without_memory(hf_config, task_named(task).head), task_named(task).head.adapter_type, "base"
+    )
     packing = Packing("nf4", double=True, resident=resident)
     plan = SimpleNamespace(packing=packing, precision="fp32", device="cpu", capture=False)
     prepared = SimpleNamespace(
-        cfg=SimpleNamespace(model=cfg, seed=3), plan=plan, adapter=adapter, hf_config=hf_config, task=task
+        cfg=SimpleNamespace(model=cfg, seed=3), plan=plan, adapter=adapter, hf_config=hf_config, task=task_named(task)
     )
     loaded = []
     whole = frozen_base.load_model

@@ -26,6 +26,7 @@ from automodel.engine.run import finetune
 from automodel.engine.saved import open_saved
 from automodel.engine.tables import answered, questions_of, read_table
 from automodel.plan.check import load_run_config
+from automodel.tasks.registry import CAUSAL_LM
 
 SENTIMENT = ["negative", "positive"]
 AS_JSON = '[{"role": "user", "content": "q"}]'
@@ -357,7 +358,9 @@ def test_prompts_are_the_beginnings_of_the_training_samples(run_of, name):
     from automodel.data.prepare import prepare
 
     saved = open_saved(run_of(name))
-    data = prepare(saved.dataset, task="causal-lm", tokenizer=saved.tokenizer, max_positions=128, type_vocab_size=0)
+    data = prepare(
+        saved.dataset, row_format=CAUSAL_LM.rows, tokenizer=saved.tokenizer, max_positions=128, type_vocab_size=0
+    )
     store, writer = data.store, prompt_writer(saved)
     for i, question in enumerate(QUESTIONS):
         part = slice(store.offsets[i], store.offsets[i + 1])

@@ -1,5 +1,6 @@
 """A model of text pairs that learned from token types is asked with token types, by stock transformers too."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,11 +64,11 @@ def test_rows_that_came_as_tokens_are_not_cut_by_our_default(tmp_path, monkeypat
     """Whoever tokenised them chose their length, so stock pipelines read as much."""
     from transformers import AutoTokenizer
 
-    from automodel.data import prepare
     from automodel.engine.convert import convert_checkpoint
+    from automodel.tasks.text_classification import TextClassification
 
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(prepare.DEFAULT_LIMITS, "text-classification", 8)
+    monkeypatch.setattr(TextClassification, "rows", replace(TextClassification.rows, max_length=8))
     tiny.make_model_folder(tmp_path / "model")
     rows = [{"input_ids": [2, *range(5, 5 + size), 3], "label": size % 2} for size in range(4, 20)]
     tiny.write_jsonl(tmp_path / "train.jsonl", rows)

@@ -31,12 +31,12 @@ from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import late_parameters
 from automodel.kernels.token_scores import TokenScores
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import make_loss
 from automodel.models.forward import make_loss_forward
 from automodel.models.fuse import fuse, layers_of
 from automodel.models.fused_decoder import DECODERS
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.registry import task_named
 
 HOPPER = Gpu(90, 132)
 COPIES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -94,8 +94,8 @@ def make_batch(task: str, size: int, pairs: bool):
         else:
             writer.add(row, ids, label=label, **extra)
     collate = PackedCollator(
-        TokenStore.in_memory(writer.finish()), task=task, bucket_tokens=64, max_seqlen=LONGEST, micro_batch_size=size,
-        sort_tokens=True,
+        TokenStore.in_memory(writer.finish()), place=task_named(task).rows.labels, bucket_tokens=64,
+        max_seqlen=LONGEST, micro_batch_size=size, sort_tokens=True,
     )  # fmt: skip
     return collate(range(size))
 
@@ -119,9 +119,9 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     fusable = facts.shape.blocks != "stock" and facts.precision != "fp32"
     assert bool(fused) == fusable, (model.config.model_type, fused, facts)
     inside = facts.head.words > 0 or facts.classes > 0
-    forward = make_loss_forward(model, task, "packed", swapped=bool(fused), fused=inside)
+    forward = make_loss_forward(model, task_named(task).head, "packed", swapped=bool(fused), fused=inside)
     tally = TokenScores("cpu") if facts.head.counts else None
-    loss = dataclasses.replace(make_loss(LossConfig(z_loss=facts.head.z_loss), task, None, None), tally=tally)
+    loss = dataclasses.replace(task_named(task).loss(LossConfig(z_loss=facts.head.z_loss), None, None), tally=tally)
     model.train()
     batch = make_batch(task, facts.batch, pairs)
     for part in range(len(optimizer.flat.late_parts)):

@@ -9,8 +9,9 @@ from torch.utils._pytree import tree_flatten
 from automodel.config.errors import UserError
 from automodel.kernels import logits_memory
 from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import IGNORE, make_loss
+from automodel.losses.task_loss import IGNORE
 from automodel.losses.unprojected import Unprojected
+from automodel.tasks.registry import CAUSAL_LM, TEXT_CLASSIFICATION
 
 ROWS, WIDTH, WORDS = 300, 16, 128
 
@@ -25,7 +26,7 @@ def draw(seed=0):
 
 
 def loss_of(**settings):
-    return make_loss(LossConfig(**settings), "causal-lm", None, None)
+    return CAUSAL_LM.loss(LossConfig(**settings), None, None)
 
 
 @pytest.mark.parametrize("settings", [{}, {"label_smoothing": 0.1}, {"z_loss": 1e-2}], ids=["plain", "smooth", "z"])
@@ -70,7 +71,7 @@ def test_smoothing_is_for_learning_and_not_for_the_likelihood():
     for form in (outputs, logits):
         torch.testing.assert_close(loss.scores(form, labels).loss, expected)
         torch.testing.assert_close(loss.sum(form, labels), smoothed)
-    classes = make_loss(LossConfig(label_smoothing=0.1), "text-classification", None, logits.shape[-1])
+    classes = TEXT_CLASSIFICATION.loss(LossConfig(label_smoothing=0.1), None, logits.shape[-1])
     torch.testing.assert_close(classes.scores(logits, labels).loss, smoothed)
 
 
@@ -112,10 +113,10 @@ def test_no_more_rows_of_logits_than_the_buffer_holds(monkeypatch, learns):
 
 def test_z_loss_belongs_to_cross_entropy_alone():
     with pytest.raises(UserError, match=r"loss_fn\.z_loss belongs to cross-entropy"):
-        make_loss(LossConfig(z_loss=1e-4), "text-classification", "regression", 1)
+        TEXT_CLASSIFICATION.loss(LossConfig(z_loss=1e-4), "regression", 1)
     with pytest.raises(UserError, match="Keep one"):
-        make_loss(LossConfig(z_loss=1e-4, class_weights=(1.0, 2.0)), "text-classification", None, 2)
-    classifier = make_loss(LossConfig(z_loss=1e-2), "text-classification", "single_label_classification", 3)
+        TEXT_CLASSIFICATION.loss(LossConfig(z_loss=1e-4, class_weights=(1.0, 2.0)), None, 2)
+    classifier = TEXT_CLASSIFICATION.loss(LossConfig(z_loss=1e-2), "single_label_classification", 3)
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, IGNORE, 1])
     kept = labels != IGNORE
     expected = F.cross_entropy(logits[kept], labels[kept], reduction="sum")

@@ -17,6 +17,7 @@ from automodel.metrics.compute import (
     metric_called,
     metric_names,
 )
+from automodel.tasks.registry import task_named
 
 SINGLE = "single_label_classification"
 MULTI = "multi_label_classification"
@@ -32,7 +33,7 @@ def test_binary_scores_are_those_of_the_positive_class():
     rng = np.random.default_rng(0)
     logits, labels = rng.normal(size=(200, 2)), rng.integers(0, 2, 200)
     predictions = logits.argmax(-1)
-    found = compute_metrics("text-classification", SINGLE, logits, labels)
+    found = compute_metrics(SINGLE, logits, labels)
     assert found.values == pytest.approx(
         {
             "accuracy": sk.accuracy_score(labels, predictions),
@@ -51,7 +52,7 @@ def test_many_classes_are_macro_averages():
     labels = rng.integers(0, 5, 300)
     logits = rng.normal(size=(300, 5)) + 1.5 * np.eye(5)[labels]
     predictions = logits.argmax(-1)
-    found = compute_metrics("text-classification", None, logits, labels).values
+    found = compute_metrics("single_label_classification", logits, labels).values
     assert found["f1"] == pytest.approx(sk.f1_score(labels, predictions, average="macro"))
     assert found["precision"] == pytest.approx(sk.precision_score(labels, predictions, average="macro"))
     assert found["recall"] == pytest.approx(sk.recall_score(labels, predictions, average="macro"))
@@ -61,29 +62,29 @@ def test_many_classes_are_macro_averages():
 def test_a_class_that_does_not_occur_neither_breaks_nor_lowers_the_scores():
     labels = np.array([0, 1, 0, 1])
     logits = np.eye(3)[labels] * 5.0  # class 2 is never right and never predicted
-    found = compute_metrics("text-classification", SINGLE, logits, labels)
+    found = compute_metrics(SINGLE, logits, labels)
     assert found.values["f1"] == found.values["auroc"] == found.values["accuracy"] == 1.0
     assert found.confusion_matrix == [[2, 0, 0], [0, 2, 0], [0, 0, 0]]
 
 
 def test_auroc_is_left_out_where_it_is_not_defined():
-    one_class = compute_metrics("text-classification", SINGLE, np.array([[0.1, 2.0], [1.0, 0.0]]), np.array([1, 1]))
+    one_class = compute_metrics(SINGLE, np.array([[0.1, 2.0], [1.0, 0.0]]), np.array([1, 1]))
     assert "auroc" not in one_class.values
     assert one_class.values["accuracy"] == 0.5
-    diverged = compute_metrics("text-classification", SINGLE, np.full((4, 2), np.nan), np.array([0, 1, 0, 1]))
+    diverged = compute_metrics(SINGLE, np.full((4, 2), np.nan), np.array([0, 1, 0, 1]))
     assert "auroc" not in diverged.values
 
 
 def test_very_many_classes_have_no_confusion_matrix():
     logits = np.eye(300)
-    assert compute_metrics("text-classification", SINGLE, logits, np.arange(300)).confusion_matrix is None
+    assert compute_metrics(SINGLE, logits, np.arange(300)).confusion_matrix is None
 
 
 def test_multi_label():
     rng = np.random.default_rng(2)
     logits, labels = rng.normal(size=(100, 4)), (rng.random((100, 4)) > 0.6).astype(np.float32)
     predictions = (1 / (1 + np.exp(-logits)) > 0.5).astype(int)
-    found = compute_metrics("text-classification", MULTI, logits, labels)
+    found = compute_metrics(MULTI, logits, labels)
     assert found.values == pytest.approx(
         {
             "accuracy": sk.accuracy_score(labels, predictions),
@@ -98,8 +99,8 @@ def test_multi_label():
 def test_multi_label_auroc_skips_columns_without_both_values():
     labels = np.array([[1, 0], [0, 0], [1, 0]], dtype=np.float32)
     logits = np.array([[2.0, -1], [-2.0, -1], [1.0, -1]])
-    assert compute_metrics("text-classification", MULTI, logits, labels).values["auroc"] == 1.0
-    nothing = compute_metrics("text-classification", MULTI, logits, np.zeros((3, 2)))
+    assert compute_metrics(MULTI, logits, labels).values["auroc"] == 1.0
+    nothing = compute_metrics(MULTI, logits, np.zeros((3, 2)))
     assert "auroc" not in nothing.values
 
 
@@ -107,7 +108,7 @@ def test_regression():
     rng = np.random.default_rng(3)
     targets = rng.normal(size=50)
     outputs = targets + 0.3 * rng.normal(size=50)
-    found = compute_metrics("text-classification", "regression", outputs[:, None], targets).values
+    found = compute_metrics("regression", outputs[:, None], targets).values
     assert found == pytest.approx(
         {
             "mse": sk.mean_squared_error(targets, outputs),
@@ -124,16 +125,16 @@ def test_regression_with_several_targets_averages_over_them():
     rng = np.random.default_rng(4)
     targets = rng.normal(size=(40, 3))
     outputs = targets + rng.normal(size=(40, 3))
-    found = compute_metrics("text-classification", "regression", outputs, targets).values
+    found = compute_metrics("regression", outputs, targets).values
     assert found["r2"] == pytest.approx(sk.r2_score(targets, outputs))
     assert found["pearson"] == pytest.approx(np.mean([pearsonr(outputs[:, k], targets[:, k])[0] for k in range(3)]))
 
 
 def test_regression_of_a_constant_or_a_diverged_model_is_nan_not_a_crash():
-    constant = compute_metrics("text-classification", "regression", np.ones((4, 1)), np.arange(4.0)).values
+    constant = compute_metrics("regression", np.ones((4, 1)), np.arange(4.0)).values
     assert math.isnan(constant["pearson"])
     assert constant["mse"] == pytest.approx(1.5)
-    diverged = compute_metrics("text-classification", "regression", np.full((4, 1), np.nan), np.arange(4.0)).values
+    diverged = compute_metrics("regression", np.full((4, 1), np.nan), np.arange(4.0)).values
     assert all(math.isnan(value) for value in diverged.values())
 
 
@@ -146,7 +147,7 @@ def test_entities_by_hand():
     truth = names_to_labels(["B-PER", "I-PER", "O", "B-LOC", "O", "B-PER"])
     guess = names_to_labels(["B-PER", "I-PER", "O", "B-LOC", "I-LOC", "B-PER"])
     logits = np.eye(5)[guess][None]
-    found = compute_metrics("token-classification", None, logits, truth[None], BIO).values
+    found = compute_metrics("tags", logits, truth[None], BIO).values
     assert found["accuracy"] == pytest.approx(5 / 6)
     assert found["entity_precision"] == pytest.approx(2 / 3)
     assert found["entity_recall"] == pytest.approx(2 / 3)
@@ -157,22 +158,22 @@ def test_entities_by_hand():
 def test_an_inside_tag_without_a_beginning_starts_an_entity():
     truth = names_to_labels(["I-PER", "I-PER", "I-LOC", "B-LOC"])  # PER, LOC, LOC
     guess = names_to_labels(["B-PER", "I-PER", "B-LOC", "B-LOC"])
-    found = compute_metrics("token-classification", None, np.eye(5)[guess][None], truth[None], BIO).values
+    found = compute_metrics("tags", np.eye(5)[guess][None], truth[None], BIO).values
     assert found["entity_f1"] == 1.0
 
 
 def test_entities_end_with_their_document():
     truth = np.stack([names_to_labels(["O", "B-PER"]), names_to_labels(["I-PER", "O"])])
     one_entity = np.concatenate(truth)
-    as_documents = compute_metrics("token-classification", None, np.eye(5)[truth], truth, BIO)
+    as_documents = compute_metrics("tags", np.eye(5)[truth], truth, BIO)
     assert as_documents.values["entity_f1"] == 1.0
-    packed = EvalAccumulator("token-classification", None, BIO)
+    packed = EvalAccumulator("tags", BIO)
     guess = one_entity.copy()
     guess[2] = BIO.index("B-PER")  # right if the document ends before it, wrong if the entity went on
     documents = torch.tensor([0, 0, 1, 1])
     packed.update(torch.eye(5)[guess], torch.tensor(one_entity), 1.0, 4, documents=documents)
     assert packed.result().values["entity_f1"] == 1.0
-    unaware = EvalAccumulator("token-classification", None, BIO)
+    unaware = EvalAccumulator("tags", BIO)
     unaware.update(torch.eye(5)[guess], torch.tensor(one_entity), 1.0, 4)
     assert unaware.result().values["entity_f1"] == 0.0
 
@@ -180,12 +181,12 @@ def test_entities_end_with_their_document():
 def test_entity_scores_need_bio_names():
     labels = np.array([[0, 1]])
     for names in (None, ["NOUN", "VERB"], ["O", "S-PER"]):
-        assert "entity_f1" not in compute_metrics("token-classification", None, np.eye(2)[labels], labels, names).values
+        assert "entity_f1" not in compute_metrics("tags", np.eye(2)[labels], labels, names).values
 
 
 def test_ignored_labels_do_not_count():
     logits = np.array([[[0.0, 3.0], [3.0, 0.0], [0.0, 3.0]]])
-    found = compute_metrics("token-classification", None, logits, np.array([[1, 1, -100]]), ["A", "B"])
+    found = compute_metrics("tags", logits, np.array([[1, 1, -100]]), ["A", "B"])
     assert found.values["accuracy"] == 0.5
     assert found.confusion_matrix == [[0, 0], [1, 1]]
 
@@ -197,7 +198,7 @@ def test_language_model(task):
     labels[0, :4] = -100
     flat = torch.tensor(logits).reshape(-1, 11)
     loss = torch.nn.functional.cross_entropy(flat, torch.tensor(labels).reshape(-1)).item()
-    found = compute_metrics(task, None, logits, labels).values
+    found = compute_metrics(task_named(task).metrics(None), logits, labels).values
     kept = labels != -100
     assert found["loss"] == pytest.approx(loss)
     assert found["perplexity"] == pytest.approx(math.exp(loss))
@@ -209,30 +210,30 @@ def test_accumulated_language_model_equals_the_whole():
     logits = torch.tensor(rng.normal(size=(4, 5, 13)), dtype=torch.float32)
     labels = torch.tensor(rng.integers(0, 13, (4, 5)))
     labels[1, 2:] = -100
-    accumulator = EvalAccumulator("causal-lm")
+    accumulator = EvalAccumulator("tokens")
     for rows in (slice(0, 1), slice(1, 4)):
         loss_sum = torch.nn.functional.cross_entropy(
             logits[rows].reshape(-1, 13), labels[rows].reshape(-1), reduction="sum"
         )
         accumulator.update(logits[rows], labels[rows], loss_sum, int((labels[rows] != -100).sum()), (0,))
-    whole = compute_metrics("causal-lm", None, logits.numpy(), labels.numpy()).values
+    whole = compute_metrics("tokens", logits.numpy(), labels.numpy()).values
     assert accumulator.result().values == pytest.approx(whole, rel=1e-6)
     kept = [value for value in vars(accumulator).values() if isinstance(value, list) and value and value != [0, 0]]
     assert kept == []  # no logits are held back
 
 
 def test_language_model_without_logits_reports_no_accuracy():
-    accumulator = EvalAccumulator("causal-lm")
+    accumulator = EvalAccumulator("tokens")
     accumulator.update(None, torch.zeros(4, dtype=torch.long), torch.tensor(8.0), 4)
     assert accumulator.result().values == pytest.approx({"loss": 2.0, "perplexity": math.exp(2.0)})
 
 
 def test_perplexity_of_a_huge_or_diverged_loss():
     for loss, expected in ((1e6, math.inf), (math.inf, math.inf)):
-        accumulator = EvalAccumulator("causal-lm")
+        accumulator = EvalAccumulator("tokens")
         accumulator.update(None, torch.zeros(1), loss, 1)
         assert accumulator.result().values["perplexity"] == expected
-    accumulator = EvalAccumulator("causal-lm")
+    accumulator = EvalAccumulator("tokens")
     accumulator.update(None, torch.zeros(1), math.nan, 1)
     assert math.isnan(accumulator.result().values["perplexity"])
 
@@ -242,14 +243,14 @@ def test_accumulated_classifier_equals_the_whole_and_drops_padded_slots(dtype):
     rng = np.random.default_rng(7)
     logits = torch.tensor(rng.normal(size=(9, 3))).to(dtype)
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 0, -100, -100])
-    accumulator = EvalAccumulator("text-classification", SINGLE, ["a", "b", "c"])
+    accumulator = EvalAccumulator(SINGLE, ["a", "b", "c"])
     buffer = torch.empty(3, 3, dtype=dtype)  # the same memory for every batch, as a captured step has
     for first in (0, 3, 6):
         buffer.copy_(logits[first : first + 3])
         part = labels[first : first + 3]
         accumulator.update(buffer, part, torch.tensor(1.5), int((part != -100).sum()), range(first, first + 3))
     found = accumulator.result()
-    whole = compute_metrics("text-classification", SINGLE, logits[:7].float().numpy(), labels[:7].numpy())
+    whole = compute_metrics(SINGLE, logits[:7].float().numpy(), labels[:7].numpy())
     assert found.values == pytest.approx(whole.values | {"loss": 4.5 / 7})
     assert found.confusion_matrix == whole.confusion_matrix
     assert accumulator.indices == tuple(range(9))
@@ -262,14 +263,14 @@ def test_metrics_in_the_words_of_others():
 
 
 def test_accumulated_regression_drops_padded_slots_and_no_target():
-    accumulator = EvalAccumulator("text-classification", "regression")
+    accumulator = EvalAccumulator("regression")
     targets = torch.tensor([[1.0], [4.0], [torch.nan], [-100.0]])  # -100 is a temperature like any other
     accumulator.update(torch.tensor([[1.0], [2.0], [9.0], [-99.0]]), targets, 5.0, 3)
     assert accumulator.result().values["mse"] == pytest.approx(5 / 3)
 
 
 def test_examples_that_weigh_nothing_are_not_missing():
-    accumulator = EvalAccumulator("text-classification", SINGLE)
+    accumulator = EvalAccumulator(SINGLE)
     accumulator.update(torch.zeros(2, 2), torch.tensor([1, 1]), 0.0, 0)
     with pytest.raises(UserError, match=r"whose weight in loss_fn\.class_weights is 0"):
         accumulator.result()
@@ -277,9 +278,9 @@ def test_examples_that_weigh_nothing_are_not_missing():
 
 def test_an_evaluation_of_nothing_says_so():
     with pytest.raises(UserError, match="no labelled example"):
-        EvalAccumulator("causal-lm").result()
+        EvalAccumulator("tokens").result()
     with pytest.raises(UserError, match="no labelled example"):
-        compute_metrics("text-classification", SINGLE, np.zeros((1, 2)), np.array([-100]))
+        compute_metrics(SINGLE, np.zeros((1, 2)), np.array([-100]))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +303,8 @@ def test_an_unknown_metric_gets_the_nearest_name():
 def test_every_reported_metric_is_a_known_one(task, problem_type):
     rng = np.random.default_rng(8)
     labels = rng.integers(0, 2, 20) if problem_type == SINGLE else rng.integers(0, 2, (20, 2)).astype(float)
-    reported = compute_metrics(task, problem_type, rng.normal(size=(20, 2)), labels).values
-    assert {"loss", *reported} == set(metric_names(task, problem_type))
+    reported = compute_metrics(task_named(task).metrics(problem_type), rng.normal(size=(20, 2)), labels).values
+    assert {"loss", *reported} == set(metric_names(task_named(task).metrics(problem_type)))
     assert all(better(name) for name in reported)
 
 

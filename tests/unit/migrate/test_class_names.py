@@ -7,6 +7,7 @@ import yaml
 
 from automodel.migrate.verb import read_source, write_config
 from automodel.models.load import load_hf_config
+from automodel.models.task_head import POOLED
 from automodel.plan.check import load_run_config
 
 SCRIPT = """from datasets import load_dataset
@@ -77,7 +78,7 @@ def test_the_config_takes_the_names_and_the_model_has_them(tmp_path):
     assert "  id2label: {0: NEGATIVE, 1: POSITIVE}  # line 7\n" in (tmp_path / "run.yaml").read_text()
     model = load_run_config([tmp_path / "run.yaml"]).model
     assert {int(number): name for number, name in model.extra["id2label"].items()} == NAMES  # keys of YAML are text
-    assert load_hf_config(model, "text-classification").id2label == NAMES
+    assert load_hf_config(model, POOLED).id2label == NAMES
 
 
 def test_names_that_yaml_would_read_as_something_else_stay_text(tmp_path):

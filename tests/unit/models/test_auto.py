@@ -14,6 +14,7 @@ import transformers
 import automodel
 from automodel.config.errors import UserError
 from automodel.kernels import obstacles
+from automodel.models.task_head import NEXT_TOKEN
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[2] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -89,9 +90,9 @@ def test_a_missing_flash_attention_is_mapped_and_said(folder, caplog, name):
 
 
 def test_the_engine_gets_stock_models():
-    from automodel.models.auto import class_for_task
+    from automodel.models.auto import class_for
 
-    model = class_for_task("causal-lm").from_config(tiny_models.tiny_config("llama"))
+    model = class_for(NEXT_TOKEN).from_config(tiny_models.tiny_config("llama"))
     assert type(model) is transformers.LlamaForCausalLM
 
 

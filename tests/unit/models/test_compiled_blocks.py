@@ -16,6 +16,7 @@ from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.models.compiled_blocks import CompiledBlock, compile_blocks, repeated_blocks, restore_blocks
 from automodel.models.families import FAMILIES
 from automodel.models.forward import make_forward
+from automodel.models.task_head import POOLED
 from tiers import quick
 from tiny_models import tiny
 
@@ -34,7 +35,7 @@ def batches(kind: str):
         writer.add(row, rng.integers(3, 90, length).tolist(), label=row % 2)
     store = TokenStore.in_memory(writer.finish())
     collate = PackedCollator(
-        store, task="text-classification", pool=FAMILIES[kind].pooling, bucket_tokens=16, max_seqlen=32,
+        store, place="document", pool=FAMILIES[kind].pooling, bucket_tokens=16, max_seqlen=32,
         micro_batch_size=4,
     )  # fmt: skip
     return [collate(range(i, i + 4)) for i in (0, 4, 8)]
@@ -50,7 +51,7 @@ def gradients(model, forward, batch):
 def check(kind: str, graphs: int, tolerance: dict, **options) -> None:
     """Every batch compiled and not compiled: logits and gradients agree, and `graphs` is all that was compiled."""
     _, model = tiny(kind, "text-classification", num_labels=2)
-    forward = make_forward(model.train(), "text-classification", "packed")
+    forward = make_forward(model.train(), POOLED, "packed")
     lengths = {b.input_ids_T.numel() for b in batches(kind)}
     assert len(lengths) == 3, "every batch has its own length"
     first = batches(kind)[0].input_ids_T.numel()
@@ -71,7 +72,7 @@ def test_equal_blocks_share_one_graph_at_every_length(kind, graphs):
 def test_gradients_that_are_summed_in_fp32_beside_bf16_parameters():
     """Accumulating steps hold them at fixed places; torch.compile does not trace a parameter with such a gradient."""
     _, model = tiny("bert", "text-classification", num_labels=2)
-    forward = make_forward(model.train(), "text-classification", "packed")
+    forward = make_forward(model.train(), POOLED, "packed")
     optimizer = FlatAdamW(list(model.parameters()), copy_dtype=torch.bfloat16, flat_gradients=True)
     assert {(p.dtype, p.grad.dtype) for p in model.parameters()} == {(torch.bfloat16, torch.float32)}
 
@@ -100,7 +101,7 @@ def test_generated_code_gives_the_same_numbers(monkeypatch, tmp_path):
 
 def test_an_evaluation_is_not_compiled_and_the_way_back_leaves_nothing():
     _, model = tiny("bert", "text-classification", num_labels=2)
-    forward = make_forward(model, "text-classification", "packed")
+    forward = make_forward(model, POOLED, "packed")
     names = list(model.state_dict())
     with torch.no_grad():
         before = forward(batches("bert")[0])

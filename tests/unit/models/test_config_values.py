@@ -16,6 +16,7 @@ from automodel.models.config import ModelConfig
 from automodel.models.config_values import check_values
 from automodel.models.load import load_hf_config, skeleton_of
 from automodel.models.streamed import require_shapes
+from automodel.tasks.registry import task_named
 
 INVALID = {"gemma4_assistant", "nemo_speechlm"}
 """Types whose default config, or the tiny one, is not valid in transformers itself."""
@@ -58,8 +59,8 @@ def looked_at(folder, task, **extra):
     """What a run does before it reads weights."""
     cfg = ModelConfig(pretrained_model_name_or_path=str(folder), extra=extra)
     labels = {"num_labels": 2} if "classification" in task else {}
-    config = load_hf_config(cfg, task, **labels)
-    require_shapes(cfg, skeleton_of(cfg, config, task), task)
+    config = load_hf_config(cfg, task_named(task).head, **labels)
+    require_shapes(cfg, skeleton_of(cfg, config, task_named(task).head), task_named(task).head)
 
 
 WRONG = [

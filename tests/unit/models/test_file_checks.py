@@ -23,6 +23,7 @@ from automodel.models.load import load_hf_config, load_model, load_tokenizer, re
 from automodel.models.source import Source
 from automodel.models.streamed import open_weights
 from automodel.plan.check import load_run_config
+from automodel.tasks.registry import task_named
 from hf_cache import HfCache
 
 LM = "causal-lm"
@@ -67,7 +68,11 @@ def test_an_index_that_names_a_pickle(folder, monkeypatch, trust):
     weights_in_a_pickle(folder, "model.safetensors.index.json")
     monkeypatch.setattr(torch, "load", lambda *a, **k: pytest.fail("torch.load was called"))
     config = read_hf_config(cfg(folder))
-    for load in (load_hf_config, lambda c, t: load_model(c, config, t), lambda c, t: open_weights(c, config, t)):
+    for load in (
+        load_hf_config,
+        lambda c, t: load_model(c, config, task_named(t).head),
+        lambda c, t: open_weights(c, config, task_named(t).head),
+    ):
         with pytest.raises(UserError, match="names pytorch_model.bin: only safetensors of the same folder are read"):
             load(cfg(folder, trust_remote_code=trust), LM)
 
@@ -79,7 +84,7 @@ def test_an_index_that_names_other_places(folder, name):
     (folder / "model.safetensors").rename(folder.parent / "else.safetensors")
     write(folder, "model.safetensors.index.json", weight_map={"lm_head.weight": name})
     with pytest.raises(UserError, match="safetensors"):
-        load_hf_config(cfg(folder), LM)
+        load_hf_config(cfg(folder), task_named(LM).head)
 
 
 @pytest.mark.parametrize("value", ["adapter_model.bin", "other.safetensors", "../x.safetensors"])
@@ -125,21 +130,21 @@ def test_a_kernel_for_a_part_of_the_model(folder, key):
 
 def test_a_kernel_asked_for_by_the_run_needs_trust(folder):
     with pytest.raises(UserError, match=r"model\.attn_implementation: publisher/kernel; a kernel is code"):
-        load_hf_config(cfg(folder, attn_implementation="publisher/kernel"), LM)
-    load_hf_config(cfg(folder, attn_implementation="publisher/kernel", trust_remote_code=True), LM)
+        load_hf_config(cfg(folder, attn_implementation="publisher/kernel"), task_named(LM).head)
+    load_hf_config(cfg(folder, attn_implementation="publisher/kernel", trust_remote_code=True), task_named(LM).head)
 
 
 @pytest.mark.parametrize("key", ["subfolder", "gguf_file", "proxies", "code_revision", "_configuration_file", "token"])
 def test_keywords_of_loading_are_no_attributes(folder, key):
     with pytest.raises(UserError, match=rf"model\.{key}: is a keyword of transformers' loading"):
-        load_hf_config(cfg(folder, extra={key: ".."}), LM)
+        load_hf_config(cfg(folder, extra={key: ".."}), task_named(LM).head)
 
 
 def test_flash_attention_that_is_not_here_is_not_fetched(folder):
     write(folder, "config.json", attn_implementation="flash_attention_2")
-    config = load_hf_config(cfg(folder), LM)
+    config = load_hf_config(cfg(folder), task_named(LM).head)
     assert config._attn_implementation is None
-    assert load_model(cfg(folder), config, LM).config._attn_implementation == "sdpa"
+    assert load_model(cfg(folder), config, task_named(LM).head).config._attn_implementation == "sdpa"
 
 
 def test_words_of_quantisers_and_special_tokens_are_no_harm(folder):
@@ -156,7 +161,7 @@ def test_what_ordinary_folders_say_is_no_harm(folder):
         tokenizer_class="PreTrainedTokenizerFast", architectures=["LlamaForCausalLM"], transformers_weights=None,
     )  # fmt: skip
     write(folder, "tokenizer_config.json", tokenizer_file="/root/.cache/x/tokenizer.json", vocab_file=None)
-    assert load_hf_config(cfg(folder), LM).model_type == "llama"
+    assert load_hf_config(cfg(folder), task_named(LM).head).model_type == "llama"
     assert load_tokenizer(cfg(folder)).vocab_size
 
 
@@ -185,7 +190,7 @@ def test_an_adapter_beside_the_weights_is_not_attached(folder):
     write(folder, "adapter_config.json", peft_type="LORA", base_model_name_or_path="publisher/base")
     (folder / "adapter_model.bin").write_bytes(pickle.dumps(Payload(folder / "ran")))
     with pytest.raises(UserError, match=r"holds an adapter \(adapter_config.json\)"):
-        load_model(cfg(folder), read_hf_config(cfg(folder)), LM)
+        load_model(cfg(folder), read_hf_config(cfg(folder)), task_named(LM).head)
     assert not (folder / "ran").exists()
 
 
@@ -206,7 +211,7 @@ def test_code_beside_the_weights_does_not_run(folder):
     write(folder, "config.json", auto_map={"AutoModelForCausalLM": "code.Model"})
     write(folder, "generation_config.json", custom_generate="publisher/generate", trust_remote_code=True)
     write(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["code.Slow", "code.Fast"]})
-    model = load_model(cfg(folder), load_hf_config(cfg(folder), LM), LM)
+    model = load_model(cfg(folder), load_hf_config(cfg(folder), task_named(LM).head), task_named(LM).head)
     tokenizer = load_tokenizer(cfg(folder))
     tokenizer.chat_template = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     with pytest.raises(Exception, match="unsafe"):

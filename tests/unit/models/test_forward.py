@@ -12,6 +12,8 @@ from automodel.data.batch import PackedBatch
 from automodel.models.families import FAMILIES, packing_support
 from automodel.models.forward import make_forward, stock_attention, use_packed_attention, use_stock_attention
 from automodel.models.packed_attention import PACKED_ATTENTION
+from automodel.models.task_head import NEXT_TOKEN, TOKENS
+from automodel.tasks.registry import task_named
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[2] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -39,10 +41,10 @@ def batch(copies: int = 2, length: int = 6, last: bool = False, types: bool = Fa
 
 @pytest.mark.parametrize("kind", sorted(FAMILIES))
 def test_every_family_of_the_table_packs(kind):
-    support = packing_support(tiny_models.tiny_config(kind), TEXT)
+    support = packing_support(tiny_models.tiny_config(kind), task_named(TEXT).head)
     assert support.packed
     assert support.pooling == ("last" if FAMILIES[kind].decoder else "first")
-    assert packing_support(tiny_models.tiny_config(kind), "token-classification").pooling is None
+    assert packing_support(tiny_models.tiny_config(kind), TOKENS).pooling is None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_what_cannot_be_packed_says_why(kind, task, overrides, reason):
     config = tiny_models.tiny_config(kind, **{k: v for k, v in overrides.items() if k != "is_causal"})
     if "is_causal" in overrides:
         config.is_causal = overrides["is_causal"]
-    support = packing_support(config, task)
+    support = packing_support(config, task_named(task).head)
     assert not support.packed
     assert reason in support.reason
 
@@ -76,22 +78,22 @@ def test_documents_below_the_length_where_angles_change_can_be_packed():
     long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
             "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}  # fmt: skip
     phi = tiny_models.tiny_config("phi3", rope_parameters=long, max_position_embeddings=131_072)
-    assert packing_support(phi, "causal-lm", 4096).packed
+    assert packing_support(phi, NEXT_TOKEN, 4096).packed
     reason = "`rope_type: longrope`, which rescales with the longest document of a batch above 4,096 tokens"
     for longest in (None, 4097):
-        support = packing_support(phi, "causal-lm", longest)
+        support = packing_support(phi, NEXT_TOKEN, longest)
         assert not support.packed
         assert reason in support.reason
     dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     llama = tiny_models.tiny_config("llama", rope_parameters=dynamic, max_position_embeddings=64)
-    assert packing_support(llama, "causal-lm", 64).packed
-    assert not packing_support(llama, "causal-lm", 65).packed
+    assert packing_support(llama, NEXT_TOKEN, 64).packed
+    assert not packing_support(llama, NEXT_TOKEN, 65).packed
 
 
 def test_asking_for_the_impossible_path_is_an_error():
     _, model = tiny_models.tiny("deberta-v2", TEXT)
     with pytest.raises(ValueError, match="the packed path was asked for, but deberta-v2 has disentangled attention"):
-        make_forward(model, TEXT, "packed")
+        make_forward(model, task_named(TEXT).head, "packed")
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -109,7 +111,7 @@ def test_generation_works_inside_stock_attention_and_is_refused_outside():
     _, model = tiny_models.tiny("llama", "causal-lm")
     prompt = torch.arange(5, 9)[None]
     expected = model.generate(prompt, max_new_tokens=4, do_sample=False)
-    forward = make_forward(model, "causal-lm", "packed")
+    forward = make_forward(model, NEXT_TOKEN, "packed")
     with pytest.raises(RuntimeError, match="stock_attention"):
         model.generate(prompt, max_new_tokens=4, do_sample=False)
     with stock_attention(model):
@@ -120,7 +122,7 @@ def test_generation_works_inside_stock_attention_and_is_refused_outside():
 def test_other_instances_keep_their_attention():
     _, packed = tiny_models.tiny("bert", TEXT)
     _, other = tiny_models.tiny("bert", TEXT)
-    make_forward(packed, TEXT, "packed")
+    make_forward(packed, task_named(TEXT).head, "packed")
     assert other.config._attn_implementation == "sdpa"
 
 
@@ -129,7 +131,7 @@ def test_token_types_a_model_does_not_take_are_an_error():
     with pytest.raises(
         ValueError, match="carries token types, which DistilBertForSequenceClassification does not take"
     ):
-        make_forward(model, TEXT, "packed")(batch(types=True))
+        make_forward(model, task_named(TEXT).head, "packed")(batch(types=True))
 
 
 HEAD_DROPOUT = {
@@ -151,7 +153,7 @@ def test_head_dropout_has_the_statistics_of_stock(kind):
     torch.manual_seed(0)
     with torch.no_grad():
         theirs = model(input_ids=torch.arange(5, 11)[None].expand(copies, -1)).logits
-        mine = make_forward(model, TEXT, "packed")(batch(copies))
+        mine = make_forward(model, task_named(TEXT).head, "packed")(batch(copies))
     assert mine.std(0).min() > 1e-4  # dropout is on
     torch.testing.assert_close(mine.std(0), theirs.std(0), rtol=0.1, atol=0)
     tolerance = 5 * theirs.std(0).max().item() * (2 / copies) ** 0.5
@@ -168,4 +170,4 @@ def test_no_mask_is_built_and_no_packing_search_runs(monkeypatch):
     monkeypatch.setattr(masking, "sdpa_mask", fail)
     for kind in ("mistral", "bert"):
         _, model = tiny_models.tiny(kind, TEXT, **({"sliding_window": 3} if kind == "mistral" else {}))
-        make_forward(model, TEXT, "packed")(batch())
+        make_forward(model, task_named(TEXT).head, "packed")(batch())

@@ -9,6 +9,7 @@ from automodel.kernels.flat_parameters import FlatParameters
 from automodel.models.forward import make_forward
 from automodel.models.fp8 import Fp8Linear, products, use_fp8
 from automodel.models.fuse import fuse, stock_blocks
+from automodel.models.task_head import NEXT_TOKEN
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
 from parity.test_fused_decoders import SIZE
@@ -28,7 +29,7 @@ def make(kind, fused=True, dtype=torch.bfloat16):
     FlatParameters(parameter_groups(model, OptimizerConfig()))
     if fused:
         assert fuse(model, torch.zeros(1, dtype=torch.int64), None, 24)
-    return model, make_forward(model, "causal-lm", "packed", swapped=fused)
+    return model, make_forward(model, NEXT_TOKEN, "packed", swapped=fused)
 
 
 def loss_and_gradients(model, forward):

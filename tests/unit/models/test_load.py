@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, BertForMaskedLM, GPT2Config
+from transformers import AutoModelForMaskedLM, BertForMaskedLM
 
 from automodel.config.errors import UserError
 from automodel.models import source
@@ -18,14 +18,14 @@ from automodel.models.config import ModelConfig
 from automodel.models.forward import make_forward
 from automodel.models.load import (
     count_parameters,
-    infer_task,
     load_hf_config,
     load_model,
     load_tokenizer,
     model_limits,
-    tasks_of,
 )
 from automodel.models.match_tokenizer import match_tokenizer
+from automodel.models.task_head import NEXT_TOKEN, TARGET
+from automodel.tasks.registry import task_named
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[2] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -53,7 +53,11 @@ def no_hub(monkeypatch, tmp_path):
 
 def loaded(folder, task=TEXT, **fields):
     config = cfg(folder, **fields)
-    return load_model(config, load_hf_config(config, task, num_labels=fields.get("num_labels")), task)
+    return load_model(
+        config,
+        load_hf_config(config, task_named(task).head, num_labels=fields.get("num_labels")),
+        task_named(task).head,
+    )
 
 
 # --- configs
@@ -62,7 +66,7 @@ def loaded(folder, task=TEXT, **fields):
 def test_labels_and_extra_attributes_reach_the_config(bert_folder):
     config = load_hf_config(
         cfg(bert_folder, extra={"hidden_dropout_prob": 0.3}),
-        TEXT,
+        task_named(TEXT).head,
         label_names=["bad", "fine", "good"],
         problem_type="single_label_classification",
     )
@@ -84,7 +88,7 @@ def test_labels_and_extra_attributes_reach_the_config(bert_folder):
 )
 def test_a_wrong_attribute_is_refused(bert_folder, fields, arguments, message):
     with pytest.raises(UserError, match=message):
-        load_hf_config(cfg(bert_folder, **fields), TEXT, **arguments)
+        load_hf_config(cfg(bert_folder, **fields), task_named(TEXT).head, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ def test_angles_keep_what_is_not_given(tmp_path, kind, given, angles):
     own = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e3}
     settings = {} if kind == "gpt_neox" else {"rope_parameters": own}
     tiny_models.tiny_config(kind, **settings).save_pretrained(tmp_path)
-    config = load_hf_config(cfg(tmp_path, extra=given), "causal-lm")
+    config = load_hf_config(cfg(tmp_path, extra=given), NEXT_TOKEN)
     assert config.rope_parameters == {"rope_theta": 1e4 if kind == "gpt_neox" else 1e3, **angles}
 
 
@@ -122,57 +126,42 @@ def test_angles_keep_what_is_not_given(tmp_path, kind, given, angles):
 def test_angles_that_there_are_not(tmp_path, given, message):
     tiny_models.tiny_config("llama").save_pretrained(tmp_path)
     with pytest.raises(UserError, match=message):
-        load_hf_config(cfg(tmp_path, extra=given), "causal-lm")
-
-
-@pytest.mark.parametrize(("kind", "task"), [("gpt2", "causal-lm"), ("t5", "seq2seq"), ("bert", "token-classification")])
-def test_a_problem_type_means_nothing_for_other_tasks(tmp_path, kind, task):
-    """It was accepted, and nothing came of it."""
-    tiny_models.tiny(kind, task)[1].save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=rf"model\.problem_type: regression means nothing for {task}; remove it"):
-        load_hf_config(cfg(tmp_path, problem_type="regression"), task)
-    load_hf_config(cfg(tmp_path), task, problem_type="single_label_classification")  # what data has is not asked for
-
-
-def test_num_labels_means_nothing_for_a_language_model(tmp_path):
-    tiny_models.tiny_config("llama").save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"model\.num_labels: 2 means nothing for causal-lm"):
-        load_hf_config(cfg(tmp_path, num_labels=2), "causal-lm")
+        load_hf_config(cfg(tmp_path, extra=given), NEXT_TOKEN)
 
 
 def test_a_missing_folder_is_named_with_the_place_it_was_looked_for():
     with pytest.raises(UserError, match=r"there is no folder './nowhere' \(looked from"):
-        load_hf_config(cfg("./nowhere"), TEXT)
+        load_hf_config(cfg("./nowhere"), task_named(TEXT).head)
 
 
 @pytest.mark.parametrize("name", ["org/llama@main", "Llama 3.2 1B", "org/llama:latest"])
 def test_a_name_that_nobody_can_have_is_refused_in_words(name):
     """It was huggingface_hub's traceback."""
     with pytest.raises(UserError, match=r"is no folder here .* A branch, tag or commit goes into model\.revision"):
-        load_hf_config(cfg(name), TEXT)
+        load_hf_config(cfg(name), task_named(TEXT).head)
 
 
 def test_a_folder_without_a_config_says_what_it_holds(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(UserError, match=r"holds no config.json.*it holds: notes.txt"):
-        load_hf_config(cfg(tmp_path), TEXT)
+        load_hf_config(cfg(tmp_path), task_named(TEXT).head)
 
 
 def test_a_file_is_not_a_folder(bert_folder):
     with pytest.raises(UserError, match="is a file; give the folder"):
-        load_hf_config(cfg(bert_folder / "model.safetensors"), TEXT)
+        load_hf_config(cfg(bert_folder / "model.safetensors"), task_named(TEXT).head)
 
 
 def test_an_unreachable_hub_is_an_error_at_once(no_hub):
     with pytest.raises(
         UserError, match=r"'some/model' is neither a local folder nor in the cache.*hf download some/model"
     ):
-        load_hf_config(cfg("some/model", cache_dir=no_hub), TEXT)
+        load_hf_config(cfg("some/model", cache_dir=no_hub), task_named(TEXT).head)
 
 
 def test_local_files_only_is_named_as_the_reason(tmp_path):
     with pytest.raises(UserError, match="`local_files_only` is set"):
-        load_hf_config(cfg("some/model", cache_dir=str(tmp_path), local_files_only=True), TEXT)
+        load_hf_config(cfg("some/model", cache_dir=str(tmp_path), local_files_only=True), task_named(TEXT).head)
 
 
 def test_a_cached_model_loads_without_the_hub(no_hub, bert_folder, monkeypatch):
@@ -190,7 +179,7 @@ def test_a_cached_model_loads_without_the_hub(no_hub, bert_folder, monkeypatch):
     refs.mkdir()
     (refs / "main").write_text(snapshot.name)
     config = cfg("some/model", cache_dir=no_hub)
-    model = load_model(config, load_hf_config(config, TEXT, num_labels=2), TEXT)
+    model = load_model(config, load_hf_config(config, task_named(TEXT).head, num_labels=2), task_named(TEXT).head)
     assert model.config.hidden_size == 32
     assert asked == []
 
@@ -206,48 +195,7 @@ def test_a_cached_model_loads_without_the_hub(no_hub, bert_folder, monkeypatch):
 def test_a_config_that_is_no_config(tmp_path, content, message):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=message):
-        load_hf_config(cfg(tmp_path), TEXT)
-
-
-@pytest.mark.parametrize(
-    ("kind", "task", "can"),
-    [
-        ("t5", "causal-lm", "text-classification, token-classification, seq2seq"),
-        ("bart", "causal-lm", "text-classification, seq2seq"),
-        ("bert", "causal-lm", "text-classification, token-classification"),
-        ("llama", "seq2seq", "text-classification, token-classification, causal-lm"),
-    ],
-)
-def test_a_task_the_model_cannot_do_names_those_it_can(tmp_path, kind, task, can):
-    tiny_models.tiny_config(kind).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=f"{kind} model, which cannot do {task}; it can do {can}"):
-        load_hf_config(cfg(tmp_path), task)
-
-
-# --- tasks
-
-
-@pytest.mark.parametrize(
-    ("target", "dataset", "architecture", "task"),
-    [
-        ("nemo_automodel.NeMoAutoModelForSequenceClassification.from_pretrained", None, None, TEXT),
-        ("automodel.AutoModelForCausalLM.from_config", "x.TextClassificationDataset", None, "causal-lm"),
-        (None, "nemo_automodel.components.datasets.llm.text_classification.TextClassificationDataset", "X", TEXT),
-        (None, "nemo_automodel.components.datasets.llm.squad.make_squad_dataset", "BertForMaskedLM", "causal-lm"),
-        (None, None, "T5ForConditionalGeneration", "seq2seq"),
-        (None, None, "GPT2LMHeadModel", "causal-lm"),
-        (None, None, "BertForTokenClassification", "token-classification"),
-        (None, None, "BertForMaskedLM", None),
-        (None, None, None, None),
-    ],
-)
-def test_the_task_is_read_from_names(target, dataset, architecture, task):
-    config = GPT2Config(architectures=[architecture] if architecture else None)
-    assert infer_task(cfg("m", target=target), dataset, config) == task
-
-
-def test_tasks_of_a_decoder():
-    assert tasks_of(tiny_models.tiny_config("qwen2")) == (TEXT, "token-classification", "causal-lm")
+        load_hf_config(cfg(tmp_path), task_named(TEXT).head)
 
 
 # --- weights
@@ -255,13 +203,13 @@ def test_tasks_of_a_decoder():
 
 def test_a_new_head_is_said_and_depends_only_on_the_seed(bert_folder, caplog):
     config = cfg(bert_folder)
-    hf_config = load_hf_config(config, TEXT, num_labels=3)
+    hf_config = load_hf_config(config, task_named(TEXT).head, num_labels=3)
     with caplog.at_level(logging.INFO):
-        first = load_model(config, hf_config, TEXT, seed=1)
+        first = load_model(config, hf_config, task_named(TEXT).head, seed=1)
     assert "newly initialised: bert.pooler" in caplog.text
     assert "classifier.weight" in caplog.text
     torch.rand(7)  # other work between two loads
-    again, other = (load_model(config, hf_config, TEXT, seed=seed) for seed in (1, 2))
+    again, other = (load_model(config, hf_config, task_named(TEXT).head, seed=seed) for seed in (1, 2))
     assert torch.equal(first.classifier.weight, again.classifier.weight)
     assert not torch.equal(first.classifier.weight, other.classifier.weight)
     pretrained = BertForMaskedLM.from_pretrained(bert_folder)
@@ -272,10 +220,10 @@ def test_a_new_head_is_said_and_depends_only_on_the_seed(bert_folder, caplog):
 
 def test_two_models_of_one_config_do_not_share_it(bert_folder):
     config = cfg(bert_folder)
-    hf_config = load_hf_config(config, TEXT, num_labels=2)
-    first = load_model(config, hf_config, TEXT)
-    make_forward(first, TEXT, "packed")
-    assert load_model(config, hf_config, TEXT).config._attn_implementation == "sdpa"
+    hf_config = load_hf_config(config, task_named(TEXT).head, num_labels=2)
+    first = load_model(config, hf_config, task_named(TEXT).head)
+    make_forward(first, task_named(TEXT).head, "packed")
+    assert load_model(config, hf_config, task_named(TEXT).head).config._attn_implementation == "sdpa"
     assert hf_config._attn_implementation != first.config._attn_implementation
 
 
@@ -306,9 +254,7 @@ def test_missing_backbone_weights_are_an_error(tmp_path):
 def test_a_language_model_without_its_head_is_an_error(tmp_path):
     _, model = tiny_models.tiny("llama", "causal-lm")
     model.model.save_pretrained(tmp_path)
-    with pytest.raises(
-        UserError, match=r"lacks 1 weights that a LlamaForCausalLM needs for causal-lm: lm_head\.weight"
-    ):
+    with pytest.raises(UserError, match=r"lacks 1 weights that a LlamaForCausalLM needs: lm_head\.weight"):
         loaded(tmp_path, "causal-lm")
 
 
@@ -423,11 +369,11 @@ def test_limits_count_the_positions_roberta_never_uses():
     assert (roberta.max_positions, roberta.type_vocab_size) == (512, 1)
     assert model_limits(tiny_models.tiny_config("bert")).type_vocab_size == 2
     assert model_limits(tiny_models.tiny_config("distilbert")).type_vocab_size == 0
-    assert model_limits(tiny_models.tiny_config("gpt2"), "causal-lm").max_positions == 64
-    assert model_limits(tiny_models.tiny_config("t5"), "seq2seq").max_positions is None
+    assert model_limits(tiny_models.tiny_config("gpt2"), NEXT_TOKEN).max_positions == 64
+    assert model_limits(tiny_models.tiny_config("t5"), TARGET).max_positions is None
 
 
 @pytest.mark.parametrize(("kind", "task"), [("bert", TEXT), ("gpt2", "causal-lm"), ("t5", "seq2seq")])
 def test_parameters_are_counted_without_building_them(kind, task):
     config, model = tiny_models.tiny(kind, task)
-    assert count_parameters(config, task) == sum(p.numel() for p in model.parameters())
+    assert count_parameters(config, task_named(task).head) == sum(p.numel() for p in model.parameters())

@@ -10,6 +10,7 @@ from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.forward import make_forward
 from automodel.models.fuse import fuse
 from automodel.models.recompute import HostMemory, Kept, forget_pass, use_own_checkpoints
+from automodel.models.task_head import NEXT_TOKEN
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
 from parity.test_fused_decoders import SIZE
@@ -28,7 +29,7 @@ def make(kind, mode, *, offload, fused, layers=4):
     memory = None if offload is None else use_own_checkpoints(model, offload)
     if fused:
         assert fuse(model, torch.zeros(1, dtype=torch.int64), None, 24)
-    return model, make_forward(model, "causal-lm", "packed", swapped=fused), memory
+    return model, make_forward(model, NEXT_TOKEN, "packed", swapped=fused), memory
 
 
 def learn(model, forward, seed=0):

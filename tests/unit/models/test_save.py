@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from automodel.models.forward import make_forward
 from automodel.models.packed_attention import PACKED_ATTENTION
 from automodel.models.save import finish_interrupted_save, save_hf_folder
+from automodel.tasks.registry import task_named
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[2] / "tiny_models.py")
 tiny_models = importlib.util.module_from_spec(spec)
@@ -49,7 +50,7 @@ def assert_holds(folder, model):
 
 def test_stock_transformers_loads_the_folder_with_identical_logits(tmp_path, tokenizer):
     model = model_with_seed(0)
-    make_forward(model, TEXT, "packed")
+    make_forward(model, task_named(TEXT).head, "packed")
     save_hf_folder(model, tokenizer, tmp_path)
     assert_holds(tmp_path, model_with_seed(0))
     config = json.loads((tmp_path / "config.json").read_text())

@@ -14,6 +14,8 @@ from automodel.config.errors import UserError
 from automodel.models.config import ModelConfig
 from automodel.models.load import load_hf_config, load_model
 from automodel.models.streamed import open_weights
+from automodel.models.task_head import NEXT_TOKEN, POOLED
+from automodel.tasks.registry import task_named
 
 SIZES = {"vocab_size": 48, "pad_token_id": 0}
 DECODER = {
@@ -76,10 +78,10 @@ def assert_alike(found, expected) -> None:
 def test_the_same_numbers(tmp_path, kind, task):
     """New heads too: drawn from the same seed."""
     cfg = ModelConfig(pretrained_model_name_or_path=str(tiny.make_model_folder(tmp_path, kind)))
-    config = load_hf_config(cfg, task, num_labels=3 if task != "causal-lm" else None)
-    weights = open_weights(cfg, config, task, seed=7)
+    config = load_hf_config(cfg, task_named(task).head, num_labels=3 if task != "causal-lm" else None)
+    weights = open_weights(cfg, config, task_named(task).head, seed=7)
     assert weights is not None
-    assert_alike(filled(weights), load_model(cfg, config, task, seed=7))
+    assert_alike(filled(weights), load_model(cfg, config, task_named(task).head, seed=7))
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -90,12 +92,15 @@ def test_families(tmp_path, kind):
     task = "text-classification" if kind in ("roberta", "albert", "modernbert") else "causal-lm"
     task = "seq2seq" if kind in ("bart", "pegasus", "t5") else task
     cfg = ModelConfig(pretrained_model_name_or_path=str(tmp_path))
-    config = load_hf_config(cfg, task, num_labels=2 if task == "text-classification" else None)
-    weights = open_weights(cfg, config, task)
+    config = load_hf_config(cfg, task_named(task).head, num_labels=2 if task == "text-classification" else None)
+    weights = open_weights(cfg, config, task_named(task).head)
     assert weights is not None
-    assert_alike(filled(weights), load_model(cfg, config, task))
+    assert_alike(filled(weights), load_model(cfg, config, task_named(task).head))
     for dtype in (torch.float32, torch.bfloat16):
-        weights, expected = open_weights(cfg, config, task, dtype), load_model(cfg, config, task, dtype=dtype)
+        weights, expected = (
+            open_weights(cfg, config, task_named(task).head, dtype),
+            load_model(cfg, config, task_named(task).head, dtype=dtype),
+        )
         assert weights is not None
         weights.place("cpu")
         assert_alike(weights.model, expected)
@@ -107,11 +112,11 @@ def test_straight_to_a_device(tmp_path):
     own = {"eos_token_id": [1, 2], "temperature": 0.3, "do_sample": True, "transformers_version": "5.0.0"}
     (folder / "generation_config.json").write_text(json.dumps(own))
     cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
-    config = load_hf_config(cfg, "causal-lm")
+    config = load_hf_config(cfg, NEXT_TOKEN)
     for dtype in (torch.float32, torch.bfloat16):
         weights, expected = (
-            open_weights(cfg, config, "causal-lm", dtype),
-            load_model(cfg, config, "causal-lm", dtype=dtype),
+            open_weights(cfg, config, NEXT_TOKEN, dtype),
+            load_model(cfg, config, NEXT_TOKEN, dtype=dtype),
         )
         assert weights is not None
         weights.place("cpu")
@@ -140,49 +145,49 @@ def test_several_files_old_names_and_another_head(tmp_path):
     index = {"metadata": {}, "weight_map": {name: file for file, chosen in parts.items() for name in chosen}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     cfg = ModelConfig(pretrained_model_name_or_path=str(tmp_path))
-    config = load_hf_config(cfg, "text-classification", num_labels=5)
-    weights = open_weights(cfg, config, "text-classification")
+    config = load_hf_config(cfg, POOLED, num_labels=5)
+    weights = open_weights(cfg, config, POOLED)
     assert weights is not None
     assert set(weights.drawn) == {"classifier.weight", "classifier.bias"}
-    assert_alike(filled(weights), load_model(cfg, config, "text-classification"))
+    assert_alike(filled(weights), load_model(cfg, config, POOLED))
 
 
 def test_what_takes_the_ordinary_way(tmp_path):
     folder = tiny.make_model_folder(tmp_path, "llama")
     cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
-    config = load_hf_config(cfg, "causal-lm")
+    config = load_hf_config(cfg, NEXT_TOKEN)
     drawn = ModelConfig(target="automodel.AutoModelForCausalLM.from_config", pretrained_model_name_or_path=str(folder))
-    assert open_weights(drawn, config, "causal-lm") is None
+    assert open_weights(drawn, config, NEXT_TOKEN) is None
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.norm.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert open_weights(cfg, config, "causal-lm") is None  # which then says what is missing
+    assert open_weights(cfg, config, NEXT_TOKEN) is None  # which then says what is missing
 
 
 def test_damaged_files_are_left_to_the_ordinary_way(tmp_path):
     folder = tiny.make_model_folder(tmp_path, "llama")
     cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
-    config = load_hf_config(cfg, "causal-lm")
+    config = load_hf_config(cfg, NEXT_TOKEN)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    assert open_weights(cfg, config, "causal-lm") is None
+    assert open_weights(cfg, config, NEXT_TOKEN) is None
     with pytest.raises(UserError, match="are damaged"):
-        load_model(cfg, config, "causal-lm")
+        load_model(cfg, config, NEXT_TOKEN)
     file.unlink()
     (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
-    assert open_weights(cfg, config, "causal-lm") is None
+    assert open_weights(cfg, config, NEXT_TOKEN) is None
 
 
 def test_tables_that_only_the_config_ties(tmp_path):
     """transformers leaves two stored tables with different numbers apart, whatever the config says."""
     folder = tiny.make_model_folder(tmp_path, "llama", tie_word_embeddings=True)
     cfg = ModelConfig(pretrained_model_name_or_path=str(folder))
-    config = load_hf_config(cfg, "causal-lm")
+    config = load_hf_config(cfg, NEXT_TOKEN)
     tensors = load_file(folder / "model.safetensors")
     words = tensors["model.embed_tokens.weight"]
     for head, streamed in ((words.clone(), True), (words + 1, False)):
         save_file({**tensors, "lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
-        weights = open_weights(cfg, config, "causal-lm")
+        weights = open_weights(cfg, config, NEXT_TOKEN)
         assert (weights is not None) == streamed
-        expected = load_model(cfg, config, "causal-lm")
+        expected = load_model(cfg, config, NEXT_TOKEN)
         assert (expected.lm_head.weight is expected.model.embed_tokens.weight) == streamed

@@ -13,6 +13,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.memory import ModelShape
+from automodel.tasks.registry import CAUSAL_LM
 
 SHAPE = ModelShape(36, 4096, 4096, 1024, 32, 12_288, 151_936, rms=True, gated=True, head_norms=True)
 PRODUCTS = (Product(("q_proj",), 4096, 6144),)
@@ -39,7 +40,7 @@ def plan(memory=140.0, model=None, checkpointing=False, offload=False, **section
             gradient_checkpointing=checkpointing, activation_offload=offload
         ), **sections,
     )  # fmt: skip
-    made = make_plan(cfg, "causal-lm", gpu(memory), model or facts(), DATA)
+    made = make_plan(cfg, CAUSAL_LM, gpu(memory), model or facts(), DATA)
     return made, {d.name: d for d in made.decisions}
 
 

@@ -19,6 +19,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.memory import ModelShape
+from automodel.tasks.registry import CAUSAL_LM
 
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
@@ -51,7 +52,7 @@ def plan_of(
         packed_sequence=PackedSequenceConfig(**packing),
         training_optimizations=TrainingOptimizations(capture=capture),
     )  # fmt: skip
-    return make_plan(cfg, "causal-lm", hardware, model, facts_of(sizes), layout=layout)
+    return make_plan(cfg, CAUSAL_LM, hardware, model, facts_of(sizes), layout=layout)
 
 
 def tried_for(plan, sizes: Sizes, batch: int, count: int = 1024):
@@ -108,11 +109,11 @@ def test_few_answers_are_not_rounded_up_to_every_token():
 def test_what_is_expected_is_what_the_collator_makes(sizes, batch):
     """Shapes and dummy tokens of as many real batches as were tried out."""
     store = store_of(sizes.tokens, sizes.reads)
-    found = sizes_of(store, "causal-lm")
+    found = sizes_of(store, "next_token")
     assert np.array_equal(np.sort(found.reads), np.sort(sizes.reads))
     plan = plan_of(sizes, batch=batch, steps=300)
     collate = PackedCollator(
-        store, "causal-lm", bucket_tokens=plan.bucket_tokens, bucket_reads=plan.bucket_reads, max_seqlen=512,
+        store, "next_token", bucket_tokens=plan.bucket_tokens, bucket_reads=plan.bucket_reads, max_seqlen=512,
         micro_batch_size=batch,
     )  # fmt: skip
     order = np.random.default_rng(1).integers(0, len(store), (300, batch))
@@ -166,9 +167,9 @@ def test_large_stores_are_looked_at_in_part():
     for row in range(MOST_SAMPLES + 500):
         writer.add(row, np.ones(3, dtype=np.int64), token_labels=np.array([5, -100, 5]))
     store = TokenStore.in_memory(writer.finish())
-    assert len(sizes_of(store, "causal-lm").tokens) == MOST_SAMPLES
-    assert set(sizes_of(store, "causal-lm").reads) == {1}  # the first token is predicted by nothing
-    assert set(sizes_of(store, "token-classification").reads) == {2}
+    assert len(sizes_of(store, "next_token").tokens) == MOST_SAMPLES
+    assert set(sizes_of(store, "next_token").reads) == {1}  # the first token is predicted by nothing
+    assert set(sizes_of(store, "token").reads) == {2}
 
 
 def test_where_all_have_too_many_shapes_the_fewest_are_taken():
@@ -215,18 +216,18 @@ def test_mixtures_count_as_often_as_they_are_drawn():
     store = store_of(np.concatenate([short, long]), np.concatenate([short, long]) - 1)
     mixture = Mixture(("short", "long"), (20_000, 1000), (0.02, 0.98))
     for shuffled in (True, False):
-        found = sizes_of(store, "causal-lm", mixture=mixture, shuffled=shuffled)
+        found = sizes_of(store, "next_token", mixture=mixture, shuffled=shuffled)
         assert np.mean(found.tokens == 400) == pytest.approx(0.98, abs=0.01)
-    assert np.mean(sizes_of(store, "causal-lm").tokens == 400) < 0.1
+    assert np.mean(sizes_of(store, "next_token").tokens == 400) < 0.1
 
 
 @pytest.mark.parametrize("how", [{"shuffled": False}, {"grouped": True}], ids=["in order", "grouped"])
 def test_batches_of_alike_samples_have_many_sizes(how):
     """Sorted by length, as a file may be or a sampler makes it: totals spread as lengths do."""
     store = store_of(np.sort(SQUAD), np.sort(SQUAD) - 1)
-    any_order = sizes_of(store, "causal-lm").batches(500, 32)
-    alike = sizes_of(store, "causal-lm", **how).batches(500, 32)
+    any_order = sizes_of(store, "next_token").batches(500, 32)
+    alike = sizes_of(store, "next_token", **how).batches(500, 32)
     assert alike.tokens.std() > 4 * any_order.tokens.std()
     assert alike.tokens.mean() == pytest.approx(any_order.tokens.mean(), rel=0.1)
-    few = sizes_of(store_of([5, 6], [4, 5]), "causal-lm", **how)
+    few = sizes_of(store_of([5, 6], [4, 5]), "next_token", **how)
     assert set(few.batches(10, 8).tokens) == {44}  # four times around

@@ -27,6 +27,7 @@ from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig,
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -42,7 +43,7 @@ def config(**sections) -> RunConfig:
 
 
 def decided(cfg=None, hardware=H200, model=ALBERT, facts=BASE, data=DATA):
-    plan = make_plan(cfg or config(), "text-classification", hardware, model, data, facts)
+    plan = make_plan(cfg or config(), TEXT_CLASSIFICATION, hardware, model, data, facts)
     return plan, next(d for d in plan.decisions if d.name == "compile")
 
 

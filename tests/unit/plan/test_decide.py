@@ -13,6 +13,7 @@ from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig,
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware, read_hardware
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -28,7 +29,7 @@ def config(**sections) -> RunConfig:
 
 
 def plan_for(cfg=None, hardware=CPU, model=BERT, data=DATA):
-    return make_plan(cfg or config(), "text-classification", hardware, model, data)
+    return make_plan(cfg or config(), TEXT_CLASSIFICATION, hardware, model, data)
 
 
 def reason(plan, name):

@@ -10,6 +10,7 @@ from automodel.plan.check import load_run_config
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import CAUSAL_LM
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, True, False, 2)
 AMPERE = Hardware("cuda", "NVIDIA A100", 1, 80.0, True, True, 16)
@@ -33,7 +34,7 @@ SMALL = dataclasses.replace(MODEL, name="org/small", products_fused=tuple(layer(
 def plan_for(tmp_path, text="fp8: {}", hardware=H200, model=MODEL):
     path = tmp_path / "run.yaml"
     path.write_text(f"model: org/qwen\ndataset: x.csv\ntask: causal-lm\n{text}\n")
-    return make_plan(load_run_config([path]), "causal-lm", hardware, model, DATA)
+    return make_plan(load_run_config([path]), CAUSAL_LM, hardware, model, DATA)
 
 
 def fp8_line(plan):
@@ -64,7 +65,7 @@ def test_the_references_place(tmp_path):
     path.write_text("model: {name: org/qwen, fp8_config: {}}\ndataset: x.csv\ntask: causal-lm\n")
     assert (
         "model.fp8_config asks for it"
-        in fp8_line(make_plan(load_run_config([path]), "causal-lm", H200, MODEL, DATA)).reason
+        in fp8_line(make_plan(load_run_config([path]), CAUSAL_LM, H200, MODEL, DATA)).reason
     )
 
 

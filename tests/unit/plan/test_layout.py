@@ -11,6 +11,7 @@ from automodel.plan.asked import asked_precision, decide_batch
 from automodel.plan.check import load_run_config
 from automodel.plan.facts import ModelFacts
 from automodel.plan.layout import check_gpus, check_layout, refuse_cut_head, refuse_with_shards
+from automodel.tasks.registry import CAUSAL_LM, TEXT_CLASSIFICATION
 
 
 @pytest.fixture
@@ -97,6 +98,6 @@ def test_a_head_that_is_no_plain_product_is_not_cut():
     """It ended in a traceback in the first step."""
     facts = ModelFacts("nemotron", "nemotron", 1_000_000, False, "not tested")
     with pytest.raises(UserError, match=r"tp_size is 2.*the head of nemotron is not known to be a plain product"):
-        refuse_cut_head(Layout(tp=2, fsdp=True), "causal-lm", facts)
-    refuse_cut_head(Layout(tp=2, fsdp=True), "text-classification", facts)
-    refuse_cut_head(Layout(shards=2, fsdp=True), "causal-lm", facts)
+        refuse_cut_head(Layout(tp=2, fsdp=True), CAUSAL_LM, facts)
+    refuse_cut_head(Layout(tp=2, fsdp=True), TEXT_CLASSIFICATION, facts)
+    refuse_cut_head(Layout(shards=2, fsdp=True), CAUSAL_LM, facts)

@@ -16,6 +16,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.memory import ModelShape
+from automodel.tasks.registry import CAUSAL_LM
 
 LONG = 32_768
 GPU = Hardware("cuda", "a GPU", 1, 140.0, True, True, 16)
@@ -38,7 +39,7 @@ def plan_for(gib=140.0, hardware=GPU, size=LONG, batch=None, optimizer="adamw", 
         compile=CompileConfig(enabled=compiled),
         training_optimizations=TrainingOptimizations(**options),
     )
-    return make_plan(cfg, "causal-lm", dataclasses.replace(hardware, memory_gib=gib), LLAMA, DATA)
+    return make_plan(cfg, CAUSAL_LM, dataclasses.replace(hardware, memory_gib=gib), LLAMA, DATA)
 
 
 def line(plan, name):
@@ -99,8 +100,8 @@ def test_what_is_saved_where_nothing_is_learned(learned, value, saved):
     llama = dataclasses.replace(LLAMA, read_saving=0.0615)
     data = dataclasses.replace(DATA, learned=learned)
     cfg = RunConfig(model=ModelConfig(pretrained_model_name_or_path="x"), dataset=DatasetConfig(path="x"))
-    plan = make_plan(cfg, "causal-lm", GPU, llama, data)
+    plan = make_plan(cfg, CAUSAL_LM, GPU, llama, data)
     found = line(plan, "last layer")
     assert (found and found.reason) == saved
-    on_cpu = line(make_plan(cfg, "causal-lm", CPU, llama, data), "head")
+    on_cpu = line(make_plan(cfg, CAUSAL_LM, CPU, llama, data), "head")
     assert (on_cpu and on_cpu.reason) == (value and "exact; saves 90% of the head's arithmetic")

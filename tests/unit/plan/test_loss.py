@@ -10,6 +10,7 @@ from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import task_named
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -24,7 +25,7 @@ def plan_for(hardware=H200, model=LLAMA, task="causal-lm", liger=None, **loss):
         dataset=DatasetConfig(path="data.jsonl"),
         loss_fn=LossConfig(**loss),
     )
-    return make_plan(cfg, task, hardware, model, DATA)
+    return make_plan(cfg, task_named(task), hardware, model, DATA)
 
 
 def loss_line(plan):

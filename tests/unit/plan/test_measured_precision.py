@@ -12,6 +12,7 @@ from automodel.plan.config import RunConfig, TrainingOptimizations
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts, ProductFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -33,7 +34,7 @@ def config(**options) -> RunConfig:
 
 def plan_for(speed, cfg=None, hardware=CPU, model=OWN, tokens=1840.0):
     products = ProductFacts(speed, weights=10.6e6, tokens=tokens)
-    return make_plan(cfg or config(), "text-classification", hardware, model, DATA, products=products)
+    return make_plan(cfg or config(), TEXT_CLASSIFICATION, hardware, model, DATA, products=products)
 
 
 def line(plan, name):

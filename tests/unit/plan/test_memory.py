@@ -36,6 +36,7 @@ from automodel.plan.memory import (
     mean_document,
     shape_of,
 )
+from automodel.tasks.registry import CAUSAL_LM, TOKEN_CLASSIFICATION, task_named
 from live_bytes import LiveBytes
 from tiny_models import SETTINGS, tiny
 
@@ -107,7 +108,7 @@ def measured(kind, task, precision, **overrides):
     config, model = made(kind, task, **overrides)
     if precision == "bf16-pure":
         model = model.to(torch.bfloat16)
-    forward, stream = make_forward(model, task, "packed"), batch(kind, task)
+    forward, stream = make_forward(model, task_named(task).head, "packed"), batch(kind, task)
 
     def run():
         with compute(precision):
@@ -153,7 +154,7 @@ def test_what_is_alive_after_the_forward_pass(kind, mode):
     config, model = made(kind, task, num_hidden_layers=4)
     if mode != "none":
         assert use_gradient_checkpointing(model, mode) == {"selective": 2, "full": 4}[mode]
-    forward, stream = make_forward(model, task, "packed"), batch(kind, task)
+    forward, stream = make_forward(model, task_named(task).head, "packed"), batch(kind, task)
     with LiveBytes() as live:
         logits = forward(stream)
         kept = live.total
@@ -177,7 +178,7 @@ def test_checkpointing_changes_no_gradient(kind, mode, dropout):
         assert (layer_dropout(config.to_dict()) is not None) == (dropout > 0)
         if used != "none":
             use_gradient_checkpointing(model, used)
-        forward, stream = make_forward(model, "token-classification", "packed"), batch(kind, "token-classification")
+        forward, stream = make_forward(model, TOKEN_CLASSIFICATION.head, "packed"), batch(kind, "token-classification")
         torch.manual_seed(1)
         torch.nn.functional.cross_entropy(forward(stream), stream.labels_R).backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
@@ -267,7 +268,7 @@ def plan_for(hardware=H200, model=LLAMA, data=DATA, optimizer="adamw", fp8=None,
         optimizer=OptimizerConfig(name=optimizer),
         training_optimizations=TrainingOptimizations(**options),
     )
-    return make_plan(cfg, "causal-lm", hardware, model, data)
+    return make_plan(cfg, CAUSAL_LM, hardware, model, data)
 
 
 def line(plan, name):

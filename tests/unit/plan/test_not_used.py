@@ -12,6 +12,7 @@ from automodel.plan.check import load_run_config
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -34,7 +35,7 @@ def lines(tmp_path, monkeypatch):
         Path("run.yaml").write_text(PLAIN)
         cfg = load_run_config(["run.yaml"], list(settings))
         data = dataclasses.replace(DATA, has_validation=cfg.validation_dataset is not None)
-        decisions = make_plan(cfg, "text-classification", hardware, model, data).decisions
+        decisions = make_plan(cfg, TEXT_CLASSIFICATION, hardware, model, data).decisions
         found = {str(d.value): d.reason for d in decisions if d.name == "not used"}
         return {**found, **{d.name: d.reason for d in decisions if d.name in ("batch", "optimizer", "evaluation")}}
 

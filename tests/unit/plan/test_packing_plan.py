@@ -14,6 +14,7 @@ from automodel.plan.config import RunConfig, StepSchedulerConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import CAUSAL_LM
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -32,7 +33,7 @@ def plan_for(hardware=H200, model=LLAMA, data=DATA, size=4096, **sections):
         packed_sequence=PackedSequenceConfig(packed_sequence_size=size),
         **sections,
     )
-    return make_plan(cfg, "causal-lm", hardware, model, data)
+    return make_plan(cfg, CAUSAL_LM, hardware, model, data)
 
 
 def line(plan, name) -> str:

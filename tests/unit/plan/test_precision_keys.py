@@ -9,6 +9,7 @@ from automodel.plan.config import RunConfig, TrainingOptimizations
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -26,7 +27,7 @@ def config(dtype: str | None = None, **options) -> RunConfig:
 
 
 def plan_for(cfg: RunConfig, hardware: Hardware):
-    return make_plan(cfg, "text-classification", hardware, BERT, DATA)
+    return make_plan(cfg, TEXT_CLASSIFICATION, hardware, BERT, DATA)
 
 
 @pytest.mark.parametrize(

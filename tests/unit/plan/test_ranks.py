@@ -14,6 +14,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.ranks import better_alone, choose_ranks
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_the_plan_says_how_many_and_why(config):
     data = DataFacts(rows=1000, tokens=241_000, longest=512, max_length=512, has_validation=True)
 
     def reasons(**how):
-        plan = make_plan(config(), "text-classification", eight, bert, data, **how)
+        plan = make_plan(config(), TEXT_CLASSIFICATION, eight, bert, data, **how)
         return {decision.name: decision.reason for decision in plan.decisions}
 
     several = reasons(layout=Layout(replicas=8), why_ranks="all 8 visible GPUs")
@@ -116,7 +117,7 @@ def test_a_model_that_does_not_fit_is_told_of_shards(config):
     def memory(gpus, text=""):
         hardware = Hardware("cuda", "NVIDIA H200", gpus, 140.0, True, True, 16)
         large = ModelFacts("bert", "bert", 30_000_000_000, True, "attention goes through the attention interface")
-        plan = make_plan(config(text), "text-classification", hardware, large, data)
+        plan = make_plan(config(text), TEXT_CLASSIFICATION, hardware, large, data)
         return next(decision.reason for decision in plan.decisions if decision.name == "memory")
 
     shared = "distributed.strategy: fsdp2 shares weights and states among 8 GPUs"

@@ -12,6 +12,7 @@ from automodel.plan.config import RunConfig, StepSchedulerConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import task_named
 
 H200 = Hardware("cuda", "NVIDIA H200", 8, 140.0, True, True, 16)
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
@@ -28,7 +29,7 @@ def plan_of(layout, model=LLAMA, hardware=H200, task="causal-lm", **sections):
     cfg = RunConfig(
         model=ModelConfig(pretrained_model_name_or_path="m"), dataset=DatasetConfig(path="data.csv"), **sections
     )
-    return make_plan(cfg, task, hardware, model, DATA, layout=layout)
+    return make_plan(cfg, task_named(task), hardware, model, DATA, layout=layout)
 
 
 def line(plan, name):

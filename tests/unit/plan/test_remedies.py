@@ -19,6 +19,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.memory import ModelShape
+from automodel.tasks.registry import CAUSAL_LM
 
 SHAPE_8B = ModelShape(36, 4096, 4096, 1024, 32, 12_288, 151_936, rms=True, gated=True, head_norms=True)
 MODEL = ModelFacts(
@@ -46,7 +47,7 @@ def plan(
         peft=peft,
         quantization=quantization,
     )
-    return make_plan(cfg, "causal-lm", hardware, model, DATA)
+    return make_plan(cfg, CAUSAL_LM, hardware, model, DATA)
 
 
 def memory_of(made):
@@ -163,7 +164,7 @@ def test_a_run_that_cannot_fit_is_warned_and_not_refused(tmp_path, monkeypatch):
 
 def test_ranks_on_one_processor_share_its_memory():
     cfg = RunConfig(model=ModelConfig(pretrained_model_name_or_path="x"), dataset=DatasetConfig(path="x"))
-    made = make_plan(cfg, "causal-lm", CPU, MODEL, DATA, layout=Layout(replicas=2))
+    made = make_plan(cfg, CAUSAL_LM, CPU, MODEL, DATA, layout=Layout(replicas=2))
     assert "each of the 2 ranks needs as much of the same memory" in memory_of(made).reason
     assert "ranks" not in memory_of(plan()).reason
 

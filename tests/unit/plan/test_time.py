@@ -11,6 +11,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.time import about
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -20,7 +21,7 @@ DATA = DataFacts(rows=1000, tokens=241_000, longest=512, max_length=512, has_val
 
 def line(data=DATA, hardware=CPU, model=BERT, **settings):
     sections = {"model": ModelConfig(pretrained_model_name_or_path="bert"), "dataset": DatasetConfig(path="data.csv")}
-    plan = make_plan(RunConfig(**sections, **settings), "text-classification", hardware, model, data)
+    plan = make_plan(RunConfig(**sections, **settings), TEXT_CLASSIFICATION, hardware, model, data)
     return next(d for d in plan.decisions if d.name == "time")
 
 

@@ -18,6 +18,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.memory import Setting, estimate, shape_or_why
+from automodel.tasks.registry import CAUSAL_LM
 
 INVALID = {"gemma4_assistant"}
 """Types whose default config is not valid in transformers itself."""
@@ -66,7 +67,7 @@ def test_no_form_of_a_size_raises(name, value):
 def test_the_plan_says_why_memory_is_not_known():
     shape, why = shape_or_why(SimpleNamespace(model_type="odd", hidden_size=[8, 16], num_hidden_layers=2))
     facts = ModelFacts("m", "odd", 1000, False, "is odd", shape=shape, no_shape=why)
-    reason = line_of(make_plan(RUN, "causal-lm", CPU, facts, DATA), "memory").reason
+    reason = line_of(make_plan(RUN, CAUSAL_LM, CPU, facts, DATA), "memory").reason
     assert "activations not known, because the config of odd does not say its heads by a usual name" in reason
 
 
@@ -80,7 +81,7 @@ def test_an_estimate_that_fails_does_not_end_the_plan(monkeypatch):
 
     monkeypatch.setattr(fitting, "estimate", broken)
     facts = ModelFacts("m", "llama", 1000, True, "is known", shape=whole)
-    plan = make_plan(RUN, "causal-lm", CPU, facts, DATA)
+    plan = make_plan(RUN, CAUSAL_LM, CPU, facts, DATA)
     assert "activations not known, because the sizes in the config of llama do not fit together" in (
         line_of(plan, "memory").reason
     )

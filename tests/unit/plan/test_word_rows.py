@@ -13,6 +13,7 @@ from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.speed import decide_word_rows
+from automodel.tasks.registry import TEXT_CLASSIFICATION, task_named
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)
 H200 = Hardware("cuda", "NVIDIA H200", 1, 140.0, True, True, 16)
@@ -24,7 +25,7 @@ def planned(hardware=CPU, model=BERT, data=DATA, task="text-classification", **s
     cfg = RunConfig(
         model=ModelConfig(pretrained_model_name_or_path="bert"), dataset=DatasetConfig(path="data.csv"), **sections
     )
-    return make_plan(cfg, task, hardware, model, data)
+    return make_plan(cfg, task_named(task), hardware, model, data)
 
 
 def test_the_line():
@@ -71,7 +72,7 @@ def test_where_the_whole_table_is_trained(change):
 def test_moments_of_8_bits_are_not_cut(bits, rows):
     cfg = RunConfig(model=ModelConfig(pretrained_model_name_or_path="bert"), dataset=DatasetConfig(path="data.csv"))
     kind = Kind("adamw", bits=bits)
-    assert decide_word_rows(cfg, "text-classification", CPU, BERT, DATA, [], kind=kind, plain=True) == rows
+    assert decide_word_rows(cfg, TEXT_CLASSIFICATION, CPU, BERT, DATA, [], kind=kind, plain=True) == rows
 
 
 def test_a_target_that_is_plain_adamw():

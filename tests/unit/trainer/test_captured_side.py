@@ -70,7 +70,7 @@ def replayed(monkeypatch):
             copy_dtype=torch.bfloat16 if made.precision == "bf16" else None,
             flat_gradients=made.grad_acc_steps > 1, lr_factors=torch.tensor(factors, dtype=torch.float64),
         )  # fmt: skip
-        forward = make_loss_forward(model, prepared.task, made.path, fused=False)
+        forward = make_loss_forward(model, prepared.task.head, made.path, fused=False)
         return Replayed(model, forward, prepared.loss, optimizer, schedule, peak)
 
     monkeypatch.setattr(fast_path, "make_plan", plan)

@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from automodel.plan.hardware import Hardware
+from automodel.tasks.registry import TEXT_CLASSIFICATION
 from automodel.trainer import fast_evaluation, fast_path
 from automodel.trainer.arguments import TrainingArguments
 from automodel.trainer.fields import FIELDS
@@ -79,7 +80,7 @@ def test_what_belongs_to_a_gpu(tmp_path, monkeypatch):
     trainer.args = half
     assert why_stock(trainer, Trainer) == "fp16 on the CPU"
     for asked, precision in ((half, "fp16"), (args, "fp32")):
-        cfg = fast_path.run_config(asked, "text-classification", 4, torch.float32)
+        cfg = fast_path.run_config(asked, TEXT_CLASSIFICATION, 4, torch.float32)
         assert cfg.training_optimizations.precision == precision
 
     monkeypatch.setattr("transformers.training_args.is_torch_tf32_available", lambda: True)

@@ -1,5 +1,5 @@
-"""Alias of `automodel.data.squad`."""
+"""Alias of `automodel.tasks.squad_dataset`."""
 
-from automodel.data.squad import make_squad_dataset
+from automodel.tasks.squad_dataset import make_squad_dataset
 
 __all__ = ["make_squad_dataset"]

@@ -1,5 +1,5 @@
-"""Alias of `automodel.data.text_classification`."""
+"""Alias of `automodel.tasks.text_classification_dataset`."""
 
-from automodel.data.text_classification import TextClassificationDataset
+from automodel.tasks.text_classification_dataset import TextClassificationDataset
 
 __all__ = ["TextClassificationDataset"]

@@ -11,14 +11,17 @@ import numpy as np
 from automodel.metrics.scores import entity_spans, is_bio
 
 
-class _Answer:
+@dataclass(frozen=True)
+class Answer:
+    """A prediction for one text."""
+
     def to_json(self) -> dict[str, Any]:
         """The columns a prediction adds to a row; what the task has no use for is left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}  # ty: ignore[invalid-argument-type]
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
-class Classification(_Answer):
+class Classification(Answer):
     """The class of a text."""
 
     prediction: str | list[str] | float | list[float]
@@ -30,7 +33,7 @@ class Classification(_Answer):
 
 
 @dataclass(frozen=True)
-class Tagging(_Answer):
+class Tagging(Answer):
     """Tags of a text's words."""
 
     words: list[str]
@@ -43,7 +46,7 @@ class Tagging(_Answer):
 
 
 @dataclass(frozen=True)
-class Generation(_Answer):
+class Generation(Answer):
     """A text that was generated."""
 
     prediction: str

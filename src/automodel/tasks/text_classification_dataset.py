@@ -16,6 +16,7 @@ from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
 from automodel.data.keys import check_keys
 from automodel.data.prepare import prepare
+from automodel.tasks.registry import ROW_FORMATS, TEXT_CLASSIFICATION
 
 
 class TextClassificationDataset(Dataset):
@@ -55,11 +56,15 @@ class TextClassificationDataset(Dataset):
             )
         except TypeError as error:
             raise UserError(f"TextClassificationDataset: {str(error).split('__init__() ')[-1]}.") from error
-        check_keys("text-classification", cfg, "TextClassificationDataset")
+        check_keys(TEXT_CLASSIFICATION.rows, ROW_FORMATS, cfg, "TextClassificationDataset")
         pairs = "token_type_ids" in tokenizer.model_input_names
         self.tokenizer = tokenizer
         self.prepared = prepare(
-            cfg, task="text-classification", tokenizer=tokenizer, max_positions=None, type_vocab_size=2 if pairs else 0
+            cfg,
+            row_format=TEXT_CLASSIFICATION.rows,
+            tokenizer=tokenizer,
+            max_positions=None,
+            type_vocab_size=2 if pairs else 0,
         )
 
     @property

@@ -15,6 +15,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.keys import check_keys
 from automodel.data.prepare import PreparedData, prepare
 from automodel.data.sources import SQUAD
+from automodel.tasks.registry import CAUSAL_LM, ROW_FORMATS
 
 
 class SupervisedTexts(Dataset):
@@ -55,5 +56,7 @@ def make_squad_dataset(
         num_samples_limit=num_samples_limit or limit_dataset_samples,
         **settings,
     )
-    check_keys("causal-lm", cfg, "make_squad_dataset")
-    return SupervisedTexts(prepare(cfg, task="causal-lm", tokenizer=tokenizer, max_positions=None, type_vocab_size=0))
+    check_keys(CAUSAL_LM.rows, ROW_FORMATS, cfg, "make_squad_dataset")
+    return SupervisedTexts(
+        prepare(cfg, row_format=CAUSAL_LM.rows, tokenizer=tokenizer, max_positions=None, type_vocab_size=0)
+    )
