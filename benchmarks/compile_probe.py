@@ -74,12 +74,12 @@ def make_step(name: str, compiled: bool, mode: str | None) -> Any:
 
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
-    from automodel.losses.config import LossConfig
     from automodel.models.compiled_blocks import compile_blocks
     from automodel.models.forward import make_forward
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
     torch.manual_seed(0)
     model = make_model(name).cuda().train()

@@ -162,7 +162,6 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
-    from automodel.losses.config import LossConfig
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fp8 import let_go_of_bf16, use_fp8
@@ -172,6 +171,7 @@ def make_step(work: Work, options: argparse.Namespace) -> tuple[Any, Any, int]:
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.quantized import eight_bit_parameters
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
     torch.manual_seed(0)
     model = make_model(work.model).to("cuda", torch.bfloat16 if work.pure else torch.float32).train()

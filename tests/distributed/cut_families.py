@@ -13,8 +13,8 @@ from automodel.distributed.layout import Layout
 from automodel.distributed.shards import whole_of
 from automodel.distributed.tensor_parallel import apply_tensor_parallel
 from automodel.distributed.world import joined
-from automodel.losses.config import LossConfig
 from automodel.models.lm_head import unprojected_head
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import CAUSAL_LM
 
 SIZES = {

@@ -22,7 +22,7 @@ from automodel.kernels.linear_cross_entropy import (
     linear_cross_entropy_reference,
     linear_cross_entropy_scores,
 )
-from automodel.losses.vocabulary_parallel import (
+from automodel.kernels.vocabulary_parallel import (
     VocabularyPart,
     vocabulary_parallel_cross_entropy,
     vocabulary_parallel_scores,

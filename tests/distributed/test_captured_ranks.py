@@ -21,7 +21,6 @@ from automodel.distributed.world import World
 from automodel.engine import gradient_pieces
 from automodel.engine.prepare import prepare_run
 from automodel.engine.sharded import ShardedStep
-from automodel.engine.step import labels_of
 from automodel.engine.steps import make_step, make_step_loader
 from automodel.engine.together import TogetherOnHost
 from automodel.plan.check import load_run_config
@@ -115,7 +114,7 @@ def train(name: str, folder: Path, ranks=None) -> tuple[list[list[float]], dict[
     step.model.eval()
     with torch.no_grad(), step.compute():
         batch = loader.collate([0])
-        found.append([float(step.loss.scaled_sum(step.forward(batch), labels_of(batch), torch.ones(()))), 0, 0])
+        found.append([float(step.loss.scaled_sum(step.forward(batch), batch, torch.ones(()))), 0, 0])
     kept = {**step.weights(), **{f"state {name}": tensor for name, tensor in step.state()[0].items()}}
     return found, {name: whole_of(tensor).clone() for name, tensor in kept.items()}, step
 

@@ -15,8 +15,8 @@ import tiny_runs
 from automodel.distributed.world import ALONE
 from automodel.engine.run import finetune
 from automodel.engine.step_balance import StepBalance
-from automodel.losses.router_balance import ExpertLoad, expert_load
-from automodel.losses.unprojected import Balanced
+from automodel.models.head_outputs import Balanced
+from automodel.models.router_balance import ExpertLoad, expert_load
 from automodel.plan.check import load_run_config
 from forked_ranks import spawn
 from many_runs import TOLERANCE, saved

@@ -25,13 +25,13 @@ if torch.cuda.is_available():
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
-    from automodel.losses.config import LossConfig
     from automodel.models.forward import make_forward, make_loss_forward
     from automodel.models.fuse import layers_of
     from automodel.models.fused_encoder import fuse_encoder
     from automodel.optim.build import build_optimizer, parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
 KINDS = ["distilbert", "bert", "roberta", "electra", "modernbert", "modernbert-mean"]
 LR = 1e-4
@@ -164,7 +164,7 @@ def test_fp32_capture_is_exact(accumulation):
 
 def gradients(model, forward, batch, join=lambda: None):
     loss = TEXT_CLASSIFICATION.loss(LossConfig(), None, 2)
-    loss.scaled_sum(forward(batch), batch.labels_R, torch.ones((), device="cuda")).backward()
+    loss.scaled_sum(forward(batch), batch, torch.ones((), device="cuda")).backward()
     join()
     return {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
 

@@ -30,14 +30,14 @@ if torch.cuda.is_available():
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.late_update import LateUpdates, late_parameters
     from automodel.kernels.side_stream import SideStream
-    from automodel.losses.config import LossConfig
-    from automodel.losses.unprojected import Unprojected
     from automodel.models.auto import class_for
     from automodel.models.forward import make_forward, make_loss_forward
     from automodel.models.fuse import fuse, layers_of, will_fuse
+    from automodel.models.head_outputs import Unprojected
     from automodel.optim.build import build_optimizer, parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
 WRITE = "causal-lm"
 LR = 1e-4
@@ -257,7 +257,7 @@ def test_the_eager_step_without_logits(precision):
 def gradients(step, batch):
     outputs = step.forward(batch)
     scale = torch.tensor(1 / batch.num_labels, device="cuda")
-    step.loss.scaled_sum(outputs, batch.labels_R, scale).backward()
+    step.loss.scaled_sum(outputs, batch, scale).backward()
     step.side.join()
     return outputs, {n: p.grad.float() for n, p in step.model.named_parameters() if p.grad is not None}
 

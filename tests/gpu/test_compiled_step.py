@@ -21,7 +21,6 @@ if torch.cuda.is_available():
     from automodel.data.store import TokenStore
     from automodel.engine.captured import CapturedStep, Uncaptured
     from automodel.kernels.flat_adamw import FlatAdamW
-    from automodel.losses.config import LossConfig
     from automodel.models.attention_op import attend
     from automodel.models.compiled_blocks import compile_blocks
     from automodel.models.forward import make_forward
@@ -29,6 +28,7 @@ if torch.cuda.is_available():
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
 TASK = "text-classification"
 LR = 1e-4

@@ -32,7 +32,6 @@ if torch.cuda.is_available():
     from automodel.kernels.fp8_linear import fp8_joined_linear, fp8_linear_reference, fp8_swiglu_linear
     from automodel.kernels.side_stream import SideStream
     from automodel.kernels.swiglu import swiglu_linear_reference
-    from automodel.losses.config import LossConfig
     from automodel.models.auto import class_for
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
@@ -41,6 +40,7 @@ if torch.cuda.is_available():
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
 SIZE = {
     "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,

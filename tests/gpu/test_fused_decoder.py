@@ -30,7 +30,6 @@ if torch.cuda.is_available():
     from automodel.engine.step import TrainStep
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.side_stream import SideStream
-    from automodel.losses.config import LossConfig
     from automodel.models import fused_decoder_attention
     from automodel.models.auto import class_for
     from automodel.models.forward import make_forward
@@ -38,6 +37,7 @@ if torch.cuda.is_available():
     from automodel.optim.build import build_optimizer, parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
 SIZE = {
     "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,

@@ -143,7 +143,6 @@ def captured_losses(model, steps, checkpointing="none", offload=False, then=None
     from automodel.engine.captured import CapturedStep
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.side_stream import SideStream
-    from automodel.losses.config import LossConfig
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
     from automodel.models.fuse import fuse
@@ -151,6 +150,7 @@ def captured_losses(model, steps, checkpointing="none", offload=False, then=None
     from automodel.optim.build import parameter_groups
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
     if checkpointing != "none":
         use_gradient_checkpointing(model, checkpointing)
@@ -182,11 +182,11 @@ def captured_losses(model, steps, checkpointing="none", offload=False, then=None
 
 def eager_losses(model, steps):
     from automodel.engine.step import TrainStep
-    from automodel.losses.config import LossConfig
     from automodel.models.forward import make_forward
     from automodel.optim.build import build_optimizer
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
+    from automodel.tasks.loss_config import LossConfig
 
     step = TrainStep(
         model, make_forward(model, NEXT_TOKEN, "packed"), CAUSAL_LM.loss(LossConfig(), None, None),

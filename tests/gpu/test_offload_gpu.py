@@ -31,7 +31,6 @@ if torch.cuda.is_available():
     from automodel.engine.run import finetune
     from automodel.kernels.flat_adamw import FlatAdamW
     from automodel.kernels.side_stream import SideStream
-    from automodel.losses.config import LossConfig
     from automodel.models.auto import class_for
     from automodel.models.checkpointing import use_gradient_checkpointing
     from automodel.models.forward import make_loss_forward
@@ -41,6 +40,7 @@ if torch.cuda.is_available():
     from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
     from automodel.optim.schedule import Schedule
     from automodel.plan.check import load_run_config
+    from automodel.tasks.loss_config import LossConfig
 
 SIZE = {
     "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,

@@ -17,7 +17,6 @@ if torch.cuda.is_available():
     import tiny_runs as tiny
     from automodel.distributed.layout import Layout
     from automodel.engine.prepare import prepare_run
-    from automodel.engine.step import labels_of
     from automodel.engine.steps import make_step, make_step_loader
     from automodel.plan.check import load_run_config
 
@@ -100,7 +99,7 @@ def test_fused_blocks_of_shards(folder, monkeypatch, precision, again):
     loader = make_step_loader(planned(folder, fused_kernels=True))
     batch = loader.collate([0, 1, 2]).to("cuda")
     with torch.no_grad():
-        total = step.loss.scaled_sum(step.forward(batch), labels_of(batch), torch.ones((), device="cuda"))
+        total = step.loss.scaled_sum(step.forward(batch), batch, torch.ones((), device="cuda"))
     assert torch.isfinite(total)
 
 

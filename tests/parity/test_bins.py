@@ -11,8 +11,8 @@ from automodel.data.bins import BinOrder
 from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
-from automodel.losses.config import LossConfig
 from automodel.models.forward import make_forward
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import task_named
 from tiny_models import VOCAB, tiny
 

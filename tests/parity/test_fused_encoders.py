@@ -13,14 +13,14 @@ import torch.nn.functional as F
 
 from automodel.data.collate import _runs
 from automodel.kernels.flat_parameters import FlatParameters
-from automodel.losses.task_loss import TaskLoss
-from automodel.losses.unprojected import Unprojected
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import fuse, unfuse
+from automodel.models.head_outputs import Unprojected
 from automodel.models.task_head import POOLED
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.loss import SupervisedLoss
 from automodel.tasks.registry import task_named
 from parity.test_packed_families import CLASSES, TOLERANCE, assert_same_logits_and_gradients, documents, packed
 from tiny_models import tiny
@@ -70,7 +70,7 @@ def assert_a_step_learns_the_same(kind: str, **overrides) -> None:
     )
     outputs = forward(batch)
     assert isinstance(outputs, Unprojected) == (kind != "modernbert")
-    loss = TaskLoss("classes").scaled_sum(outputs, batch.labels_R, torch.tensor(scale))
+    loss = SupervisedLoss("classes").scaled_sum(outputs, batch, torch.tensor(scale))
     loss.backward()
     logits = make_forward(stock, task_named(task).head, "packed")(batch)
     expected = F.cross_entropy(logits, batch.labels_R, ignore_index=-100, reduction="sum") * scale

@@ -16,15 +16,15 @@ from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
 from automodel.kernels.flat_parameters import FlatParameters
-from automodel.losses.config import LossConfig
-from automodel.losses.unprojected import Unprojected
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import fuse
 from automodel.models.head_form import PLAIN, head_form
+from automodel.models.head_outputs import Unprojected
 from automodel.models.lm_head import is_plain, unprojected_head
 from automodel.models.task_head import NEXT_TOKEN
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import CAUSAL_LM
 
 spec = importlib.util.spec_from_file_location("tiny_models", Path(__file__).parents[1] / "tiny_models.py")
@@ -73,14 +73,13 @@ def compare(kind: str, path: str, batch, swapped: bool = False, **overrides):
     if swapped:
         FlatParameters(parameter_groups(model, OptimizerConfig()))
         assert fuse(model, torch.zeros(1, dtype=torch.int64), None, 24) == 2
-    labels = batch.labels_R if path == "packed" else batch.labels
     loss = CAUSAL_LM.loss(LossConfig(), None, None)
     ours = make_loss_forward(model, NEXT_TOKEN, path, swapped)(batch)
     theirs = make_forward(twin, NEXT_TOKEN, path)(batch)
     assert isinstance(ours, Unprojected)
     torch.testing.assert_close(ours.logits().reshape(theirs.shape), theirs, **TOLERANCE)
     scale = torch.tensor(1 / batch.num_labels)
-    mine, stock = loss.scaled_sum(ours, labels, scale), loss.scaled_sum(theirs, labels, scale)
+    mine, stock = loss.scaled_sum(ours, batch, scale), loss.scaled_sum(theirs, batch, scale)
     torch.testing.assert_close(mine, stock, **TOLERANCE)
     mine.backward()
     stock.backward()
@@ -141,8 +140,8 @@ def test_scores_equal_those_of_logits(smoothing):
     model, batch = make_model("llama").eval(), packed_batch()
     loss = CAUSAL_LM.loss(LossConfig(label_smoothing=smoothing, z_loss=0.1), None, None)
     with torch.no_grad():
-        found = loss.scores(make_loss_forward(model, NEXT_TOKEN, "packed")(batch), batch.labels_R)
-        known = loss.scores(make_forward(model, NEXT_TOKEN, "packed")(batch), batch.labels_R)
+        found = loss.scores(make_loss_forward(model, NEXT_TOKEN, "packed")(batch), batch)
+        known = loss.scores(make_forward(model, NEXT_TOKEN, "packed")(batch), batch)
     assert found.logits is None
     assert known.right is None
     torch.testing.assert_close(found.loss, known.loss, **TOLERANCE)
@@ -156,7 +155,7 @@ def test_under_autocast_the_product_has_its_dtype():
         logits = make_forward(model, NEXT_TOKEN, "packed")(batch)
     assert outputs.hidden_RN.dtype == outputs.weight_VN.dtype == torch.bfloat16
     loss = CAUSAL_LM.loss(LossConfig(), None, None)
-    mine = loss.scaled_sum(outputs, batch.labels_R, torch.tensor(1.0))
+    mine = loss.scaled_sum(outputs, batch, torch.tensor(1.0))
     mine.backward()
     torch.testing.assert_close(mine, loss.sum(logits, batch.labels_R), rtol=1e-3, atol=1e-3)
     assert model.lm_head.weight.grad.dtype == torch.float32

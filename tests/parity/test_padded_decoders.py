@@ -15,11 +15,11 @@ from automodel.data.batch import IGNORE
 from automodel.data.collate import PaddedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
-from automodel.losses.config import LossConfig
 from automodel.models.auto import class_for
 from automodel.models.families import packing_support
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.task_head import NEXT_TOKEN
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import CAUSAL_LM
 from tiny_models import SETTINGS, VOCAB
 
@@ -105,7 +105,7 @@ def test_padded_equals_each_document_alone(kind, settings, reason):
 
     loss = CAUSAL_LM.loss(LossConfig(), None, None)
     outputs = make_loss_forward(ours, NEXT_TOKEN, "padded")(batch)  # as the step calls it, without whole logits
-    mine = loss.scaled_sum(outputs, batch.labels, torch.tensor(1 / batch.num_labels))
+    mine = loss.scaled_sum(outputs, batch, torch.tensor(1 / batch.num_labels))
     stock_loss = F.cross_entropy(theirs, labels)
     torch.testing.assert_close(mine, stock_loss, **TOLERANCE)
     mine.backward()

@@ -8,11 +8,11 @@ from automodel.data.batch import IGNORE
 from automodel.data.collate import PackedCollator
 from automodel.data.samples import SampleWriter
 from automodel.data.store import TokenStore
-from automodel.losses.config import LossConfig
 from automodel.models.cpu_block import use_cpu_blocks
 from automodel.models.forward import make_forward, stock_attention
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.task_head import TOKENS
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import task_named
 from tiny_models import tiny
 

@@ -1,4 +1,4 @@
-"""The balance loss of every router that transformers maps, by the definition in `losses/router_balance.py`.
+"""The balance loss of every router that transformers maps, by the definition in `models/router_balance.py`.
 
 A run of ours weighs the balance loss of each micro-batch by its tokens; Trainer, stock and ours, adds them up. Each is
 compared with a reference of exactly that; with one micro-batch in a step all are the same.

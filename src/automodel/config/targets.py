@@ -158,7 +158,7 @@ SLOTS: dict[str, Slot] = {
     "loss_fn": Slot(
         expects="a cross-entropy, e.g. `nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy`",
         known=_same(
-            "automodel.losses.config.LossConfig",
+            "automodel.tasks.loss_config.LossConfig",
             "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy",
             "nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy",
             "nemo_automodel.components.loss.chunked_ce.ChunkedCrossEntropy",

@@ -105,6 +105,10 @@ class PaddedBatch:
 Batch = PackedBatch | PaddedBatch
 
 
+def labels_of(batch: Batch) -> Tensor:
+    return batch.labels_R if isinstance(batch, PackedBatch) else batch.labels
+
+
 def _pinned(value):
     return value.pin_memory() if isinstance(value, Tensor) else value
 

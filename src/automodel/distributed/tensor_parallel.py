@@ -10,7 +10,7 @@ Besides the table:
 - What goes into attention and into the MLP is marked once as shared by the ranks, so that the gradients of query, key
   and value are summed together, once.
 - The word table and the head are cut by words. The loss sees a part of the vocabulary on each rank and needs three
-  numbers of each row from the others (`losses/vocabulary_parallel.py`).
+  numbers of each row from the others (`kernels/vocabulary_parallel.py`).
 - Norms over heads (Qwen3) see other heads on each rank; their gradients are summed.
 - `sequence_parallel`: outside of attention and MLP every rank keeps its part of the tokens, so norms and residuals are
   neither computed nor stored several times. The sum after a rowwise product leaves each rank its tokens, and the next

@@ -29,14 +29,14 @@ from automodel.data.batch import PackedBatch, StepBatch
 from automodel.engine.optimizer_state import AdamWRecord, load_into_flat, record_of_flat
 from automodel.engine.recording import hand_back_unused, is_roomy, make_room, ran_out, recording
 from automodel.engine.static_batch import Ring, StaticBatch, shape_of
-from automodel.engine.step import Forward, Named, StepResult, check_fit, labels_of, model_tensors, release_memory
+from automodel.engine.step import Forward, Named, StepResult, check_fit, model_tensors, release_memory
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates
 from automodel.kernels.lazy_rows import RING
 from automodel.kernels.side_stream import SideStream, hand_on, open_stream
-from automodel.losses.task_loss import TaskLoss
 from automodel.models.recompute import forget_pass
 from automodel.optim.schedule import Schedule
+from automodel.tasks.loss import Loss
 
 ABOVE = -1  # the priority of what a step waits for
 MOST_GRAPHS = 256  # past this the shapes do not repeat, and recording costs more than it saves
@@ -65,7 +65,7 @@ class CapturedStep:
         self,
         model: nn.Module,
         forward: Forward,
-        loss: TaskLoss,
+        loss: Loss,
         optimizer: FlatAdamW,
         schedule: Schedule,
         *,
@@ -105,7 +105,7 @@ class CapturedStep:
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         if self.unsettled == RING:
             self.settle()
-        count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
+        count = sum(self.loss.count(b) for b in batch.micro_batches)
         for micro_batch in batch.micro_batches:
             assert isinstance(micro_batch, PackedBatch)
             self._replay(micro_batch, count or 1.0)  # nothing but classes of weight zero teaches nothing
@@ -301,7 +301,7 @@ class CapturedStep:
             self.late.begin()
         outputs, scale = self.forward(static.batch), self.optimizer.loss_scale
         factor = static.scale[0] if scale is None else static.scale[0] * scale
-        loss = self.loss.scaled_sum(outputs, labels_of(static.batch), factor)
+        loss = self.loss.scaled_sum(outputs, static.batch, factor)
         loss.backward()
         if self.side is not None:
             self.side.join()

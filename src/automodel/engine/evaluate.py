@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from automodel.data.batch import Batch, PackedBatch
+from automodel.data.batch import Batch, PackedBatch, labels_of
 from automodel.data.loader import EvalLoader
 from automodel.distributed.world import Alone
-from automodel.engine.step import Forward, labels_of
-from automodel.losses.task_loss import TaskLoss
+from automodel.engine.step import Forward
 from automodel.metrics.compute import EvalAccumulator, EvalMetrics, Kind
+from automodel.tasks.loss import Loss
 
 
 def document_of_each_label(batch: Batch) -> Tensor | None:
@@ -44,7 +44,7 @@ class Evaluator:
 
     model: nn.Module
     forward: Forward
-    loss: TaskLoss
+    loss: Loss
     loader: Iterable[Batch]
     kind: Kind
     """What is scored."""
@@ -64,12 +64,12 @@ class Evaluator:
         try:
             with torch.no_grad():
                 for batch in self.loader:
-                    count = self.loss.count(labels_of(batch), batch.num_labels)
+                    count = self.loss.count(batch)
                     batch = batch.to(self.device, non_blocking=True)
                     with self.compute():
                         outputs = self.forward(batch)
                     labels = labels_of(batch)
-                    loss, logits, right = self.loss.scores(outputs, labels)
+                    loss, logits, right = self.loss.scores(outputs, batch)
                     documents = document_of_each_label(batch) if self.kind == "tags" else None
                     accumulator.update(logits, labels, loss, count, batch.indices, documents, right)
         finally:
@@ -101,12 +101,12 @@ def _shared(evaluator: Evaluator, share: Share, ranks: Alone) -> EvalMetrics:
     loader, mine = evaluator.loader.share(share.own, share.of)
     try:
         for number, whole in enumerate(loader):
-            count = evaluator.loss.count(labels_of(whole), whole.num_labels) if share.counts_documents else 0
+            count = evaluator.loss.count(whole) if share.counts_documents else 0
             batch = whole if share.cut is None else share.cut(whole)
             batch = batch.to(evaluator.device, non_blocking=True)
             with evaluator.compute():
                 outputs = evaluator.forward(batch)
-            loss, logits, right = evaluator.loss.scores(outputs, labels_of(batch))
+            loss, logits, right = evaluator.loss.scores(outputs, batch)
             if number >= mine or not share.counts_labels:
                 loss, count = loss * 0.0, 0
                 logits, right = None, torch.zeros_like(right) if right is not None else torch.zeros_like(loss)

@@ -14,7 +14,6 @@ import torch
 
 from automodel.data.batch import Batch
 from automodel.engine.prepare import Prepared
-from automodel.engine.step import labels_of
 from automodel.models.fp8 import bf16_again, let_go_of_bf16, without_fp8
 from automodel.plan.plan import Decision
 
@@ -24,8 +23,7 @@ ALLOWED = 0.02
 
 @torch.no_grad()
 def _loss(step: Any, batch: Batch) -> float:
-    labels = labels_of(batch)
-    return float(step.loss.scores(step.forward(batch), labels).loss) / max(1, step.loss.count(labels, batch.num_labels))
+    return float(step.loss.scores(step.forward(batch), batch).loss) / max(1, step.loss.count(batch))
 
 
 def guarded(prepared: Prepared, model: Any, step: Any, batch: Batch) -> Prepared:

@@ -25,10 +25,10 @@ from automodel.data.batch import IGNORE, PaddedBatch
 from automodel.data.collate import PaddedCollator
 from automodel.data.store import TokenStore
 from automodel.engine.prepare import Prepared
-from automodel.losses.task_loss import TaskLoss
-from automodel.losses.unprojected import Balanced
 from automodel.models.forward import LossForward, make_loss_forward
+from automodel.models.head_outputs import Balanced
 from automodel.plan.plan import Decision
+from automodel.tasks.loss import SupervisedLoss
 from automodel.tasks.task import Task
 
 ALLOWED = 1e-5
@@ -146,7 +146,7 @@ def untouched(model: Any) -> Generator[None]:
 def require_same_loss(
     model: Any,
     forward: LossForward,
-    loss: TaskLoss,
+    loss: SupervisedLoss,
     batch: PaddedBatch,
     task: Task,
     name: str,
@@ -156,7 +156,7 @@ def require_same_loss(
     """Refuses a model whose own loss is another."""
     if "labels" not in inspect.signature(model.forward).parameters:
         return  # it has none
-    plain = TaskLoss(loss.problem)  # what the config adds to it (smoothing, weights) is asked for
+    plain = SupervisedLoss(loss.problem)  # what the config adds to it (smoothing, weights) is asked for
     randomness.seed_everything(0)  # both passes drop the same
     output = call(lambda: model(**_stock_inputs(model, batch, task)))
     own = getattr(output, "loss", None)

@@ -24,7 +24,6 @@ from automodel.distributed.world import ALONE, Alone
 from automodel.engine.classes import class_notes
 from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
-from automodel.losses.task_loss import TaskLoss
 from automodel.metrics.compute import better, metric_called, metric_names
 from automodel.models.adapted import adapter_for_run, refuse_adapter
 from automodel.models.block_support import (
@@ -56,6 +55,7 @@ from automodel.plan.layout import check_layout
 from automodel.plan.memory import shape_or_why
 from automodel.plan.plan import Plan
 from automodel.tasks.infer import load_config
+from automodel.tasks.loss import SupervisedLoss
 from automodel.tasks.task import Task
 
 SHARED_BY_CHANCE = 0.01  # of the held-out samples: public datasets have that many twins
@@ -72,7 +72,7 @@ class Prepared:
     train: PreparedData
     validation: PreparedData | None
     packing: PackingSupport
-    loss: TaskLoss
+    loss: SupervisedLoss
     best_metric: str
     best_mode: str
     hardware: Hardware

@@ -26,11 +26,11 @@ from automodel.distributed.fully_sharded import clip_by_global_norm, reduces, se
 from automodel.distributed.grid import sum_over_all
 from automodel.distributed.shards import cut_like, fill
 from automodel.engine.optimizer_state import AdamWRecord, is_plain_adamw, load_into_torch
-from automodel.engine.step import Forward, Named, StepResult, TrainStep, check_fit, labels_of, model_tensors
+from automodel.engine.step import Forward, Named, StepResult, TrainStep, check_fit, model_tensors
 from automodel.engine.step_balance import StepBalance
-from automodel.losses.task_loss import TaskLoss
-from automodel.losses.unprojected import Outputs
+from automodel.models.head_outputs import Outputs
 from automodel.optim.build import set_lr
+from automodel.tasks.loss import Loss
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Whole(nn.Module):
         self,
         model: nn.Module,
         call: Forward,
-        loss: TaskLoss,
+        loss: Loss,
         compute: Callable[[], AbstractContextManager],
         cut: Callable[[Batch], Batch] | None = None,
     ):
@@ -76,7 +76,7 @@ class Whole(nn.Module):
             outputs = self.call(batch)
         if weighed is not None:
             outputs = weighed(outputs)
-        return outputs if scale is None else self.loss.scaled_sum(outputs, labels_of(batch), scale)
+        return outputs if scale is None else self.loss.scaled_sum(outputs, batch, scale)
 
 
 class ShardedStep(TrainStep):
@@ -106,7 +106,7 @@ class ShardedStep(TrainStep):
         lr = self.schedule.lr_at(index, self.peak_lr)
         set_lr(self.optimizer, lr)
         own = list(batch.micro_batches)
-        count = sum(self.loss.count(labels_of(b), b.num_labels) for b in own)
+        count = sum(self.loss.count(b) for b in own)
         count, tokens, samples = self.counted(count, batch)
         count = count or 1.0
         rounds = self.ranks.highest(len(own))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from automodel.adapters.attach import adapter_of, trained_tensors
 from automodel.config.errors import UserError
-from automodel.data.batch import Batch, PackedBatch, StepBatch
+from automodel.data.batch import Batch, StepBatch
 from automodel.distributed.world import ALONE, Alone
 from automodel.engine.optimizer_state import (
     VERSION,
@@ -33,12 +33,12 @@ from automodel.engine.optimizer_state import (
 )
 from automodel.engine.step_balance import StepBalance
 from automodel.engine.used_rows import AllRows
-from automodel.losses.task_loss import TaskLoss
-from automodel.losses.unprojected import Outputs
+from automodel.models.head_outputs import Outputs
 from automodel.models.recompute import forget_pass
 from automodel.models.router import router_of
 from automodel.optim.build import load_state_tensors, set_lr, state_tensors
 from automodel.optim.schedule import Schedule
+from automodel.tasks.loss import Loss
 
 Forward = Callable[[Batch], Outputs]
 Named = dict[str, Tensor]
@@ -116,10 +116,6 @@ def release_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def labels_of(batch: Batch) -> Tensor:
-    return batch.labels_R if isinstance(batch, PackedBatch) else batch.labels
-
-
 def clip(parameters: list[nn.Parameter], max_norm: float) -> Tensor:
     """The norm of all gradients, which are made shorter where it is above `max_norm`. As torch does it, but for one
     thing: gradients that are short enough are not multiplied by one. To know it, a GPU would have to be waited for."""
@@ -160,7 +156,7 @@ class TrainStep:
         self,
         model: nn.Module,
         forward: Forward,
-        loss: TaskLoss,
+        loss: Loss,
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
         *,
@@ -194,7 +190,7 @@ class TrainStep:
 
     def __call__(self, index: int, batch: StepBatch) -> StepResult:
         lr = self.set_rate(index)
-        count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
+        count = sum(self.loss.count(b) for b in batch.micro_batches)
         # Over all ranks: the loss is divided by the labels of the whole step, whoever has them.
         count, tokens, samples = self.ranks.total([count, batch.num_tokens, batch.num_documents])
         count = count or 1.0  # nothing but classes of weight zero teaches nothing
@@ -278,7 +274,7 @@ class TrainStep:
             outputs = balance.weighed(outputs, batch.num_tokens)
         # The loss scale goes in with the rest: gradients that are made with the loss must not underflow either.
         scale = self.scaler.scale(torch.ones((), device=self.device))
-        loss = self.loss.scaled_sum(outputs, labels_of(batch), scale / count)
+        loss = self.loss.scaled_sum(outputs, batch, scale / count)
         loss.backward()
         return loss.detach() / scale
 

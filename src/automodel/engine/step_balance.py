@@ -1,6 +1,6 @@
 """How much the balance loss of each micro-batch weighs in a step, and what the ranks sum for it.
 
-The definition stands in `losses/router_balance.py`. The micro-batches of the ranks that have the same number in the
+The definition stands in `models/router_balance.py`. The micro-batches of the ranks that have the same number in the
 step are one micro-batch. For each, ranks sum E + 2 numbers (E experts, rows, tokens), before the backward pass that
 sends the first gradients. A rank with fewer micro-batches than others takes part with zeros.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from automodel.distributed.world import Alone
-from automodel.losses.unprojected import Balanced, Outputs
+from automodel.models.head_outputs import Balanced, Outputs
 
 
 class StepBalance:

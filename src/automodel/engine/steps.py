@@ -30,7 +30,6 @@ from automodel.kernels.cpu_products import Bf16Copies, make_products
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import LateUpdates, late_parameters
 from automodel.kernels.side_stream import SideStream
-from automodel.losses.unprojected import Outputs
 from automodel.models.cheap_dropout import use_cheap_dropout
 from automodel.models.checkpointing import use_gradient_checkpointing
 from automodel.models.compiled_blocks import repeated_blocks
@@ -38,6 +37,7 @@ from automodel.models.cpu_linears import use_cpu_products
 from automodel.models.forward import make_loss_forward
 from automodel.models.fp8 import use_fp8
 from automodel.models.fuse import fuse, layers_of, will_fuse
+from automodel.models.head_outputs import Outputs
 from automodel.models.pooled_block import pool_last_block
 from automodel.models.recompute import use_own_checkpoints, will_recompute
 from automodel.models.task_head import TaskHead

@@ -29,7 +29,7 @@ from automodel.data.batch import PackedBatch, StepBatch
 from automodel.distributed.world import Alone
 from automodel.engine.captured import CapturedStep
 from automodel.engine.gradient_pieces import GradientPieces
-from automodel.engine.step import StepResult, labels_of
+from automodel.engine.step import StepResult
 from automodel.kernels.lazy_rows import RING
 
 DTYPES = {"bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp32": torch.float32, "float32": torch.float32}
@@ -71,7 +71,7 @@ class TogetherStep(CapturedStep):
         if self.unsettled == RING:
             self.settle()
         passes = len(batch.micro_batches)
-        own = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
+        own = sum(self.loss.count(b) for b in batch.micro_batches)
         count, tokens, samples, of_all = self.ranks.total([own, batch.num_tokens, batch.num_documents, passes])
         with self.ranks.in_step():
             for micro_batch in batch.micro_batches:

@@ -43,13 +43,13 @@ from transformers.modeling_outputs import (
 from automodel.data.batch import IGNORE, PackedBatch
 from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy
 from automodel.kernels.token_scores import TokenScores
-from automodel.losses.unprojected import Unprojected
 from automodel.models.changed import as_made, own_loss, what_changed
 from automodel.models.families import family_of, packing_support
 from automodel.models.forward import make_forward, make_loss_forward
 from automodel.models.fuse import will_fuse
 from automodel.models.half_weights import Unit, half_weights, units_of
 from automodel.models.head_form import head_form
+from automodel.models.head_outputs import Unprojected
 from automodel.models.lazy_logits import HeadThen, LazyCausalLMOutput, Promise, promised
 from automodel.models.lm_head import is_plain
 from automodel.models.packed_call import (

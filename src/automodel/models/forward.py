@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from automodel.data.batch import Batch, PackedBatch, PaddedBatch
-from automodel.losses.unprojected import Balanced, Outputs, Unprojected
 from automodel.models.families import (
     Family,
     family_of,
@@ -30,6 +29,7 @@ from automodel.models.families import (
     pooled_hidden_states,
     pooled_positions,
 )
+from automodel.models.head_outputs import Balanced, Outputs, Unprojected
 from automodel.models.lm_head import unprojected_head
 from automodel.models.packed_attention import PACKED_ATTENTION, register_packed_attention
 from automodel.models.router import Router, router_of

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from automodel.kernels.activate import Dropout, activate
 from automodel.kernels.few_classes import MOST_CLASSES
 from automodel.kernels.linear import joined_linear
-from automodel.losses.unprojected import Unprojected
 from automodel.models.fused_embeddings import FusedEmbeddings
 from automodel.models.fused_encoder import swapped_encoder
+from automodel.models.head_outputs import Unprojected
 from automodel.models.lm_head import is_plain
 
 

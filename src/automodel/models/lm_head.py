@@ -1,4 +1,4 @@
-"""The last product of a causal language model, taken out of it: the loss makes it (`losses/unprojected.py`).
+"""The last product of a causal language model, taken out of it: the loss makes it (`head_outputs.py`).
 
 A causal LM of transformers is a backbone and `lm_head`, a linear layer, mostly with the input embeddings as its weight.
 For the families of `head_form.py` that is all, apart from a factor or a soft-cap, which the loss knows too. Every other
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from automodel.kernels.cpu_products import Bf16Copies, as_copied
-from automodel.losses.unprojected import Unprojected
-from automodel.losses.vocabulary_parallel import VocabularyPart
+from automodel.kernels.vocabulary_parallel import VocabularyPart
 from automodel.models.head_form import HeadForm, head_form
+from automodel.models.head_outputs import Unprojected
 
 
 def is_plain(head: Any) -> bool:

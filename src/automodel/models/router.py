@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from automodel.losses.router_balance import ExpertLoad, expert_load
+from automodel.models.router_balance import ExpertLoad, expert_load
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -15,10 +15,10 @@ from automodel.checkpoint.config import CheckpointConfig, EarlyStoppingConfig
 from automodel.config.section import Batch, Count, CountOrZero, Positive, Section, Seed, WholeFile
 from automodel.data.config import DataloaderConfig, DatasetConfig, PackedSequenceConfig
 from automodel.distributed.config import DistributedConfig
-from automodel.losses.config import LossConfig
 from automodel.metrics.config import MlflowConfig, TensorboardConfig, WandbConfig
 from automodel.models.config import Fp8Config, ModelConfig, QuantizationConfig
 from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import TaskName
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "bf16-pure", "fp16"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from automodel.losses.config import LossConfig
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.task import Task
 
 if TYPE_CHECKING:
-    from automodel.losses.task_loss import TaskLoss
     from automodel.metrics.compute import Kind
     from automodel.tasks.answers import Answer
+    from automodel.tasks.loss import SupervisedLoss
 
 
 class LanguageTask(Task):
@@ -18,10 +18,10 @@ class LanguageTask(Task):
 
     verb = "generate"
 
-    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> TaskLoss:
-        from automodel.losses.task_loss import make_loss
+    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> SupervisedLoss:
+        from automodel.tasks.loss import supervised_loss
 
-        return make_loss(cfg, "classes", num_labels, task=self.name, likelihood=True)
+        return supervised_loss(cfg, "classes", num_labels, task=self.name, likelihood=True)
 
     def metrics(self, problem_type: str | None) -> Kind:
         return "tokens"

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from automodel.data.row_format import RowFormat
-from automodel.losses.config import LossConfig
 from automodel.models.task_head import TaskHead
+from automodel.tasks.loss_config import LossConfig
 
 if TYPE_CHECKING:
-    from automodel.losses.task_loss import TaskLoss
     from automodel.metrics.compute import Kind
     from automodel.tasks.answers import Answer
+    from automodel.tasks.loss import SupervisedLoss
 
 Verb = Literal["classify", "tag", "generate"]
 
@@ -47,7 +47,7 @@ class Task(ABC):
         return self.name
 
     @abstractmethod
-    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> TaskLoss:
+    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> SupervisedLoss:
         """The loss that is learned. Raises `UserError` for settings that the task cannot use. `problem_type`: of the
         labels of documents. `num_labels`: classes of the data; none where tokens are learned."""
 

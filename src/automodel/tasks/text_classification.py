@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from automodel.data.keys import OF_LABELLED_TEXTS, ROLES_OF_LABELLED_TEXTS
 from automodel.data.row_format import RowFormat
-from automodel.losses.config import LossConfig
 from automodel.models.task_head import POOLED
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.task import Task
 
 if TYPE_CHECKING:
     from automodel.data.columns import Columns
     from automodel.data.layouts import Layout, Request
-    from automodel.losses.task_loss import Problem, TaskLoss
     from automodel.metrics.compute import Kind
     from automodel.tasks.answers import Answer
+    from automodel.tasks.loss import Problem, SupervisedLoss
 
 
 def _lay_out(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -42,11 +42,11 @@ class TextClassification(Task):
     head = POOLED
     verb = "classify"
 
-    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> TaskLoss:
-        from automodel.losses.task_loss import make_loss
+    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> SupervisedLoss:
+        from automodel.tasks.loss import supervised_loss
 
         problems: dict[str, Problem] = {"multi_label_classification": "multi_label", "regression": "regression"}
-        return make_loss(cfg, problems.get(problem_type or "", "classes"), num_labels, task=self.name)
+        return supervised_loss(cfg, problems.get(problem_type or "", "classes"), num_labels, task=self.name)
 
     def metrics(self, problem_type: str | None) -> Kind:
         return cast("Kind", problem_type or "single_label_classification")

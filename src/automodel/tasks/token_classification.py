@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from automodel.data.keys import OF_TAGGED_WORDS, ROLES_OF_TAGGED_WORDS
 from automodel.data.row_format import RowFormat
-from automodel.losses.config import LossConfig
 from automodel.models.task_head import TOKENS
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.task import Task
 
 if TYPE_CHECKING:
     from automodel.data.columns import Columns
     from automodel.data.layouts import Layout, Request
-    from automodel.losses.task_loss import TaskLoss
     from automodel.metrics.compute import Kind
     from automodel.tasks.answers import Answer
+    from automodel.tasks.loss import SupervisedLoss
 
 
 def _lay_out(rows: Any, columns: Columns, request: Request) -> Layout:
@@ -42,10 +42,10 @@ class TokenClassification(Task):
     head = TOKENS
     verb = "tag"
 
-    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> TaskLoss:
-        from automodel.losses.task_loss import make_loss
+    def loss(self, cfg: LossConfig, problem_type: str | None, num_labels: int | None) -> SupervisedLoss:
+        from automodel.tasks.loss import supervised_loss
 
-        return make_loss(cfg, "classes", num_labels, task=self.name)
+        return supervised_loss(cfg, "classes", num_labels, task=self.name)
 
     def metrics(self, problem_type: str | None) -> Kind:
         return "tags"

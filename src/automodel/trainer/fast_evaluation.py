@@ -18,9 +18,8 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, denumpify
 from automodel.data.batch import IGNORE
 from automodel.data.collate import PackedCollator
 from automodel.distributed.gpu_memory import free_bytes
-from automodel.engine.step import labels_of
-from automodel.losses.unprojected import Unprojected
 from automodel.models.families import packing_support
+from automodel.models.head_outputs import Unprojected
 from automodel.trainer.fast_path import FastPath
 from automodel.trainer.obstacles import own_method
 from automodel.trainer.read_once import Listed
@@ -116,7 +115,7 @@ def evaluate_rows(trainer: Any, fast: FastPath, rows: StoredRows, loss_only: boo
         batch = batch.to(fast.plan.device, non_blocking=True)
         with fast.step.compute():
             outputs = fast.step.forward(batch)
-        scored = fast.loss.scores(outputs, labels_of(batch), trainer.evaluated_scores)
+        scored = fast.loss.scores(outputs, batch, trainer.evaluated_scores)
         losses.append(scored.loss / divisor)
         weights.append(len(chosen))
         if not loss_only:

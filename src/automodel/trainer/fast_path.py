@@ -29,8 +29,6 @@ from automodel.engine.prepare import Prepared, model_facts
 from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_captured_step, make_eager_forward, precision_around, tell_copies
 from automodel.kernels import ahead
-from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import TaskLoss
 from automodel.models.config import ModelConfig
 from automodel.models.families import packing_support
 from automodel.models.forward import stock_attention, use_stock_attention
@@ -43,6 +41,8 @@ from automodel.plan.facts import DataFacts
 from automodel.plan.hardware import Hardware, read_hardware
 from automodel.plan.kernels_ahead import facts_of
 from automodel.plan.plan import Plan
+from automodel.tasks.loss import SupervisedLoss
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.task import Task
 from automodel.trainer.stored_rows import Held, NotStored, StoredRows
 
@@ -71,7 +71,14 @@ class FastPath:
     """One `train()` call on the engine."""
 
     def __init__(
-        self, model: Any, task: Task, rows: StoredRows, cfg: RunConfig, plan: Plan, loss: TaskLoss, sums: bool = False
+        self,
+        model: Any,
+        task: Task,
+        rows: StoredRows,
+        cfg: RunConfig,
+        plan: Plan,
+        loss: SupervisedLoss,
+        sums: bool = False,
     ):
         self.model, self.task, self.rows, self.cfg, self.plan, self.loss = model, task, rows, cfg, plan, loss
         self.sums_batch_means = sums

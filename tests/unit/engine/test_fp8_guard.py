@@ -11,12 +11,12 @@ from automodel.engine import fp8_guard
 from automodel.engine.fp8_guard import guarded
 from automodel.engine.prepare import Prepared
 from automodel.kernels import fp8_linear
-from automodel.losses.config import LossConfig
 from automodel.models.families import packing_support
 from automodel.models.forward import stock_attention
 from automodel.models.fp8 import use_fp8
 from automodel.models.task_head import NEXT_TOKEN
 from automodel.plan.plan import Decision, Plan
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import CAUSAL_LM
 from parity.test_fused_adapters import adapted, fused_of
 from parity.test_packed_families import documents, packed

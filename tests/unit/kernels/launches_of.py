@@ -30,12 +30,12 @@ from automodel.kernels.ahead_worker import Gpu, Recorder
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.kernels.late_update import late_parameters
 from automodel.kernels.token_scores import TokenScores
-from automodel.losses.config import LossConfig
 from automodel.models.forward import make_loss_forward
 from automodel.models.fuse import fuse, layers_of
 from automodel.models.fused_decoder import DECODERS
 from automodel.optim.build import parameter_groups
 from automodel.optim.config import OptimizerConfig
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import task_named
 
 HOPPER = Gpu(90, 132)
@@ -126,13 +126,13 @@ def train_and_evaluate(model, facts: Facts, task: str, pairs: bool) -> None:
     batch = make_batch(task, facts.batch, pairs)
     for part in range(len(optimizer.flat.late_parts)):
         optimizer.update_late(part, beside=part > 0)
-    loss.scaled_sum(forward(batch), batch.labels_R, torch.ones(())).backward()
+    loss.scaled_sum(forward(batch), batch, torch.ones(())).backward()
     optimizer.step()
     model.eval()
     with torch.no_grad():
         optimizer.settle()
         batch = make_batch(task, facts.evaluation_batch, pairs)
-        loss.scores(forward(batch), batch.labels_R, tally)
+        loss.scores(forward(batch), batch, tally)
 
 
 def compare(kind: str, task: str, pairs: bool, options: dict, **about) -> dict:

@@ -4,12 +4,12 @@ import pytest
 
 from automodel.config.errors import UserError
 from automodel.data.config import DatasetConfig
-from automodel.losses.config import LossConfig
 from automodel.models.config import ModelConfig
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import task_named
 
 CPU = Hardware("cpu", "Test CPU", 0, 24.0, False, False, 2)

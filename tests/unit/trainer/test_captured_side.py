@@ -18,7 +18,7 @@ from datasets import Dataset
 
 from automodel.config.errors import UserError
 from automodel.engine.captured import CapturedStep
-from automodel.engine.step import StepResult, labels_of
+from automodel.engine.step import StepResult
 from automodel.kernels.flat_adamw import FlatAdamW
 from automodel.models.forward import make_loss_forward
 from automodel.optim.build import parameter_groups
@@ -39,10 +39,10 @@ class Replayed(CapturedStep):
         self.seed, self.graphs = torch.zeros(1, dtype=torch.int64), {}
 
     def __call__(self, index, batch):
-        count = sum(self.loss.count(labels_of(b), b.num_labels) for b in batch.micro_batches)
+        count = sum(self.loss.count(b) for b in batch.micro_batches)
         total = torch.zeros(())
         for micro_batch in batch.micro_batches:
-            loss = self.loss.scaled_sum(self.forward(micro_batch), labels_of(micro_batch), torch.tensor(1.0 / count))
+            loss = self.loss.scaled_sum(self.forward(micro_batch), micro_batch, torch.tensor(1.0 / count))
             loss.backward()
             total += loss.detach()
         self.optimizer.step()

@@ -1,5 +1,5 @@
-"""Alias of `automodel.losses.config`: the loss is a config section here, and computed as the plan says."""
+"""Alias of `automodel.tasks.loss_config`: the loss is a config section here, and computed as the plan says."""
 
-from automodel.losses.config import LossConfig as ChunkedCrossEntropy
+from automodel.tasks.loss_config import LossConfig as ChunkedCrossEntropy
 
 __all__ = ["ChunkedCrossEntropy"]

@@ -1,5 +1,7 @@
 """A loss that makes the logits itself gives what it gives over logits: sums, gradients, scores; and its memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,12 +10,17 @@ from torch.utils._pytree import tree_flatten
 
 from automodel.config.errors import UserError
 from automodel.kernels import logits_memory
-from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import IGNORE
-from automodel.losses.unprojected import Unprojected
+from automodel.models.head_outputs import Unprojected
+from automodel.tasks.loss import IGNORE
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import CAUSAL_LM, TEXT_CLASSIFICATION
 
 ROWS, WIDTH, WORDS = 300, 16, 128
+
+
+def batch_of(labels):
+    """A batch as far as a loss looks at it."""
+    return SimpleNamespace(labels=labels, num_labels=len(labels))
 
 
 def draw(seed=0):
@@ -35,7 +42,10 @@ def test_both_forms_give_the_same(settings, special):
     hidden, weight, labels = draw()
     loss, outputs = loss_of(**settings), Unprojected(hidden, weight, **special)
     scale = torch.tensor(1 / 200)
-    ours, theirs = loss.scaled_sum(outputs, labels, scale), loss.scaled_sum(outputs.logits(), labels, scale)
+    ours, theirs = (
+        loss.scaled_sum(outputs, batch_of(labels), scale),
+        loss.scaled_sum(outputs.logits(), batch_of(labels), scale),
+    )
     torch.testing.assert_close(ours, theirs)
     expected = torch.autograd.grad(theirs, (hidden, weight))
     ours.backward()
@@ -53,9 +63,9 @@ def test_z_loss_is_for_learning_and_not_for_the_likelihood():
     kept = labels != IGNORE
     penalty = 0.1 * outputs.logits().logsumexp(-1)[kept].square().sum()
     torch.testing.assert_close(penalised.sum(outputs, labels), plain.sum(outputs, labels) + penalty)
-    torch.testing.assert_close(penalised.scores(outputs, labels).loss, plain.sum(outputs, labels))
+    torch.testing.assert_close(penalised.scores(outputs, batch_of(labels)).loss, plain.sum(outputs, labels))
     logits = outputs.logits()
-    torch.testing.assert_close(penalised.scores(logits, labels).loss, plain.sum(logits, labels))
+    torch.testing.assert_close(penalised.scores(logits, batch_of(labels)).loss, plain.sum(logits, labels))
     expected = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
     torch.testing.assert_close(plain.sum(logits, labels), expected)
 
@@ -69,17 +79,17 @@ def test_smoothing_is_for_learning_and_not_for_the_likelihood():
     smoothed = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum", label_smoothing=0.1)
     loss = loss_of(label_smoothing=0.1)
     for form in (outputs, logits):
-        torch.testing.assert_close(loss.scores(form, labels).loss, expected)
+        torch.testing.assert_close(loss.scores(form, batch_of(labels)).loss, expected)
         torch.testing.assert_close(loss.sum(form, labels), smoothed)
     classes = TEXT_CLASSIFICATION.loss(LossConfig(label_smoothing=0.1), None, logits.shape[-1])
-    torch.testing.assert_close(classes.scores(logits, labels).loss, smoothed)
+    torch.testing.assert_close(classes.scores(logits, batch_of(labels)).loss, smoothed)
 
 
 def test_labels_of_a_rectangle_are_taken_as_they_come():
     hidden, weight, labels = draw()
     outputs, loss = Unprojected(hidden, weight), loss_of()
     torch.testing.assert_close(loss.sum(outputs, labels.reshape(10, 30)), loss.sum(outputs, labels))
-    assert loss.scores(outputs, labels.reshape(10, 30)).right == loss.scores(outputs, labels).right
+    assert loss.scores(outputs, batch_of(labels.reshape(10, 30))).right == loss.scores(outputs, batch_of(labels)).right
 
 
 class Widest(TorchDispatchMode):
@@ -102,9 +112,9 @@ def test_no_more_rows_of_logits_than_the_buffer_holds(monkeypatch, learns):
     outputs, loss = Unprojected(hidden, weight), loss_of()
     with Widest() as seen:
         if learns:
-            loss.scaled_sum(outputs, labels, torch.tensor(1.0)).backward()
+            loss.scaled_sum(outputs, batch_of(labels), torch.tensor(1.0)).backward()
         else:
-            loss.scores(outputs, labels)
+            loss.scores(outputs, batch_of(labels))
     assert seen.rows == 128
     with Widest() as seen:
         loss.sum(outputs.logits(), labels)

@@ -1,12 +1,14 @@
 """Summed losses divided by their count equal the means that transformers computes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from automodel.config.errors import UserError
-from automodel.losses.config import LossConfig
-from automodel.losses.task_loss import IGNORE
+from automodel.tasks.loss import IGNORE
+from automodel.tasks.loss_config import LossConfig
 from automodel.tasks.registry import CAUSAL_LM, TEXT_CLASSIFICATION
 
 
@@ -19,7 +21,7 @@ def logits_and_classes(n=7, c=5):
 def test_cross_entropy_equals_torch_mean(smoothing):
     logits, labels = logits_and_classes()
     loss = TEXT_CLASSIFICATION.loss(LossConfig(label_smoothing=smoothing), "single_label_classification", 5)
-    mean = loss.sum(logits, labels) / loss.count(labels, len(labels))
+    mean = loss.sum(logits, labels) / loss.count(SimpleNamespace(labels=labels, num_labels=len(labels)))
     torch.testing.assert_close(mean, F.cross_entropy(logits, labels, label_smoothing=smoothing))
 
 
@@ -32,7 +34,7 @@ def test_class_weights_divide_by_the_sum_of_weights():
     logits, labels = logits_and_classes()
     weights = (1.0, 2.0, 0.5, 3.0, 1.5)
     loss = TEXT_CLASSIFICATION.loss(LossConfig(class_weights=weights), "single_label_classification", 5)
-    mean = loss.sum(logits, labels) / loss.count(labels, len(labels))
+    mean = loss.sum(logits, labels) / loss.count(SimpleNamespace(labels=labels, num_labels=len(labels)))
     torch.testing.assert_close(mean, F.cross_entropy(logits, labels, weight=torch.tensor(weights)))
 
 

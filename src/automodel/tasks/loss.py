@@ -1,12 +1,16 @@
-"""The loss of each task, as a *sum*, with the count to divide it by kept apart.
+"""The loss of a task, as a *sum*, with the count to divide it by kept apart.
 
-A step divides the summed loss of all its micro-batches once, by the number of labels of the whole step. A mean per
-micro-batch, averaged again, would weight tokens by the batch they happened to fall into.
+A step divides the summed loss of all its micro-batches once, by the count of the whole step (over all micro-batches and
+ranks). A mean per micro-batch, averaged again, would weight tokens by the batch they happened to fall into. The step
+asks for the `count` of its batches first, while they lie on the host; then the sum is made already divided
+(`scaled_sum`), because a loss over a vocabulary makes its gradients in the forward pass.
 
-Formulas, per label, equal to what transformers computes as a mean over the same batch:
+`SupervisedLoss` holds labels against outputs. Formulas, per label, equal to what transformers computes as a mean over
+the same batch:
 
-- single label, tokens: cross-entropy, optionally smoothed and class-weighted (the count is then the sum of weights);
-  with `z_loss`, ζ·(log Σ exp z)² for each label besides, which keeps the logits of long runs from drifting;
+- classes of documents and tokens, and words: cross-entropy (`kernels/linear_cross_entropy.py`), optionally smoothed
+  and class-weighted (the count is then the sum of weights); with `z_loss`, ζ·(log Σ exp z)² for each label besides,
+  which keeps the logits of long runs from drifting;
 - multi-label: binary cross-entropy, averaged over the classes of a document;
 - regression: squared error, averaged over the targets of a document.
 
@@ -22,22 +26,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from automodel.config.errors import UserError
-from automodel.kernels.linear_cross_entropy import CrossEntropy, linear_cross_entropy, linear_cross_entropy_scores
+from automodel.data.batch import IGNORE, Batch, labels_of
+from automodel.kernels.linear_cross_entropy import (
+    CrossEntropy,
+    linear_cross_entropy,
+    linear_cross_entropy_scores,
+)
 from automodel.kernels.token_scores import TokenScores
-from automodel.losses.config import LossConfig
-from automodel.losses.unprojected import Balanced, Outputs, Unprojected
-
-IGNORE = -100
+from automodel.models.head_outputs import Balanced, Outputs, Unprojected
+from automodel.tasks.loss_config import LossConfig
 
 Problem = Literal["classes", "multi_label", "regression"]
-"""Cross-entropy over classes, binary cross-entropy of each class, or squared errors."""
+"""Cross-entropy over classes or words, binary cross-entropy of each class, or squared errors."""
 
 
 class Scored(NamedTuple):
@@ -51,9 +58,30 @@ class Scored(NamedTuple):
     """Labels that have the highest logit, counted where the logits were not made."""
 
 
+class Loss(Protocol):
+    """What a step and an evaluation ask of a loss. It is given the whole batch: labels are a field of it, and a task
+    may need others, as the log-probabilities of a frozen reference model."""
+
+    @property
+    def tally(self) -> TokenScores | None:
+        """Counts entropy and right labels of what is learned, where a trainer logs them."""
+
+    def count(self, batch: Batch) -> float:
+        """What the sum is divided by. The batch still lies on the host, so this costs no device sync."""
+
+    def scaled_sum(self, outputs: Outputs, batch: Batch, scale: Tensor) -> Tensor:
+        """The summed loss times `scale`, a 0-dim tensor on the same device: one over the count of the step, times
+        fp16's loss scale. Call `backward()` on the result itself, and nothing else: without logits, gradients are made
+        right here, for an upstream gradient of 1, and that of the head's weight goes straight into `.grad`."""
+
+    def scores(self, outputs: Outputs, batch: Batch, tally: TokenScores | None = None) -> Scored:
+        """What an evaluation measures: the summed loss without what is there for learning only (`z_loss`, a language
+        model's smoothing, a router's balance). `tally`: counts entropy and right labels besides."""
+
+
 @dataclass(frozen=True)
-class TaskLoss:
-    """`scaled_sum` over a micro-batch to learn from, `scores` to evaluate, and `count` to divide by."""
+class SupervisedLoss:
+    """A `Loss` that holds the labels of a batch against what the head gives."""
 
     problem: Problem
     label_smoothing: float = 0.0
@@ -62,12 +90,56 @@ class TaskLoss:
     likelihood: bool = False
     """Evaluations measure how likely the labels are (perplexity): without smoothing, which is for learning."""
     tally: TokenScores | None = None
-    """Counts entropy and right labels of what is learned, where a trainer logs them."""
 
     @property
     def plain(self) -> bool:
         """Cross-entropy and nothing else."""
         return self.problem == "classes" and not (self.label_smoothing or self.z_loss) and self.class_weights is None
+
+    def count(self, batch: Batch) -> float:
+        if self.class_weights is None:
+            return batch.num_labels
+        labels = labels_of(batch)
+        return float(self.class_weights[labels[labels != IGNORE]].sum())
+
+    def scaled_sum(self, outputs: Outputs, batch: Batch, scale: Tensor) -> Tensor:
+        labels = labels_of(batch)
+        if isinstance(outputs, Unprojected):
+            return self._linear_sum(outputs, labels, scale, backward_follows=True)
+        if self.tally is not None:
+            logits = outputs.logits if isinstance(outputs, Balanced) else outputs
+            self.tally.add_logits(logits.flatten(0, -2), labels.flatten())
+        return self.sum(outputs, labels) * scale
+
+    def scores(self, outputs: Outputs, batch: Batch, tally: TokenScores | None = None) -> Scored:
+        labels = labels_of(batch)
+        outputs = outputs.logits if isinstance(outputs, Balanced) else outputs
+        plain = replace(self, z_loss=0.0, label_smoothing=0.0 if self.likelihood else self.label_smoothing)
+        if not isinstance(outputs, Unprojected):
+            if tally is not None:
+                tally.add_logits(outputs.flatten(0, -2), labels.flatten())
+            return Scored(plain.sum(outputs, labels), outputs.float(), None)
+        if outputs.vocabulary is not None:
+            from automodel.kernels.vocabulary_parallel import vocabulary_parallel_scores
+
+            loss, right = vocabulary_parallel_scores(
+                outputs.hidden_RN,
+                outputs.weight_VN,
+                labels.reshape(-1),
+                outputs.vocabulary,
+                bias=outputs.bias_V,
+                form=plain._form(outputs),
+            )
+            return Scored(loss, None, right)
+        loss, right = linear_cross_entropy_scores(
+            outputs.hidden_RN,
+            outputs.weight_VN,
+            labels.reshape(-1),
+            bias=outputs.bias_V,
+            form=plain._form(outputs),
+            tally=tally,
+        )
+        return Scored(loss, None, right)
 
     def sum(self, outputs: Outputs, labels: Tensor) -> Tensor:
         """Summed loss in fp32; a 0-dim tensor on the outputs' device."""
@@ -100,40 +172,6 @@ class TaskLoss:
             losses = (logits - targets).square()
         return torch.where(counts, losses, 0.0).sum() / logits.shape[-1]
 
-    def scaled_sum(self, outputs: Outputs, labels: Tensor, scale: Tensor) -> Tensor:
-        """The summed loss times `scale`, a 0-dim tensor on the same device: one over the label count of the step, times
-        fp16's loss scale. Call `backward()` on the result itself, and nothing else: without logits, gradients are made
-        right here, for an upstream gradient of 1, and that of the head's weight goes straight into `.grad`."""
-        if isinstance(outputs, Unprojected):
-            return self._linear_sum(outputs, labels, scale, backward_follows=True)
-        if self.tally is not None:
-            logits = outputs.logits if isinstance(outputs, Balanced) else outputs
-            self.tally.add_logits(logits.flatten(0, -2), labels.flatten())
-        return self.sum(outputs, labels) * scale
-
-    def scores(self, outputs: Outputs, labels: Tensor, tally: TokenScores | None = None) -> Scored:
-        """The summed loss without what is there for learning: `z_loss`, a language model's smoothing, a router's
-        balance. `tally`: counts entropy and right labels besides."""
-        outputs = outputs.logits if isinstance(outputs, Balanced) else outputs
-        plain = replace(self, z_loss=0.0, label_smoothing=0.0 if self.likelihood else self.label_smoothing)
-        if not isinstance(outputs, Unprojected):
-            if tally is not None:
-                tally.add_logits(outputs.flatten(0, -2), labels.flatten())
-            return Scored(plain.sum(outputs, labels), outputs.float(), None)
-        if outputs.vocabulary is not None:
-            from automodel.losses.vocabulary_parallel import vocabulary_parallel_scores
-
-            loss, right = vocabulary_parallel_scores(
-                outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), outputs.vocabulary, bias=outputs.bias_V,
-                form=plain._form(outputs),
-            )  # fmt: skip
-            return Scored(loss, None, right)
-        loss, right = linear_cross_entropy_scores(
-            outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), bias=outputs.bias_V, form=plain._form(outputs),
-            tally=tally,
-        )  # fmt: skip
-        return Scored(loss, None, right)
-
     def _form(self, outputs: Unprojected) -> CrossEntropy:
         assert self.problem == "classes"
         assert self.class_weights is None, "a vocabulary has no class weights"
@@ -143,12 +181,17 @@ class TaskLoss:
         self, outputs: Unprojected, labels: Tensor, scale: Tensor | float, backward_follows: bool
     ) -> Tensor:
         if outputs.vocabulary is not None:
-            from automodel.losses.vocabulary_parallel import vocabulary_parallel_cross_entropy
+            from automodel.kernels.vocabulary_parallel import vocabulary_parallel_cross_entropy
 
             return vocabulary_parallel_cross_entropy(
-                outputs.hidden_RN, outputs.weight_VN, labels.reshape(-1), outputs.vocabulary, scale=scale,
-                bias=outputs.bias_V, form=self._form(outputs),
-            )  # fmt: skip
+                outputs.hidden_RN,
+                outputs.weight_VN,
+                labels.reshape(-1),
+                outputs.vocabulary,
+                scale=scale,
+                bias=outputs.bias_V,
+                form=self._form(outputs),
+            )
         return linear_cross_entropy(
             outputs.hidden_RN,
             outputs.weight_VN,
@@ -161,16 +204,10 @@ class TaskLoss:
             tally=self.tally if backward_follows else None,
         )
 
-    def count(self, labels: Tensor, num_labels: int) -> float:
-        """What the sum is divided by; `labels` still lie on the host here, so this costs no device sync."""
-        if self.class_weights is None:
-            return num_labels
-        return float(self.class_weights[labels[labels != IGNORE]].sum())
 
-
-def make_loss(
+def supervised_loss(
     cfg: LossConfig, problem: Problem, num_labels: int | None, *, task: str, likelihood: bool = False
-) -> TaskLoss:
+) -> SupervisedLoss:
     """The loss of a problem; raises `UserError` for settings it cannot use. `num_labels`: classes of the data; none
     where the words of a vocabulary are learned. `task`: its name, for messages."""
     if problem != "classes":
@@ -197,4 +234,4 @@ def make_loss(
         if not all(math.isfinite(w) and w >= 0 for w in cfg.class_weights):
             raise UserError(f"loss_fn.class_weights must be finite and not negative; got {list(cfg.class_weights)}.")
         weights = torch.tensor(cfg.class_weights, dtype=torch.float32)
-    return TaskLoss(problem, cfg.label_smoothing, weights, cfg.z_loss, likelihood)
+    return SupervisedLoss(problem, cfg.label_smoothing, weights, cfg.z_loss, likelihood)

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from automodel.losses.router_balance import ExpertLoad
+from automodel.models.router_balance import ExpertLoad
 
 if TYPE_CHECKING:
-    from automodel.losses.vocabulary_parallel import VocabularyPart
+    from automodel.kernels.vocabulary_parallel import VocabularyPart
 
 
 @dataclass(frozen=True)
