@@ -19,14 +19,11 @@ from automodel.distributed.world import joined
 from automodel.kernels.linear_cross_entropy import (
     IGNORE,
     CrossEntropy,
+    linear_cross_entropy,
     linear_cross_entropy_reference,
     linear_cross_entropy_scores,
 )
-from automodel.kernels.vocabulary_parallel import (
-    VocabularyPart,
-    vocabulary_parallel_cross_entropy,
-    vocabulary_parallel_scores,
-)
+from automodel.kernels.vocabulary_parallel import VocabularyPart
 from automodel.models.gathered_attention import Gathers, spans_of
 from automodel.models.packed_attention import packed_attention
 
@@ -132,12 +129,12 @@ def share_a_vocabulary(rank: int) -> None:
         mine = slice(4 * rank, min(4 * rank + 4, 10))
         own = whole[0].clone().requires_grad_(), whole[1][mine].requires_grad_(), whole[2][mine].requires_grad_()
         part = VocabularyPart(dist.group.WORLD, 4 * rank, 10)
-        loss = vocabulary_parallel_cross_entropy(own[0], own[1], labels, part, scale=0.25, bias=own[2], form=form)
+        loss = linear_cross_entropy(own[0], own[1], labels, words=part, scale=0.25, bias=own[2], form=form)
         loss.backward()
         torch.testing.assert_close(loss, wanted)
         for got, expected in zip(own, (hidden.grad, weight.grad[mine], bias.grad[mine]), strict=True):
             torch.testing.assert_close(got.grad, expected)
-        scores = vocabulary_parallel_scores(own[0], own[1], labels, part, bias=own[2], form=form)
+        scores = linear_cross_entropy_scores(own[0], own[1], labels, words=part, bias=own[2], form=form)
         expected = linear_cross_entropy_scores(hidden.detach(), weight.detach(), labels, bias=bias.detach(), form=form)
         torch.testing.assert_close(scores.loss, expected.loss)
         assert int(scores.right) == int(expected.right)

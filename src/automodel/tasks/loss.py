@@ -36,6 +36,7 @@ from automodel.config.errors import UserError
 from automodel.data.batch import IGNORE, Batch, labels_of
 from automodel.kernels.linear_cross_entropy import (
     CrossEntropy,
+    cross_entropy_sum,
     linear_cross_entropy,
     linear_cross_entropy_scores,
 )
@@ -119,18 +120,6 @@ class SupervisedLoss:
             if tally is not None:
                 tally.add_logits(outputs.flatten(0, -2), labels.flatten())
             return Scored(plain.sum(outputs, labels), outputs.float(), None)
-        if outputs.vocabulary is not None:
-            from automodel.kernels.vocabulary_parallel import vocabulary_parallel_scores
-
-            loss, right = vocabulary_parallel_scores(
-                outputs.hidden_RN,
-                outputs.weight_VN,
-                labels.reshape(-1),
-                outputs.vocabulary,
-                bias=outputs.bias_V,
-                form=plain._form(outputs),
-            )
-            return Scored(loss, None, right)
         loss, right = linear_cross_entropy_scores(
             outputs.hidden_RN,
             outputs.weight_VN,
@@ -138,6 +127,7 @@ class SupervisedLoss:
             bias=outputs.bias_V,
             form=plain._form(outputs),
             tally=tally,
+            words=outputs.vocabulary,
         )
         return Scored(loss, None, right)
 
@@ -150,19 +140,9 @@ class SupervisedLoss:
             return self.sum(outputs.logits, labels) + outputs.balance * weighs
         logits = outputs.float()
         if self.problem == "classes":
-            logits, labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
-            loss = F.cross_entropy(
-                logits,
-                labels,
-                weight=None if self.class_weights is None else self.class_weights.to(logits.device),
-                ignore_index=IGNORE,
-                label_smoothing=self.label_smoothing,
-                reduction="sum",
-            )
-            if self.z_loss:
-                squares = torch.where(labels == IGNORE, 0.0, logits.logsumexp(-1).square())
-                loss = loss + self.z_loss * squares.sum()
-            return loss
+            weights = None if self.class_weights is None else self.class_weights.to(logits.device)
+            form = CrossEntropy(z_loss=self.z_loss, label_smoothing=self.label_smoothing)
+            return cross_entropy_sum(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), form, weights)
         targets = labels.float().reshape(logits.shape)
         counts = ~torch.isnan(targets)
         targets = torch.where(counts, targets, 0.0)
@@ -180,18 +160,6 @@ class SupervisedLoss:
     def _linear_sum(
         self, outputs: Unprojected, labels: Tensor, scale: Tensor | float, backward_follows: bool
     ) -> Tensor:
-        if outputs.vocabulary is not None:
-            from automodel.kernels.vocabulary_parallel import vocabulary_parallel_cross_entropy
-
-            return vocabulary_parallel_cross_entropy(
-                outputs.hidden_RN,
-                outputs.weight_VN,
-                labels.reshape(-1),
-                outputs.vocabulary,
-                scale=scale,
-                bias=outputs.bias_V,
-                form=self._form(outputs),
-            )
         return linear_cross_entropy(
             outputs.hidden_RN,
             outputs.weight_VN,
@@ -200,8 +168,9 @@ class SupervisedLoss:
             bias=outputs.bias_V,
             form=self._form(outputs),
             unit_upstream=backward_follows,
-            into_grad=backward_follows,
+            into_grad=backward_follows and outputs.vocabulary is None,
             tally=self.tally if backward_follows else None,
+            words=outputs.vocabulary,
         )
 
 
