@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,10 @@ def tried_out(job: Job, side: Side, logs: Path, say: Any) -> tuple[Tried, ...]:
     choice, and that is said."""
     name, log = f"{side.name}-trial", logs / f"{side.name}-trial.log"
     request, result = job.folder / f"{name}.request.json", job.folder / f"{name}.result.json"
-    logs.mkdir(parents=True, exist_ok=True)
     Request(job.folder, side, job.folder / "runs" / name, job.trust).write(request)
-    command = [sys.executable, "-m", "automodel.benchmark.trial", str(request), str(result)]
-    with log.open("wb") as sink:
-        code = subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT).returncode
+    ended = run_process(["-m", "automodel.benchmark.trial", str(request)], result, log)
     shutil.rmtree(job.folder / "runs" / name, ignore_errors=True)
-    found = json.loads(result.read_text(encoding="utf-8")) if code == 0 and result.exists() else []
+    found = ended.value or []
     if not found:
         say(f"  the trial failed, so nothing is chosen for {side.label}; see {log}")
         return ()
@@ -81,33 +79,50 @@ def tried_out(job: Job, side: Side, logs: Path, say: Any) -> tuple[Tried, ...]:
 
 def run_once(job: Job, side: Side, number: int, logs: Path) -> dict[str, Any]:
     """One run of one side in its own process. What it wrote (weights, checkpoints) is removed; its log is kept."""
-    logs.mkdir(parents=True, exist_ok=True)
-    name = f"{side.name}-{number}"
+    name, log = f"{side.name}-{number}", logs / f"{side.name}-{number}.log"
     request, result = job.folder / f"{name}.request.json", job.folder / f"{name}.result.json"
     output = job.folder / "runs" / name
     Request(job.folder, side, output, job.trust).write(request)
-    log = logs / f"{name}.log"
-    command = [sys.executable, "-m", "automodel.benchmark.side", str(request), str(result)]
-    with log.open("wb") as sink:
-        began = time.monotonic()
-        environment = {**os.environ, STARTED: repr(began)}
-        code = subprocess.run(command, env=environment, stdout=sink, stderr=subprocess.STDOUT).returncode
-        wall = time.monotonic() - began
-    flush = seconds_to_flush(output) if code == 0 else 0.0
+    ended = run_process(["-m", "automodel.benchmark.side", str(request)], result, log)
+    flush = seconds_to_flush(output) if ended.code == 0 else 0.0
     shutil.rmtree(output, ignore_errors=True)
-    if code != 0 or not result.exists():
+    if ended.value is None:
         return {
             "provider": side.name,
             "method": side.label,
             "status": "failed",
-            "exit_code": code,
+            "exit_code": ended.code,
             "error": _tail(log),
             "log": str(log),
         }
-    found = json.loads(result.read_text(encoding="utf-8"))
     # A run is over when its model is evaluated and saved. What the interpreter takes to leave is kept apart: Trainer's
     # loader processes take 40 s to end on some machines, which would flatter us.
-    return {**found, "wall_s": found["end_s"], "exit_s": wall, "flush_s": flush, "log": str(log)}
+    wall = ended.value["end_s"]
+    return {**ended.value, "wall_s": wall, "exit_s": ended.seconds, "flush_s": flush, "log": str(log)}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A measuring process that is over."""
+
+    code: int
+    seconds: float
+    """From its start until the interpreter had left."""
+    value: Any
+    """What it wrote; None where it failed."""
+
+
+def run_process(arguments: Sequence[str], result: Path, log: Path) -> Ended:
+    """Runs `python ARGUMENTS RESULT` alone. The process learns when it was started, and writes JSON into `result`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as sink:
+        began = time.monotonic()
+        environment = {**os.environ, STARTED: repr(began)}
+        command = [sys.executable, *arguments, str(result)]
+        code = subprocess.run(command, env=environment, stdout=sink, stderr=subprocess.STDOUT).returncode
+        seconds = time.monotonic() - began
+    value = json.loads(result.read_text(encoding="utf-8")) if code == 0 and result.exists() else None
+    return Ended(code, seconds, value)
 
 
 def seconds_to_flush(folder: Path) -> float:
