@@ -118,6 +118,9 @@ WORKLOADS = {
 QUICKSTARTS = {"quickstart-cpu": 0.0, "quickstart-cpu-dropout": 0.1}
 """With the dropout of the quickstart, which has none, and of MiniLM's own config."""
 QUICKSTART_STEPS = 40
+CHAT = "chat-cpu"
+CHAT_STEPS = 33
+"""All that the chat quickstart does: three epochs over 84 conversations."""
 
 
 def make(name: str, folder: Path, steps: int | None = None) -> Path:
@@ -125,6 +128,8 @@ def make(name: str, folder: Path, steps: int | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if name in QUICKSTARTS:
         return make_quickstart(folder, steps or QUICKSTART_STEPS, QUICKSTARTS[name])
+    if name == CHAT:
+        return make_chat(folder, steps or CHAT_STEPS)
     work = WORKLOADS[name]
     config = write_model(work, folder / "model")
     rng, steps = np.random.default_rng(0), steps or work.steps
@@ -232,6 +237,20 @@ def make_quickstart(folder: Path, steps: int, dropout: float) -> Path:
             "checkpoint": {"checkpoint_dir": str(folder / "out"), "enabled": False},
         },
     )
+
+
+def make_chat(folder: Path, steps: int) -> Path:
+    """The chat quickstart's own recipe, for fewer steps and without checkpoints."""
+    import yaml
+
+    from automodel.cli.demo.smollm2 import smollm2_folder
+    from automodel.cli.quickstart_chat import FULL_MINUTES, write_recipe
+
+    recipe, _ = write_recipe(folder, smollm2_folder(), FULL_MINUTES, samples=None)
+    settings = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    settings["step_scheduler"] |= {"max_steps": steps, "num_epochs": None}
+    settings["checkpoint"]["enabled"] = False
+    return write_yaml(folder, settings)
 
 
 def write_yaml(folder: Path, settings: dict[str, Any]) -> Path:
@@ -375,7 +394,7 @@ def commit_here() -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    names = [*WORKLOADS, *QUICKSTARTS]
+    names = [*WORKLOADS, *QUICKSTARTS, CHAT]
     maker = verbs.add_parser("make", help="write a workload's folder")
     maker.add_argument("name", choices=names)
     maker.add_argument("--out", type=Path, required=True)

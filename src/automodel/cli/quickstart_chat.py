@@ -88,7 +88,7 @@ def run_chat(output: Path, minutes: float, samples: int | None, overwrite: bool,
     open_folder(str(output), resume=False, overwrite=overwrite)  # before anything is downloaded or written
     console = plain_console()
     folder = model or smollm2_folder(say=console.print)
-    recipe, held_out = _write_recipe(output, folder, minutes, samples)
+    recipe, held_out = write_recipe(output, folder, minutes, samples)
     questions = [row["messages"][0]["content"] for row in _rows(held_out)]
     console.print(f"Asking {folder.name} {len(questions)} questions before it learns anything …")
     before = examine(folder, held_out, questions)
@@ -120,7 +120,7 @@ def ask(folder: Path, questions: list[str]) -> list[str]:
     return [" ".join(reply.prediction.split()) if reply else "" for reply in replies]
 
 
-def _write_recipe(output: Path, model: Path, minutes: float, samples: int | None) -> tuple[Path, Path]:
+def write_recipe(output: Path, model: Path, minutes: float, samples: int | None) -> tuple[Path, Path]:
     """Data and YAML into the output folder; returns the YAML and the held-out questions."""
     data = output.absolute() / "data"
     data.mkdir(parents=True, exist_ok=True)

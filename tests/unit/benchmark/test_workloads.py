@@ -1,5 +1,6 @@
 """The named workloads: the stated lengths, something to learn, and a config that loads."""
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -60,6 +61,29 @@ def test_a_workload_trains_here_too(workloads, tmp_path, monkeypatch):
     assert prepared.plan.max_length == 512
     assert 66e6 < prepared.plan.parameters < 68e6
     assert prepared.train.stats.truncated == 0
+
+
+def test_chat_cpu_is_the_chat_quickstart_without_checkpoints(workloads, tmp_path, monkeypatch):
+    """The quickstart's own recipe and conversations; only the number of steps and the checkpoints are changed."""
+    from automodel.cli import quickstart_chat
+    from automodel.cli.demo import smollm2
+    from automodel.plan.check import load_run_config
+
+    monkeypatch.setattr(smollm2, "smollm2_folder", lambda: tmp_path / "smollm2")
+    path = workloads.make("chat-cpu", tmp_path / "made", 12)
+    recipe, held_out = quickstart_chat.write_recipe(
+        tmp_path / "made", tmp_path / "smollm2", quickstart_chat.FULL_MINUTES, None
+    )
+    measured, usual = load_run_config([path]), load_run_config([recipe])
+    steps = dataclasses.replace(usual.step_scheduler, max_steps=12, num_epochs=None)
+    checkpoint = dataclasses.replace(usual.checkpoint, enabled=False)
+    assert measured == dataclasses.replace(usual, step_scheduler=steps, checkpoint=checkpoint)
+    conversations = [json.loads(line) for line in Path(measured.dataset.path).read_text().splitlines()]
+    assert len(conversations) == 84
+    assert conversations[0]["messages"][-1]["role"] == "assistant"
+    assert Path(measured.validation_dataset.path) == held_out
+    whole = usual.step_scheduler.num_epochs * -(-84 // usual.dataloader.batch_size)
+    assert whole == workloads.CHAT_STEPS
 
 
 @pytest.mark.parametrize("name", ["llama1b-32k", "llama1b-32k-bf16"])
