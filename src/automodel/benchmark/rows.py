@@ -33,8 +33,9 @@ def rows_of(
     commit: str | None,
     command: str,
 ) -> list[Row]:
-    """One row for every side that completed. Speed-ups are of median step times; where batches differ in size, the one
-    of the training time, with everything that happens in it, says more."""
+    """One row for every side that completed. Speed-ups are of median step times. Where batches differ in size, as those
+    of the tuned Trainer do, the median moves with the few steps that were measured: the speed-up of the mean step and
+    that of the training time, with everything that happens in it, say more."""
     sides = {name: side for name, side in measured.items() if side["status"] == "completed"}
     rows = []
     for side in sides.values():
@@ -57,6 +58,7 @@ def rows_of(
             known = opponent in sides
             row[column] = round(sides[opponent]["ms_per_step"] / side["ms_per_step"], 2) if known else None
         tuned = sides.get(TUNED)
+        row["speedup_vs_hf_mean_step"] = round(tuned["ms_mean"] / side["ms_mean"], 2) if tuned else None
         row["speedup_vs_hf_training_time"] = round(tuned["training_time"] / side["training_time"], 2) if tuned else None
         row |= {
             "precision": side["precision"],

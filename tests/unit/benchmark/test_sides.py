@@ -124,6 +124,12 @@ def test_rows_have_the_committed_form(document):
     assert set(rows[1]) >= set(wanted.split())
     assert rows[1]["speedup_vs_hf_stock"] == 4.0
     assert rows[1]["speedup_vs_hf"] is None  # the tuned side was not run
+    tuned = {**sides["hf-trainer"], "provider": "hf-trainer-tuned", "ms_per_step": 20.0, "ms_mean": 25.0}
+    rows = rows_of(
+        "x", sides | {"hf-trainer-tuned": tuned}, system, date="2026-01-01", commit="abc", command="python x"
+    )
+    ours = next(row for row in rows if row["provider"] == "automodel")
+    assert (ours["speedup_vs_hf"], ours["speedup_vs_hf_mean_step"]) == (2.0, 2.5)
 
 
 def test_merging_replaces_the_same_workload_and_provider(tmp_path):
