@@ -3,22 +3,23 @@
     python benchmarks/accuracy.py run --device cpu --precision fp32 --samples 500 --held-out 400 --words 60 --out a.json
     python benchmarks/accuracy.py pack --out .gpu/minilm           # a folder that can be carried to another machine
     python benchmarks/accuracy.py run --folder .gpu/minilm --device cuda --precision bf16 --out a.json
+    python benchmarks/accuracy.py run --precision bf16 --against automodel-fp32 --seeds 0 1 2 3 4 --out a.json
 
 MiniLM learns to tell good film reviews from bad ones (the packages of `automodel quickstart`). One side is `finetune`,
 the other stock `transformers.Trainer` with dynamic padding; weights, reviews, batch, learning rate, schedule, weight
-decay, clipping, epochs, dropout and precision are the same. A seed draws what a seed draws in either: the new head,
-the order of the reviews, the dropout masks. Both sides have one process each, which run at the same time, and every
-run is judged by its last weights, on the same held-out reviews.
+decay, clipping, epochs, dropout and precision are the same. With `--against automodel-fp32` the other side is
+`finetune` in fp32, so that two precisions are compared. A seed draws what a seed draws in either: the new head, the
+order of the reviews, the dropout masks. Both sides have one process each, which run at the same time, and every run is
+judged by its last weights, on the same held-out reviews.
 
-When is that equal? Three seeds of one trainer differ, and a finite number of held-out reviews adds noise of its own.
-So:
+When is that equal? The seeds of one side differ, and a finite number of held-out reviews adds noise of its own. So:
 
-    our mean must lie within [lowest − m, highest + m] of Trainer's seeds,    m = √(p (1 − p) / held-out reviews),
+    our mean must lie within [lowest − m, highest + m] of the other side,    m = √(p (1 − p) / held-out reviews),
 
-p being Trainer's mean accuracy: the standard error of one accuracy. Both sides are asked about the same reviews, so
-most of that noise is shared, and m is rather generous for a mean of several runs; it is there because the lowest and
+p being the other side's mean accuracy: the standard error of one accuracy. Both sides are asked about the same reviews,
+so most of that noise is shared, and m is rather generous for a mean of several runs; it is there because the lowest and
 the highest of three draws understate the range that a fourth would fall into. A run that learned nothing must not
-count as agreement, so Trainer's mean has to be `LEARNED` or better. Exit status: 0 within, 1 outside (or nothing
+count as agreement, so the other side's mean has to be `LEARNED` or better. Exit status: 0 within, 1 outside (or nothing
 learned), 2 wrong use.
 """
 
@@ -42,7 +43,7 @@ from typing import Any
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 sys.path[:0] = [str(SOURCE), str(Path(__file__).resolve().parent)]
 
-SIDES = ("automodel", "hf-trainer")
+OURS, TRAINER, OURS_FP32 = "automodel", "hf-trainer", "automodel-fp32"
 LEARNED = 0.65
 """Half of the held-out reviews are positive; below this, agreement would say little."""
 REVIEWS = "reviews.jsonl.gz"
@@ -64,7 +65,7 @@ validation_dataloader: {{batch_size: {eval_batch_size}}}
 optimizer: {{lr: {lr}, weight_decay: {weight_decay}}}
 lr_scheduler: {{name: linear, warmup_ratio: {warmup_ratio}}}
 training_optimizations: {{precision: {precision}, gradient_clipping: {max_norm}}}
-checkpoint: {{enabled: false, checkpoint_dir: {work}/automodel-{seed}}}
+checkpoint: {{enabled: false, checkpoint_dir: {work}/{side}-{seed}}}
 """
 
 
@@ -148,20 +149,25 @@ def lay_out(work: Path, folder: Path | None, words: int, samples: int, held_out:
 # The two sides, each in a process of its own.
 
 
-def run_automodel(job: dict[str, Any], seed: int) -> dict[str, Any]:
+def run_automodel(job: dict[str, Any], seed: int, side: str = OURS) -> dict[str, Any]:
     from rich.console import Console
 
     from automodel.engine.run import finetune
     from automodel.plan.check import load_run_config
 
-    path = Path(job["work"]) / f"automodel-{seed}.yaml"
-    path.write_text(RECIPE.format(**job, seed=seed))
+    path = Path(job["work"]) / f"{side}-{seed}.yaml"
+    path.write_text(RECIPE.format(**job, seed=seed, side=side))
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         finished = finetune(load_run_config([path]), overwrite=True, console=Console(file=nowhere))
     plan = json.loads((finished.folder / "run" / "plan.json").read_text())
     if plan["device"] != job["device"] or plan["precision"] != job["precision"]:
-        raise SystemExit(f"asked for {job['device']} and {job['precision']}, but the plan is {plan['device']}")
+        planned = f"{plan['device']} and {plan['precision']}"
+        raise SystemExit(f"asked for {job['device']} and {job['precision']}, but the plan is {planned}")
     return {"accuracy": finished.summary["validation"]["accuracy"], "train_loss": finished.summary["train_loss"]}
+
+
+def run_automodel_in_fp32(job: dict[str, Any], seed: int) -> dict[str, Any]:
+    return run_automodel({**job, "precision": "fp32"}, seed, OURS_FP32)
 
 
 def accuracy_of(answers: Any) -> dict[str, float]:
@@ -221,18 +227,18 @@ def run_trainer(job: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def run_side(job: dict[str, Any], side: str) -> None:
     """All seeds of one side; the result is rewritten after each, so that a run that is stopped keeps what it has."""
-    one_run = {"automodel": run_automodel, "hf-trainer": run_trainer}[side]
+    one_run = {OURS: run_automodel, TRAINER: run_trainer, OURS_FP32: run_automodel_in_fp32}[side]
     runs = []
     for seed in job["seeds"]:
         started = time.perf_counter()
         runs.append({"seed": seed, **one_run(job, seed), "seconds": time.perf_counter() - started})
-        print(f"{side:<11} seed {seed}: accuracy {runs[-1]['accuracy']:.4f} in {runs[-1]['seconds']:.0f} s", flush=True)
+        print(f"{side:<14} seed {seed}: accuracy {runs[-1]['accuracy']:.4f} in {runs[-1]['seconds']:.0f} s", flush=True)
         (Path(job["work"]) / f"{side}.json").write_text(json.dumps(runs))
 
 
 def run_both(job: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Both sides at the same time, with half of the cores each: nothing is timed here."""
-    work = Path(job["work"])
+    work, sides = Path(job["work"]), (OURS, job["against"])
     (work / "job.json").write_text(json.dumps(job))
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     environment = {
@@ -243,7 +249,7 @@ def run_both(job: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         **({"CUDA_VISIBLE_DEVICES": ""} if job["device"] == "cpu" else {}),
     }  # fmt: skip
     command = [sys.executable, str(Path(__file__).resolve()), "side", "--job", str(work / "job.json"), "--side"]
-    processes = {side: subprocess.Popen([*command, side], env=environment) for side in SIDES}
+    processes = {side: subprocess.Popen([*command, side], env=environment) for side in sides}
     while any(process.poll() is None for process in processes.values()):
         if any(process.poll() for process in processes.values()):  # one failed; the other's time would be wasted
             for process in processes.values():
@@ -252,7 +258,7 @@ def run_both(job: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     failed = [side for side, process in processes.items() if process.returncode not in (0, -signal.SIGTERM)]
     if failed:
         raise SystemExit(f"{' and '.join(failed)} failed; its error stands above")
-    return {side: json.loads((work / f"{side}.json").read_text()) for side in SIDES}
+    return {side: json.loads((work / f"{side}.json").read_text()) for side in sides}
 
 
 # The verdict.
@@ -272,7 +278,7 @@ def summarize(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def judge(ours: dict[str, Any], theirs: dict[str, Any], held_out: int) -> dict[str, Any]:
-    """Whether our mean lies within Trainer's seeds, widened by one standard error; see the top of this file."""
+    """Whether our mean lies within the other side's seeds, widened by one standard error; see the top of this file."""
     margin = math.sqrt(theirs["mean"] * (1 - theirs["mean"]) / held_out)
     low, high = theirs["lowest"] - margin, theirs["highest"] + margin
     return {
@@ -287,23 +293,36 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import transformers
 
+    from automodel.benchmark.machine import processor
+
     with tempfile.TemporaryDirectory(prefix="accuracy-") as work:
         model = lay_out(Path(work), options.folder, options.words, options.samples, options.held_out)
-        names = ("device", "precision", "seeds", "samples", "held_out", "epochs", "batch_size", "lr", "dropout")
+        names = (
+            "device",
+            "precision",
+            "against",
+            "seeds",
+            "samples",
+            "held_out",
+            "epochs",
+            "batch_size",
+            "lr",
+            "dropout",
+        )
         job = {
             **{name: getattr(options, name) for name in names},
             "work": work, "model": model, "eval_batch_size": 32, "max_length": 256, "weight_decay": 0.01,
             "warmup_ratio": 0.1, "max_norm": 1.0,
         }  # fmt: skip
         runs = run_both(job)
-    sides = {side: summarize(runs[side]) for side in SIDES}
+    sides = {side: summarize(found) for side, found in runs.items()}
     recipe = {key: value for key, value in job.items() if key not in ("work", "model")}
     return {
         "recipe": {**recipe, "weights": "8-bit rows" if options.folder else "as published", "words": options.words},
         "sides": sides,
-        **judge(sides["automodel"], sides["hf-trainer"], options.held_out),
+        **judge(sides[OURS], sides[options.against], options.held_out),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "machine": torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu",
+        "machine": torch.cuda.get_device_name(0) if options.device == "cuda" else processor(),
         "command": shlex.join(["python", "benchmarks/accuracy.py", *sys.argv[1:]]),
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
@@ -322,16 +341,16 @@ def commit() -> str | None:
 def tell(result: dict[str, Any]) -> None:
     for side, found in result["sides"].items():
         seeds = "  ".join(f"{value:.4f}" for value in found["accuracies"])
-        print(f"{side:<11} mean {found['mean']:.4f}  spread {found['spread']:.4f}  seeds {seeds}")
+        print(f"{side:<14} mean {found['mean']:.4f}  spread {found['spread']:.4f}  seeds {seeds}")
     low, high = result["allowed"]
-    verdict = "within" if result["within"] else "OUTSIDE"
-    print(f"automodel's mean is {verdict} [{low:.4f}, {high:.4f}] (Trainer's seeds ± {result['standard_error']:.4f})")
+    verdict, other = "within" if result["within"] else "OUTSIDE", result["recipe"]["against"]
+    print(f"{OURS}'s mean is {verdict} [{low:.4f}, {high:.4f}] (seeds of {other} ± {result['standard_error']:.4f})")
     if not result["learned"]:
-        print(f"Trainer itself stayed below {LEARNED}: nothing was learned, so this says nothing")
+        print(f"{other} itself stayed below {LEARNED}: nothing was learned, so this says nothing")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Held-out accuracy against HF Trainer, several seeds a side.")
+    parser = argparse.ArgumentParser(description="Held-out accuracy of two sides, several seeds each.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="train both sides and compare")
     packing = verbs.add_parser("pack", help="write weights and reviews as a small folder")
@@ -343,6 +362,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--folder", type=Path, help="what `pack` wrote; without it, the installed packages")
     run.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     run.add_argument("--precision", choices=("fp32", "tf32", "bf16", "fp16"), default="fp32")
+    run.add_argument("--against", choices=(TRAINER, OURS_FP32), default=TRAINER)
     run.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     run.add_argument("--epochs", type=int, default=1)
     run.add_argument("--batch-size", type=int, default=16)
@@ -351,7 +371,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--out", type=Path, help="write the result as JSON")
     side = verbs.add_parser("side", help="one side's process; started by `run`")
     side.add_argument("--job", type=Path, required=True)
-    side.add_argument("--side", choices=SIDES, required=True)
+    side.add_argument("--side", choices=(OURS, TRAINER, OURS_FP32), required=True)
     return parser.parse_args(arguments)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import tiny_runs as tiny
 from automodel.cli.demo import reviews
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy.py"
@@ -82,3 +83,22 @@ def test_three_seeds_reach_trainers_accuracy(tmp_path):
     # is about 0.04; half the learning rate would move it by 0.1.
     losses = [sum(s["train_losses"]) / 3 for s in (ours, theirs)]
     assert abs(losses[0] - losses[1]) < 0.1, losses
+
+
+def test_two_precisions_of_ours_are_two_sides(accuracy, tmp_path):
+    """Each side's runs are planned in its own precision (`run_automodel` refuses another), from the same files."""
+    rows = tiny.reviews(40)
+    accuracy.write_rows(tmp_path / "train.jsonl", rows[:24])
+    accuracy.write_rows(tmp_path / "held_out.jsonl", rows[24:])
+    job = {
+        "device": "cpu", "precision": "bf16", "seeds": [0, 1], "epochs": 1, "batch_size": 8, "lr": 1e-3, "dropout": 0.0,
+        "work": str(tmp_path), "model": str(tiny.make_model_folder(tmp_path / "model", "bert")), "eval_batch_size": 16,
+        "max_length": 64, "weight_decay": 0.01, "warmup_ratio": 0.1, "max_norm": 1.0,
+    }  # fmt: skip
+    for name in (accuracy.OURS, accuracy.OURS_FP32):
+        accuracy.run_side(job, name)
+    half, exact = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (accuracy.OURS, accuracy.OURS_FP32))
+    assert [run["seed"] for run in half] == [run["seed"] for run in exact] == [0, 1]
+    for a, b in zip(half, exact):
+        assert a["train_loss"] != b["train_loss"], "bf16 rounds"
+        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=2e-2)  # bf16 has 8 bits: 4e-3 a product
