@@ -13,6 +13,8 @@ from typing import Any
 
 import typer
 
+from automodel.config.cache import cache_folder
+
 app = typer.Typer(help="Say what this machine has for training, what is missing, and what follows.")
 
 GIB = 2**30
@@ -186,7 +188,7 @@ def _examine_folders(found: Findings) -> None:
     folders = {
         "this folder": (".", "runs are written into it"),
         "cache": (
-            os.environ.get("AUTOMODEL_CACHE") or "~/.cache/automodel",
+            str(cache_folder()),
             "tokenised data; AUTOMODEL_CACHE moves it",
         ),
         "hub cache": (os.environ.get("HF_HUB_CACHE") or os.path.join(hub, "hub"), "models; HF_HOME moves it"),

@@ -35,11 +35,11 @@ from pkgutil import iter_modules
 from threading import Thread, current_thread
 from typing import Any
 
+from automodel.config.cache import cache_folder
 from automodel.kernels.ahead_facts import Facts
 
 WORKER = "automodel.kernels.ahead_worker"
 SWITCH = "AUTOMODEL_COMPILE_AHEAD"
-DEFAULT_CACHE = "~/.cache/automodel"
 GPU_SIGNS = ("/dev/nvidiactl", "/proc/driver/nvidia", "/dev/dxg")
 """Files of NVIDIA's driver on Linux, and of WSL's."""
 GPU_NAMES = "/proc/driver/nvidia/gpus"
@@ -208,8 +208,7 @@ def stamp_of(facts: Facts) -> Path:
         with suppress(OSError):
             digest.update(gpu.read_bytes().split(b"IRQ")[0])  # what follows the model's name is of this boot
     digest.update(repr([sys.version, *(os.environ.get(key) for key in CACHE_KEYS)]).encode())
-    root = Path(os.environ.get("AUTOMODEL_CACHE") or DEFAULT_CACHE).expanduser()
-    return root / "kernels" / f"{digest.hexdigest()[:32]}.json"
+    return cache_folder() / "kernels" / f"{digest.hexdigest()[:32]}.json"
 
 
 def _version_files() -> list[Path]:

@@ -17,9 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from automodel.config.cache import cache_folder
 from automodel.config.json_text import parse_json
-
-DEFAULT_CACHE = "~/.cache/automodel"
 
 
 class ModelFiles:
@@ -68,7 +67,7 @@ def copied(structure: Any) -> Any:
 
 def _kept_or(scan: Callable[[], Any], folder: Path) -> Any:
     """What an earlier process found out, or what the scan finds."""
-    root = Path(os.environ.get("AUTOMODEL_CACHE") or DEFAULT_CACHE).expanduser()
+    root = cache_folder()
     kept = root / f"transformers-{_stamp(folder)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):  # not there, or not as we write it
         return from_json(parse_json(kept.read_text(encoding="utf-8")))

@@ -15,13 +15,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from automodel.config.cache import cache_folder
 from automodel.config.json_text import parse_json
 from automodel.kernels.obstacles import triton_obstacle
 from automodel.plan.asked import asked_precision
 from automodel.plan.compile_pays import CompileFacts
 from automodel.plan.config import RunConfig
 
-DEFAULT_FOLDER = "~/.cache/automodel"
 # These say where a config came from and what its classes are called; no block depends on them.
 NAMES_ONLY = {"_name_or_path", "architectures", "id2label", "label2id", "transformers_version", "torch_dtype", "dtype"}
 
@@ -31,7 +31,7 @@ def compiled_folder() -> Path:
     chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("AUTOMODEL_CACHE") or DEFAULT_FOLDER).expanduser() / "compiled"
+    return cache_folder() / "compiled"
 
 
 def use_compiled_folder() -> None:

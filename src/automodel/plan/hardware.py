@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,10 @@ import psutil
 import torch
 
 from automodel.distributed.gpu_memory import share_of
+
+CPU_MODEL = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part", "CPU variant")
+CPU_ABILITIES = ("flags", "Features")
+"""Fields of /proc/cpuinfo, on x86 and on Arm."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,22 @@ def read_hardware() -> Hardware:
     )
 
 
+def processor() -> str:
+    """What tells this processor from others: the names and numbers of its model, and a digest of what it can do."""
+    fields = [_cpu_field(field) for field in CPU_MODEL]
+    abilities = " ".join(_cpu_field(field) for field in CPU_ABILITIES)
+    named = [platform.machine(), *(fields if any(fields) else [platform.processor()])]
+    digest = hashlib.sha256(abilities.encode()).hexdigest()[:8]
+    return " ".join(filter(None, [*named, digest if abilities.strip() else ""]))
+
+
 def _cpu_field(field: str) -> str:
+    """Of the first processor that Linux names."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(field):
-                return line.split(":", 1)[1].strip()
+            name, _, value = line.partition(":")
+            if name.strip() == field:
+                return value.strip()
     except OSError:
         pass
     return ""

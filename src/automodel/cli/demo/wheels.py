@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from automodel.config.cache import cache_folder
 from automodel.config.errors import UserError
 
 ORIGIN = "origin.json"
@@ -46,7 +47,7 @@ def package_folder(package: str, wheel: Wheel, say: Callable[[str], None] | None
     spec = find_spec(package)
     if spec is not None and spec.submodule_search_locations:
         return Path(spec.submodule_search_locations[0])
-    cache = Path(os.environ.get("AUTOMODEL_CACHE") or "~/.cache/automodel").expanduser() / "wheels"
+    cache = cache_folder() / "wheels"
     folder = cache / wheel.requirement
     if (folder / ORIGIN).is_file():
         return folder / package
