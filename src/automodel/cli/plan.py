@@ -28,7 +28,7 @@ def plan(
 ) -> None:
     """Read the machine, the model's config and the data, and print the plan.
 
-    Nothing is trained, and nothing but the cache of tokens is written.
+    Nothing is trained, and nothing but caches is written (tokens, speeds of this machine).
     """
     from automodel.distributed import visible
     from automodel.distributed.world import world_of_environment

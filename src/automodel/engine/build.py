@@ -199,6 +199,7 @@ def save(run: Run, last: bool = False, at_once: bool = True) -> None:
             "step_kind": _kind_of(run.step),
             "device": run.prepared.plan.device,
             "precision": run.prepared.plan.precision,
+            "products": run.prepared.plan.products,
             "ranks": run.prepared.ranks.size,
             "rng": rng_values,
             "base": run.base,

@@ -5,7 +5,7 @@ Whatever can be wrong with the input is found in here, in seconds, and nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from automodel.data.sizes import sizes_of
 from automodel.distributed.layout import ONE, Layout, check_model
 from automodel.distributed.world import ALONE, Alone
 from automodel.engine.classes import class_notes
+from automodel.engine.product_facts import product_facts
 from automodel.engine.read_data import read_data
 from automodel.engine.used_rows import ids_that_occur, plain_word_table
 from automodel.metrics.compute import better, metric_called, metric_names
@@ -44,6 +45,7 @@ from automodel.models.head_form import head_form
 from automodel.models.load import skeleton_of
 from automodel.models.router import router_of
 from automodel.models.streamed import require_shapes
+from automodel.plan.batches import tokens_of_micro_batch
 from automodel.plan.check import wrong_direction
 from automodel.plan.compile_record import read_compile_facts
 from automodel.plan.config import RunConfig
@@ -110,15 +112,15 @@ def prepare_run(
     cfg: RunConfig,
     trust: Sequence[str] = (),
     *,
-    begun_compiled: bool | None = None,
+    begun: Mapping[str, Any] | None = None,
     ranks: Alone = ALONE,
     planned_ranks: int | None = None,
     why_ranks: str = "",
     kept: dict[str, Any] | None = None,
 ) -> Prepared:
-    """Config in, plan out. Raises `UserError` for everything a user can put right. `begun_compiled`: whether the run
-    that is being resumed is compiled; `kept`: what its adapter is. `planned_ranks`: for how many ranks, where only the
-    plan is wanted. `why_ranks`: why so many."""
+    """Config in, plan out. Raises `UserError` for everything a user can put right. `begun`: the plan of the run that is
+    resumed; `kept`: what its adapter is. `planned_ranks`: for how many ranks, where only the plan is wanted.
+    `why_ranks`: why so many."""
     size = planned_ranks or ranks.size
     layout = check_layout(cfg, size)
     if not (cfg.model.target or "").endswith(".from_config"):
@@ -138,22 +140,32 @@ def prepare_run(
     _check_cut(adapter, layout)
     # Models outside the table of proven families may read rows that stand in no document (CPM-Ant's prompt).
     words = plain_word_table(skeleton) if hardware.device == "cpu" and hf_config.model_type in FAMILIES else None
+    data_facts = _data_facts(
+        cfg,
+        data.hf_config,
+        task,
+        train,
+        validation,
+        len(words_read(train, words, tokenizer)) if words is not None else 0,
+    )
     planned = partial(
         make_plan,
         task=task,
         hardware=hardware,
         model=model_facts(cfg, task, hf_config, packing, skeleton, adapter, words),
-        data=_data_facts(
-            cfg,
-            data.hf_config,
-            task,
-            train,
-            validation,
-            len(words_read(train, words, tokenizer)) if words is not None else 0,
-        ),
-        compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, begun_compiled),
+        data=data_facts,
+        compiling=read_compile_facts(cfg, hf_config, hardware.device, hardware.name, (begun or {}).get("compile")),
         layout=layout,
         why_ranks=why_ranks,
+        products=product_facts(
+            hardware,
+            skeleton,
+            tokens_of_micro_batch(cfg, data_facts, layout.data_ranks),
+            passes=3 if adapter is None else 2,
+            ranks=ranks,
+            planned_ranks=planned_ranks or 1,
+            begun=begun,
+        ),
     )
     return Prepared(
         cfg, task, hf_config, tokenizer, train, validation, packing, loss, best_metric, best_mode, hardware,

@@ -45,7 +45,7 @@ from automodel.engine.observe import NOBODY, Observer
 from automodel.engine.one_writer import only_writer
 from automodel.engine.prepare import Prepared
 from automodel.engine.room import written_at_the_end
-from automodel.engine.same_run import as_heard, check_same_run
+from automodel.engine.same_run import as_heard, check_same_run, plan_begun_with
 from automodel.engine.signals import StopRequest
 from automodel.engine.step import fp32_products
 from automodel.engine.unasked_ranks import planned, prepare_or_step_aside
@@ -76,8 +76,8 @@ class Finished:
 def dry_run(
     cfg: RunConfig, *, trust: Sequence[str] = (), as_json: bool = False, ranks: Ranks | None = None
 ) -> Prepared:
-    """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but the token cache. Raises
-    `UserError` where the memory that is there is not enough for any batch."""
+    """Prints what a run would do, on so many ranks. Loads no weights and writes nothing but caches. Raises `UserError`
+    where the memory that is there is not enough for any batch."""
     check_run_place(cfg)
     prepared = planned(cfg, trust, ranks)
     if as_json:
@@ -133,12 +133,12 @@ def finetune(
         folder = open_now()
         if resume:
             check_same_run(cfg, folder)
-        begun = (folder.read_json("plan.json") or {}) if resume else {}
+        begun = ranks.told(lambda: plan_begun_with(folder)) if resume else None
         kept = ranks.told(lambda: folder.read_json(KEPT)) if resume else None
         cfg = as_heard(cfg, kept) if resume else cfg
         with _told(console, NOTHING_YET), Waiting(console) as waiting:
             waiting.begins("Reading the model and the data")
-            prepared = prepare_or_step_aside(cfg, trust, begun.get("compile"), ranks, why_ranks, kept)
+            prepared = prepare_or_step_aside(cfg, trust, begun, ranks, why_ranks, kept)
             waiting.ends()
             print_plan(prepared.plan, console)
             if prepared.plan.cannot_fit:  # an estimate: it is said, and the run goes on as far as it comes

@@ -225,6 +225,16 @@ def _begun_with(folder: RunFolder, cfg: RunConfig) -> dict[str, Any]:
     return as_begun(_as_typed(folder), cfg, folder.read_json(VARIABLES))
 
 
+def plan_begun_with(folder: RunFolder) -> dict[str, Any]:
+    """The plan of the run in the folder. Where its file is missing or damaged, what a checkpoint knows of it."""
+    plan = folder.read_json("plan.json")
+    for checkpoint in reversed(complete(folder.steps)) if plan is None else ():
+        with suppress(OSError, ValueError, AttributeError):  # the checkpoint before a damaged one will do
+            state = checkpoint.state()
+            return {key: state[key] for key in ("device", "precision", "products") if key in state}
+    return plan or {}
+
+
 def _as_typed(folder: RunFolder) -> dict[str, Any]:
     """The config of the run in the folder, as its file has it. Every checkpoint has a copy of it, for when the file is
     damaged."""

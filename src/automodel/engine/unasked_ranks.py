@@ -7,7 +7,7 @@ what the layout needs at least, which is one rank as a rule, and says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,14 +39,14 @@ def planned(cfg: RunConfig, trust: Sequence[str], ranks: Ranks | None) -> Prepar
 def prepare_or_step_aside(
     cfg: RunConfig,
     trust: Sequence[str],
-    begun_compiled: bool | None,
+    begun: Mapping[str, Any] | None,
     ranks: Alone,
     why_ranks: str,
     kept: dict[str, Any] | None = None,
 ) -> Prepared:
     """A run that begins, or goes on with the adapter that it has kept. Ranks that nobody asked for may end here, and
     leave it to fewer."""
-    prepare = partial(prepare_run, cfg, trust, begun_compiled=begun_compiled, why_ranks=why_ranks, kept=kept)
+    prepare = partial(prepare_run, cfg, trust, begun=begun, why_ranks=why_ranks, kept=kept)
     if ranks.size == 1 or not may_step_aside():
         return prepare(ranks=ranks)
 

@@ -4,7 +4,7 @@
 
 Which is the fastest cannot be read off the processor's flags: it depends on instructions (AMX, AVX512-BF16, or bf16
 that is emulated), on the library that torch was built with and on the sizes of the products. So the run's own products
-are made and timed, as `cpu_products.py` makes them: 40 to 70 ms on two cores of an AMD Zen 5.
+are made and timed, as `cpu_products.py` makes them: 35 to 75 ms on two cores of an AMD Zen 5, 55 to 130 on one.
 
 - A few products stand for all, cut where they are large. On that processor 512 × 512 × 512 was made at 232, 490 and
   981 GFLOP/s (fp32, oneDNN, bf16), 1,840 × 384 × 1,536 at 213, 451 and 1,005, 1,840 × 2,048 × 2,048 at 231, 459 and
@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -81,6 +81,14 @@ class Timed:
     onednn: tuple[float, ...]
     bf16: tuple[float, ...]
     casts: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fp32": list(self.fp32),
+            "onednn": list(self.onednn),
+            "bf16": list(self.bf16),
+            "casts": self.casts,
+        }
 
     def speed(self, passes: Passes) -> ProductSpeed:
         """Of the products that a run makes."""

@@ -67,6 +67,17 @@ def linears_of_blocks(model: Any) -> Iterator[tuple[nn.Module, Any]]:
             yield from ((parent, child) for child in parent.children() if is_swappable(child))
 
 
+def matrix_sizes(model: Any) -> list[tuple[int, int]]:
+    """Inputs and outputs of the linear layers of a model's blocks, and of a language model's head."""
+    from transformers.pytorch_utils import Conv1D
+
+    inside = [module for block in repeated_blocks(model) for module in block.modules()]
+    sizes = [(m.in_features, m.out_features) for m in inside if type(m) is nn.Linear]
+    sizes += [(m.weight.shape[0], m.weight.shape[1]) for m in inside if type(m) is Conv1D]
+    head = model.get_output_embeddings()
+    return [*sizes, (head.in_features, head.out_features)] if type(head) is nn.Linear else sizes
+
+
 def is_swappable(module: Any) -> bool:
     """A plain linear layer with weights in fp32, which no other code has changed."""
     from transformers.pytorch_utils import Conv1D

@@ -45,6 +45,12 @@ def cut_into_steps(cfg: RunConfig, data: DataFacts, ranks: int, lines: list[Deci
     return Batches(micro, accumulation, examples, steps_per_epoch, total, epochs), mean_tokens
 
 
+def tokens_of_micro_batch(cfg: RunConfig, data: DataFacts, ranks: int) -> float:
+    """On average, told without packing a bin: those are taken as full."""
+    micro, _ = decide_batch(cfg, [], ranks)
+    return cfg.packed_sequence.packed_sequence_size or micro * data.tokens / max(1, data.rows)
+
+
 def _equal_epochs(cfg: RunConfig, rows: int, global_batch: int) -> Callable[[int], int]:
     """Steps of an epoch where a step counts examples."""
     steps_per_epoch = rows // global_batch if cfg.dataloader.drop_last else math.ceil(rows / global_batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,6 +115,8 @@ class ProductFacts:
     """Numbers in the matrices of the model's linear layers."""
     tokens: float = 0.0
     """Of a micro-batch, on average."""
+    passes: Literal[1, 2, 3] = 3
+    """Products for each matrix: the layer's own, that of its inputs' gradient, and that of its own gradient."""
     begun_precision: str = ""
     """The precision of the run that is resumed on a device of this kind; nothing: the run is new."""
     begun_products: str = ""

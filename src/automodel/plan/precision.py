@@ -1,8 +1,9 @@
 """The precision of a run, and the library that makes its fp32 products on a CPU.
 
 What the config asks for is never changed. Where it leaves the choice open, a GPU with native bf16 computes in bf16. On
-a CPU the run's own products were timed (`kernels/product_speed.py`), and bf16 is chosen where it makes them clearly
-faster, with the casts counted that a step needs around them:
+a CPU a resumed run goes on in the precision that it began with. For a new one the run's own products were timed
+(`kernels/product_speed.py`), and bf16 is chosen where it makes them clearly faster, with the casts counted that a step
+needs around them:
 
     stock modules        autocast casts every matrix in every micro-batch, and every gradient back
     layers of our own    the optimizer writes bf16 copies: one cast of every matrix a step
@@ -41,7 +42,7 @@ def decide_precision(
     if asked == "auto":
         value, reason = _chosen(cfg, hardware, products, own_layers)
     else:
-        value, reason = asked, _checked(asked, key, hardware, products)
+        value, reason = asked, _checked(asked, key, hardware, products, own_layers)
     if value == "fp32" and cfg.training_optimizations.tf32 and hardware.tf32:
         value, reason = "tf32", "training_optimizations.tf32: fp32 numbers, whose products are computed in TF32"
     lines.append(Decision("precision", value, reason))
@@ -51,6 +52,10 @@ def decide_precision(
 def _chosen(cfg: RunConfig, hardware: Hardware, products: ProductFacts, own_layers: bool) -> tuple[str, str]:
     """Where the config leaves it open, with the reason."""
     allowed = cfg.training_optimizations.bf16 is not False
+    begun = products.begun_precision
+    if hardware.device == "cpu" and (begun == "fp32" or (begun == "bf16" and allowed)):
+        known = f"; {speed_in_words(products.speed, own_layers)}" if products.speed is not None else ""
+        return begun, f"as the run began{known}"
     if hardware.device == "cpu" and AUTOMATIC_BF16_ON_CPU:
         return _chosen_by_speed(allowed, products, own_layers)
     if hardware.bf16 and allowed:
@@ -69,15 +74,17 @@ def _chosen_by_speed(allowed: bool, products: ProductFacts, own_layers: bool) ->
     if speed is None:
         return "fp32", f"bf16 was not measured: {products.not_measured or 'the products of this run are not known'}"
     if not speed.bf16:
-        return "fp32", f"torch makes no products in bf16 here; {speed_in_words(speed)}"
+        why = "torch makes no products in bf16 here" if speed.onednn else "torch has no oneDNN here"
+        return "fp32", f"{why}; {speed_in_words(speed, own_layers)}"
     gain = gain_of_bf16(products, own_layers)
     if gain >= CLEARLY_FASTER:
-        return "bf16", f"over fp32 master weights; {speed_in_words(speed)}"
+        return "bf16", f"over fp32 master weights; {speed_in_words(speed, own_layers)}"
     casts = " with the casts around them" if gain < CLEARLY_FASTER <= speed.bf16 / _fp32(speed, own_layers) else ""
-    return "fp32", f"bf16 would make a step's products{casts} {gain:.2f} times as fast; {speed_in_words(speed)}"
+    gained = f"bf16 would make a step's products{casts} {gain:.2f} times as fast"
+    return "fp32", f"{gained}; {speed_in_words(speed, own_layers)}"
 
 
-def _checked(asked: str, key: str, hardware: Hardware, products: ProductFacts) -> str:
+def _checked(asked: str, key: str, hardware: Hardware, products: ProductFacts, own_layers: bool) -> str:
     """The reason of a precision that the config asks for. Raises `UserError` where this machine has none of it."""
     if asked.startswith("bf16") and hardware.device == "cuda" and not hardware.bf16:
         raise UserError(
@@ -92,23 +99,26 @@ def _checked(asked: str, key: str, hardware: Hardware, products: ProductFacts) -
     if asked == "bf16":
         reason += "; master weights and optimizer states stay fp32"
     if asked.startswith("bf16") and hardware.device == "cpu" and products.speed is not None:
-        reason += f"; {speed_in_words(products.speed)}"
+        reason += f"; {speed_in_words(products.speed, own_layers)}"
     elif asked == "bf16" and hardware.device == "cpu" and not hardware.bf16:
         reason += "; without AMX this may be slower than fp32"
     return reason
 
 
-def gain_of_bf16(products: ProductFacts, own_layers: bool, gradients: bool = True) -> float:
-    """How many times as fast a micro-batch's products are in bf16, casts counted."""
+def gain_of_bf16(products: ProductFacts, own_layers: bool) -> float:
+    """How many times as fast a micro-batch's products are in bf16, casts counted. Stock modules cast the matrices, and
+    the gradients of those that are trained back; our own layers cast matrices after an update, and never where there is
+    none."""
     speed = products.speed
     assert speed is not None
     if not speed.bf16:
         return 0.0
-    operations = (6 if gradients else 2) * products.weights * products.tokens
+    operations = 2 * products.passes * products.weights * products.tokens
     if not operations:
         return speed.bf16 / _fp32(speed, own_layers)
-    numbers = products.weights * (1 if own_layers or not gradients else 2)
-    casts = numbers / speed.casts if speed.casts else 0.0
+    trained = products.passes == 3
+    times = int(trained) if own_layers else 1 + int(trained)
+    casts = times * products.weights / speed.casts if speed.casts else 0.0
     return operations / _fp32(speed, own_layers) / (operations / speed.bf16 + casts)
 
 
@@ -133,10 +143,10 @@ def library_of(speed: ProductSpeed | None) -> Library:
     return "onednn" if speed is not None and speed.onednn >= FASTER_LIBRARY * speed.fp32 else "torch"
 
 
-def speed_in_words(speed: ProductSpeed) -> str:
-    """Both precisions, the faster library's figure for fp32."""
-    fp32 = f"{_fp32(speed, own_layers=True):,.0f} in fp32"
-    both = f"{speed.bf16:,.0f} GFLOP/s in bf16, {fp32}" if speed.bf16 else f"{fp32} (GFLOP/s)"
+def speed_in_words(speed: ProductSpeed, own_layers: bool) -> str:
+    """Both precisions, that of fp32 by the library that would make its products."""
+    fp32 = f"{_fp32(speed, own_layers):,.0f}"
+    both = f"{speed.bf16:,.0f} GFLOP/s in bf16, {fp32} in fp32" if speed.bf16 else f"{fp32} GFLOP/s in fp32"
     return f"products of this run: {both}; measured on this machine"
 
 

@@ -74,7 +74,7 @@ def remember(key: dict[str, Any], timed: Timed) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"of": key, "speeds": dataclasses.asdict(timed)}, indent=1), encoding="utf-8")
+        temporary.write_text(json.dumps({"of": key, "speeds": timed.to_json()}, indent=1), encoding="utf-8")
         os.replace(temporary, path)
 
 

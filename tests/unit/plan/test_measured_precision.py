@@ -32,8 +32,8 @@ def config(**options) -> RunConfig:
     )
 
 
-def plan_for(speed, cfg=None, hardware=CPU, model=OWN, tokens=1840.0):
-    products = ProductFacts(speed, weights=10.6e6, tokens=tokens)
+def plan_for(speed, cfg=None, hardware=CPU, model=OWN, tokens=1840.0, **facts):
+    products = ProductFacts(speed, weights=10.6e6, tokens=tokens, **facts)
     return make_plan(cfg or config(), TEXT_CLASSIFICATION, hardware, model, DATA, products=products)
 
 
@@ -107,3 +107,63 @@ def test_without_figures_fp32_stays_and_the_plan_says_why(monkeypatch):
     plan = plan_for(None)
     assert plan.precision == "fp32"
     assert "not measured" in line(plan, "precision").reason
+
+
+def test_a_model_without_linear_layers_says_so(monkeypatch):
+    monkeypatch.setattr(precision, "AUTOMATIC_BF16_ON_CPU", True)
+    plan = plan_for(None, not_measured="the blocks of this model have no linear layers")
+    assert "not measured: the blocks of this model have no linear layers" in line(plan, "precision").reason
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"),
+    [
+        (ProductSpeed(fp32=150.0), "torch has no oneDNN here; products of this run: 150 GFLOP/s in fp32;"),
+        (ProductSpeed(fp32=150.0, onednn=90.0), "torch makes no products in bf16 here; products of this run: 150"),
+    ],
+    ids=["no oneDNN", "no bf16"],
+)
+def test_a_library_that_is_missing_is_named(monkeypatch, speed, words):
+    monkeypatch.setattr(precision, "AUTOMATIC_BF16_ON_CPU", True)
+    plan = plan_for(speed)
+    assert (plan.precision, plan.products) == ("fp32", "torch")
+    assert words in line(plan, "precision").reason
+
+
+def test_a_resumed_run_keeps_its_precision(automatic):
+    kept = plan_for(FAST_BF16, begun_precision="fp32")
+    assert (kept.precision, kept.products) == ("fp32", "torch")
+    assert "as the run began; products of this run: 640 GFLOP/s in bf16" in line(kept, "precision").reason
+    kept = plan_for(EMULATED, begun_precision="bf16")
+    assert kept.precision == "bf16"
+    assert "as the run began; products of this run: 60 GFLOP/s in bf16" in line(kept, "precision").reason
+    assert line(plan_for(None, begun_precision="bf16"), "precision").reason == "as the run began"
+
+
+def test_a_resumed_run_keeps_its_library():
+    fp32 = config(precision="fp32")
+    assert plan_for(FAST_BF16, fp32, begun_precision="fp32", begun_products="torch").products == "torch"
+    kept = plan_for(EMULATED, fp32, begun_precision="fp32", begun_products="onednn")
+    assert kept.products == "onednn"
+    assert line(kept, "products").reason == "as the run began"
+
+
+def test_what_a_config_asks_for_wins_over_how_the_run_began(automatic):
+    assert plan_for(FAST_BF16, config(precision="bf16"), begun_precision="fp32").precision == "bf16"
+    assert plan_for(EMULATED, config(precision="fp32"), begun_precision="bf16").precision == "fp32"
+    assert plan_for(FAST_BF16, config(bf16=False), begun_precision="bf16").precision == "fp32"
+
+
+def test_on_a_gpu_nothing_is_kept_of_a_processors_run(automatic):
+    assert plan_for(FAST_BF16, hardware=H200, begun_precision="fp32").precision == "bf16"
+
+
+def test_frozen_matrices_have_no_gradient_to_cast():
+    speed = ProductSpeed(fp32=100.0, bf16=400.0, casts=1.0)
+    trained, frozen, read = (ProductFacts(speed, weights=1e6, tokens=100.0, passes=passes) for passes in (3, 2, 1))
+    # 10⁶ numbers and 100 tokens: 6, 4 and 2 ms in fp32, a fourth of it in bf16, and 1 ms for each cast
+    assert precision.gain_of_bf16(trained, own_layers=False) == pytest.approx(6 / (1.5 + 2))
+    assert precision.gain_of_bf16(frozen, own_layers=False) == pytest.approx(4 / (1 + 1))
+    assert precision.gain_of_bf16(read, own_layers=False) == pytest.approx(2 / (0.5 + 1))
+    assert precision.gain_of_bf16(trained, own_layers=True) == pytest.approx(6 / (1.5 + 1))
+    assert precision.gain_of_bf16(read, own_layers=True) == pytest.approx(4)
