@@ -54,6 +54,10 @@ def predict(
     on_bad_row: Annotated[
         Literal["error", "skip"], typer.Option(help="Empty texts: stop, or give them no prediction.")
     ] = "error",
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        typer.Option(help="Of matrix products; auto: as the run asks, or what is fastest on this machine."),
+    ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     trust: Trust = None,
 ) -> None:
@@ -70,7 +74,12 @@ def predict(
 
     with Progress() as progress:
         predictor = Predictor(
-            run, batch_size=batch_size, on_bad_row=on_bad_row, trust=trust or [], on_progress=progress.update
+            run,
+            batch_size=batch_size,
+            on_bad_row=on_bad_row,
+            precision=precision,
+            trust=trust or [],
+            on_progress=progress.update,
         )
         generation = {
             "max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "num_beams": num_beams,

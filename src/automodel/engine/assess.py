@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from automodel.adapters.peft_folder import is_adapter_folder
 from automodel.config.errors import UserError
 from automodel.config.gate import REMOTE_DATA
 from automodel.config.written import as_written
@@ -31,17 +32,20 @@ from automodel.data.labels import SINGLE, LabelMap
 from automodel.data.loader import EvalLoader
 from automodel.data.prepare import PreparedData, prepare
 from automodel.data.sources import load_rows
+from automodel.engine.answering import TOKENS
 from automodel.engine.evaluate import Evaluator
 from automodel.engine.known_tokens import check_tokens
+from automodel.engine.product_facts import product_facts
 from automodel.engine.questions import Generating, answer, questions_of
 from automodel.engine.read_data import custom_target
 from automodel.engine.same_kind import check_kind
 from automodel.engine.saved import SavedModel, open_saved, quoted, require_model
 from automodel.engine.step import autocast
+from automodel.engine.steps import make_eager_forward, precision_around
 from automodel.metrics.compute import EvalMetrics
+from automodel.models.block_support import can_pool, whole_layers
 from automodel.models.families import PackingSupport, packing_support
-from automodel.models.forward import make_loss_forward
-from automodel.models.load import count_parameters, model_limits
+from automodel.models.load import count_parameters, model_limits, skeleton_of
 from automodel.plan.config import RunConfig
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts, ModelFacts
@@ -264,13 +268,16 @@ def _label_column(saved: SavedModel, section: DatasetConfig, target: Any, remote
 
 
 def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: PackingSupport) -> Plan:
-    """The run's plan for this machine; only device, precision and batch size matter here."""
+    """The run's plan for this machine; only device, precision, batch size and layers matter here."""
     by_examples = replace(cfg.packed_sequence, packed_sequence_size=0)
     cfg = replace(cfg, dataloader=replace(cfg.dataloader, drop_last=False), packed_sequence=by_examples)
+    hardware, hf_config = read_hardware(), saved.hf_config
+    adapted = is_adapter_folder(saved.folder)
+    skeleton = skeleton_of(saved.source, hf_config, saved.task.head)
     return make_plan(
         cfg,
         saved.task,
-        read_hardware(),
+        hardware,
         ModelFacts(
             name=str(saved.folder),
             model_type=saved.hf_config.model_type,
@@ -279,6 +286,9 @@ def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: Packin
             ),
             can_pack=packing.packed,
             packing_reason=packing.reason,
+            can_pool=hardware.device == "cpu" and can_pool(hf_config, fused=False),
+            whole_layers=whole_layers(hf_config),
+            trained=int(adapted),
         ),
         DataFacts(
             rows=data.stats.used,
@@ -287,6 +297,7 @@ def _plan(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: Packin
             max_length=data.max_length,
             has_validation=True,
         ),
+        products=product_facts(hardware, skeleton, TOKENS, passes=1),
     )
 
 
@@ -303,13 +314,14 @@ def _evaluator(saved: SavedModel, cfg: RunConfig, data: PreparedData, packing: P
     else:
         collate = PaddedCollator(data.store, saved.task.rows.labels, saved.tokenizer.pad_token_id or 0)
     model = saved.load(plan.device, torch.bfloat16 if plan.precision == "bf16-pure" else torch.float32)
+    forward, _ = make_eager_forward(model, saved.task.head, replace(plan, fused_loss=cfg.loss_fn.fused is not False))
     return Evaluator(
         model=model,
-        forward=make_loss_forward(model, saved.task.head, plan.path, fused=cfg.loss_fn.fused is not False),
+        forward=forward,
         loss=saved.task.loss(cfg.loss_fn, saved.problem_type, data.num_labels),
         loader=EvalLoader(collate, lengths=data.store.lengths, batch_size=batch_size),
         kind=saved.task.metrics(saved.problem_type),
         label_names=data.label_names,
-        compute=lambda: autocast(plan.precision, plan.device),
+        compute=lambda: autocast(precision_around(plan), plan.device),
         device=plan.device,
     )

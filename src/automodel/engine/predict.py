@@ -7,7 +7,8 @@
 Texts are encoded by the encoders that made the training samples (with labels that are never read), under the run's own
 settings, so a text becomes the same tokens here as there. Classifiers run over packed batches, longest texts first;
 results come back in the order of the texts. Nothing about a text depends on its neighbours: asked alone or among a
-thousand others, it gets the same answer, which is also the one that stock transformers gives for the saved folder.
+thousand others, it gets the same answer, which is also the one that stock transformers gives for the saved folder, to
+within the rounding of the precision (`answering.py`).
 
 Texts that cannot be used (empty ones, conversations without a question) are an error that names all of them, or, with
 `on_bad_row="skip"`, are answered with None.
@@ -35,6 +36,7 @@ from automodel.data.prepare import choose_max_length
 from automodel.data.samples import SampleWriter
 from automodel.data.sequences import SourceTarget
 from automodel.data.store import TokenStore
+from automodel.engine.answering import Precision, forward_for_answers, load_for_answers
 from automodel.engine.evaluate import document_of_each_label
 from automodel.engine.generate import Sampling, generate_batch, prompts_together, reads_padding
 from automodel.engine.known_tokens import check_tokens
@@ -42,7 +44,6 @@ from automodel.engine.prompts import BadPrompt, Prompt, prompt_writer
 from automodel.engine.saved import SavedModel, open_saved
 from automodel.engine.words import word_places
 from automodel.models.families import packing_support
-from automodel.models.forward import make_forward
 from automodel.models.load import model_limits
 from automodel.tasks.answers import Classification, Generation, Tagging, grouped_entities
 from automodel.tasks.task import Verb
@@ -63,18 +64,21 @@ class Predictor:
         batch_size: int = 32,
         on_bad_row: Literal["error", "skip"] = "error",
         device: str | None = None,
+        precision: Precision = "auto",
         trust: Sequence[str] = (),
         on_progress: Callable[[int, int], None] | None = None,
         saved: SavedModel | None = None,
     ):
-        """`on_progress` is called with texts done and texts in all, after every batch. `saved`: the folder, where it
-        was opened already, with settings of its own."""
+        """`precision`: of the products; `auto` takes the run's own, or the fastest. `on_progress` is called with texts
+        done and texts in all, after every batch. `saved`: the folder, where it was opened already, with settings of its
+        own."""
         if batch_size < 1:
             raise UserError(f"the batch size must be at least 1; got {batch_size}.")
         self.saved = saved or open_saved(folder, trust=trust)
         self.task, self.tokenizer = self.saved.task, self.saved.tokenizer
         self.batch_size, self.on_bad_row, self.on_progress = batch_size, on_bad_row, on_progress
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.precision: Precision = precision
         self.limits = model_limits(self.saved.hf_config, self.task.head)
         positions = self.limits.max_positions
         section = self.saved.as_long(self.saved.dataset, positions)
@@ -84,8 +88,11 @@ class Predictor:
 
     @cached_property
     def model(self) -> Any:
-        # What stock transformers loads; only a CPU computes halves more slowly than floats.
-        return self.saved.load(self.device, torch.float32 if self.device == "cpu" else self.saved.saved_dtype())
+        return load_for_answers(self.saved, self.device, self.precision, packed=self.packed)
+
+    @cached_property
+    def forward(self) -> Callable[[Batch], Tensor]:
+        return forward_for_answers(self.model, self.task.head, packed=self.packed)
 
     @cached_property
     def packed(self) -> bool:
@@ -355,10 +362,9 @@ class Predictor:
             collate = PaddedCollator(
                 store, self.task.rows.labels, self.tokenizer.pad_token_id or 0, with_labels=reads_words
             )
-        forward = make_forward(self.model, self.task.head, "packed" if self.packed else "padded")
         for batch in self._counted(store, collate):
             with torch.inference_mode():
-                logits = forward(batch).float()
+                logits = self.forward(batch).float()
             yield batch, logits
 
     def _counted(self, store: TokenStore, collate: Any, together: Any = None) -> Iterator[Any]:

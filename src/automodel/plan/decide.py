@@ -62,7 +62,7 @@ def make_plan(
     packs: list[Decision] = []
     path = _path(cfg, model, data, packs)
     own_layers = has_own_products(cfg, hardware, model, layout)
-    precision = decide_precision(cfg, hardware, products, lines, own_layers=own_layers)
+    precision = decide_precision(cfg, hardware, products, lines, own_layers=own_layers, packed=path == "packed")
     lines += packs
     batches, mean_tokens = cut_into_steps(cfg, data, layout.data_ranks, lines)
     total = batches.total_steps

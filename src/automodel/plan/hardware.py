@@ -30,7 +30,7 @@ class Hardware:
     memory_gib: float
     """GPU memory that this process may have, or host memory on the CPU."""
     bf16: bool
-    """Whether bf16 arithmetic is native and pays (Ampere and newer; CPUs with AMX)."""
+    """Whether bf16 arithmetic is native (Ampere and newer; CPUs with AMX)."""
     tf32: bool
     cores: int
     fp8: bool = False
@@ -59,7 +59,7 @@ def read_hardware() -> Hardware:
         name=_cpu_field("model name") or "CPU",
         gpus=0,
         memory_gib=psutil.virtual_memory().total / 2**30,
-        # Without AMX, bf16 on a CPU is emulated or no faster than fp32.
+        # Of a CPU this only says whether stock layers over padded batches take bf16 (`plan/precision.py`).
         bf16="amx_bf16" in flags,
         tf32=False,
         cores=cores,

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from automodel.kernels.product_speed import ProductSpeed
     from automodel.plan.hardware import Hardware  # which imports torch
 
-AUTOMATIC_BF16_ON_CPU = False
-"""Whether what was measured chooses bf16 on a CPU. Off: only AMX does."""
 CLEARLY_FASTER = 1.15
 """Times that bf16 must be faster than fp32 in a step's products: they are about seven tenths of a step, so less would
 be lost in what differs from run to run, and fp32 is more exact."""
+LEAST_OPERATIONS = 1e9
+"""Of a micro-batch's products, 5 ms in fp32 on two cores: below, what is around them takes longer."""
 FASTER_LIBRARY = 1.1
 """The same for oneDNN's fp32 products beside those of torch's own library, which are as exact."""
 
@@ -35,12 +35,13 @@ Library = Literal["torch", "onednn"]
 
 
 def decide_precision(
-    cfg: RunConfig, hardware: Hardware, products: ProductFacts, lines: list[Decision], *, own_layers: bool
+    cfg: RunConfig, hardware: Hardware, products: ProductFacts, lines: list[Decision], *, own_layers: bool, packed: bool
 ) -> str:
-    """`own_layers`: whether the run's layers are our own, whose bf16 copies the optimizer writes."""
+    """`own_layers`: whether the run's layers are our own, whose bf16 copies the optimizer writes. `packed`: whether
+    attention is our own."""
     asked, key = asked_precision(cfg)
     if asked == "auto":
-        value, reason = _chosen(cfg, hardware, products, own_layers)
+        value, reason = _chosen(cfg, hardware, products, own_layers, packed)
     else:
         value, reason = asked, _checked(asked, key, hardware, products, own_layers)
     if value == "fp32" and cfg.training_optimizations.tf32 and hardware.tf32:
@@ -49,21 +50,23 @@ def decide_precision(
     return value
 
 
-def _chosen(cfg: RunConfig, hardware: Hardware, products: ProductFacts, own_layers: bool) -> tuple[str, str]:
-    """Where the config leaves it open, with the reason."""
+def _chosen(
+    cfg: RunConfig, hardware: Hardware, products: ProductFacts, own_layers: bool, packed: bool
+) -> tuple[str, str]:
+    """Where the config leaves it open, with the reason. Stock attention in bf16 takes many times as long on a CPU."""
     allowed = cfg.training_optimizations.bf16 is not False
     begun = products.begun_precision
     if hardware.device == "cpu" and (begun == "fp32" or (begun == "bf16" and allowed)):
         known = f"; {speed_in_words(products.speed, own_layers)}" if products.speed is not None else ""
         return begun, f"as the run began{known}"
-    if hardware.device == "cpu" and AUTOMATIC_BF16_ON_CPU:
+    if hardware.device == "cpu" and (own_layers or packed):
         return _chosen_by_speed(allowed, products, own_layers)
     if hardware.bf16 and allowed:
         return "bf16", "bf16 compute over fp32 master weights: native here and safe"
     if hardware.bf16:
         return "fp32", "bf16 is turned off"
     if hardware.device == "cpu":
-        return "fp32", "bf16 is chosen on processors with AMX, which this one has not"
+        return "fp32", "stock layers over padded batches: bf16 is chosen for them on processors with AMX alone"
     return "fp32", "this GPU has no native bf16; precision: fp16 is faster where it has tensor cores"
 
 
@@ -76,6 +79,8 @@ def _chosen_by_speed(allowed: bool, products: ProductFacts, own_layers: bool) ->
     if not speed.bf16:
         why = "torch makes no products in bf16 here" if speed.onednn else "torch has no oneDNN here"
         return "fp32", f"{why}; {speed_in_words(speed, own_layers)}"
+    if not worth_measuring(products):
+        return "fp32", f"bf16 saves nothing where products are as small; {speed_in_words(speed, own_layers)}"
     gain = gain_of_bf16(products, own_layers)
     if gain >= CLEARLY_FASTER:
         return "bf16", f"over fp32 master weights; {speed_in_words(speed, own_layers)}"
@@ -101,7 +106,7 @@ def _checked(asked: str, key: str, hardware: Hardware, products: ProductFacts, o
     if asked.startswith("bf16") and hardware.device == "cpu" and products.speed is not None:
         reason += f"; {speed_in_words(products.speed, own_layers)}"
     elif asked == "bf16" and hardware.device == "cpu" and not hardware.bf16:
-        reason += "; without AMX this may be slower than fp32"
+        reason += "; how fast its products are here was not measured"
     return reason
 
 
@@ -122,6 +127,20 @@ def gain_of_bf16(products: ProductFacts, own_layers: bool) -> float:
     return operations / _fp32(speed, own_layers) / (operations / speed.bf16 + casts)
 
 
+def precision_of_answers(wish: str, products: ProductFacts) -> tuple[str, Library]:
+    """Of a saved model that is asked on a CPU, with layers of our own: the precision, and the library of fp32 products.
+    `wish`: fp32, bf16 or auto."""
+    faster = products.speed is not None and worth_measuring(products) and gain_of_bf16(products, own_layers=True)
+    if wish == "bf16" or (wish == "auto" and faster >= CLEARLY_FASTER):
+        return "bf16", "torch"
+    return "fp32", library_of(products.speed) if worth_measuring(products) else "torch"
+
+
+def worth_measuring(products: ProductFacts) -> bool:
+    """Whether the products of a micro-batch are enough work for their precision to matter."""
+    return 2 * products.passes * products.weights * products.tokens >= LEAST_OPERATIONS
+
+
 def decide_products(
     hardware: Hardware, products: ProductFacts, precision: str, lines: list[Decision], *, own_layers: bool
 ) -> Library:
@@ -131,7 +150,7 @@ def decide_products(
     if products.begun_precision == "fp32":
         chosen, reason = products.begun_products or "torch", "as the run began"
     else:
-        chosen, reason = library_of(products.speed), ""
+        chosen, reason = library_of(products.speed) if worth_measuring(products) else "torch", ""
     if chosen != "onednn":
         return "torch"
     lines.append(Decision("products", "oneDNN", reason or _libraries_in_words(products.speed)))

@@ -26,7 +26,7 @@ SLOW_BF16 = Timed((150.0,) * 3, (100.0,) * 3, (60.0,) * 3, 2.0)
 def measured(tmp_path, monkeypatch):
     """Sets what is measured from now on."""
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(precision, "AUTOMATIC_BF16_ON_CPU", True)
+    monkeypatch.setattr(precision, "LEAST_OPERATIONS", 0.0)
     tiny.write_run(tmp_path, text=SETTINGS)
 
     def measured(timed):

@@ -46,15 +46,14 @@ def test_defaults_on_the_cpu():
     assert (plan.precision, plan.path, plan.bucket_tokens) == ("fp32", "packed", 1)
     assert (plan.micro_batch_size, plan.grad_acc_steps, plan.steps_per_epoch, plan.total_steps) == (8, 1, 125, 375)
     assert plan.val_every_steps == 125
-    assert "processors with AMX" in reason(plan, "precision")
+    assert "bf16 was not measured" in reason(plan, "precision")
     assert not plan.pin_memory
 
 
 def test_bf16_that_is_turned_off_is_not_called_missing():
     off = config(training_optimizations=TrainingOptimizations(bf16=False))
-    for hardware in (dataclasses.replace(CPU, bf16=True), H200):
+    for hardware in (CPU, dataclasses.replace(CPU, bf16=True), H200):
         assert reason(plan_for(off, hardware), "precision") == "bf16 is turned off"
-    assert "processors with AMX" in reason(plan_for(off), "precision")
 
 
 def test_defaults_on_a_modern_gpu():
@@ -84,7 +83,7 @@ def test_torch_dtype_bf16_keeps_fp32_masters():
     plan = plan_for(cfg, H200)
     assert plan.precision == "bf16"
     assert "master weights and optimizer states stay fp32" in reason(plan, "precision")
-    assert "slower than fp32" in reason(plan_for(cfg, CPU), "precision")
+    assert "was not measured" in reason(plan_for(cfg, CPU), "precision")
 
 
 def test_padded_path_says_why():

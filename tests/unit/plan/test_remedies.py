@@ -170,9 +170,9 @@ def test_ranks_on_one_processor_share_its_memory():
 
 
 def test_a_processor_without_amx_is_not_said_to_have_no_bf16():
-    """Zen 4 has bf16 products in AVX-512; what decides here is AMX."""
+    """Zen 4 has bf16 products in AVX-512; what decides is how fast they are."""
     precision = next(decision for decision in plan().decisions if decision.name == "precision")
     assert (precision.value, precision.reason) == (
         "fp32",
-        "bf16 is chosen on processors with AMX, which this one has not",
+        "bf16 was not measured: the products of this run are not known",
     )
