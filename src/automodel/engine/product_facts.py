@@ -7,10 +7,13 @@ on the threads that each rank has.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import psutil
 import torch
 
 from automodel.distributed.world import ALONE, Alone
@@ -19,6 +22,13 @@ from automodel.models.cpu_linears import matrix_sizes
 from automodel.plan.facts import NO_PRODUCTS, ProductFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.product_record import record_key, remember, remembered, timed_of
+
+LEAST_OPERATIONS = 1e9
+"""Of a micro-batch's products, 5 ms in fp32 on two cores: below, what is around them takes longer."""
+UNDISTURBED = 0.3
+"""Processors that others may keep busy while products are timed; above, what was found is not remembered."""
+DISTURBED_BUDGET_S = 0.4
+"""For products among neighbours."""
 
 
 def product_facts(
@@ -37,30 +47,57 @@ def product_facts(
     if hardware.device != "cpu":
         return NO_PRODUCTS
     matrices = matrix_sizes(model)
-    sample = sample_of(matrices, tokens)
-    timed = None
-    if sample is not None:
-        timed = timed_of(ranks.told(lambda: _remembered_or_timed(sample, _threads_for(planned_ranks)).to_json()))
     before = begun if begun is not None and begun.get("device") == "cpu" else {}
-    return ProductFacts(
-        speed=None if timed is None else timed.speed(passes),
-        not_measured="" if timed is not None else "the blocks of this model have no linear layers",
+    facts = ProductFacts(
         weights=float(sum(inputs * outputs for inputs, outputs in matrices)),
         tokens=tokens,
         passes=passes,
         begun_precision=before.get("precision", ""),
         begun_products=before.get("products", ""),
     )
+    sample = sample_of(matrices, tokens)
+    if sample is None:
+        return replace(facts, not_measured="the blocks of this model have no linear layers")
+    if 2 * passes * facts.weights * tokens < LEAST_OPERATIONS:
+        return replace(facts, not_measured="these products are too small for it to matter")
+    timed = timed_of(ranks.told(lambda: _remembered_or_timed(sample, _threads_for(planned_ranks)).to_json()))
+    return replace(facts, speed=None if timed is None else timed.speed(passes))
 
 
 def _remembered_or_timed(sample: Sample, threads: int) -> Timed:
     key = record_key(sample, threads)
     timed = remembered(key)
-    if timed is None:
-        with _on_threads(threads):
-            timed = time_products(sample)
-        remember(key, timed)
+    if timed is not None:
+        return timed
+    with _on_threads(threads):
+        began = _processor_seconds()
+        timed = time_products(sample)
+        others = _processor_seconds().of_others_since(began)
+        if others < UNDISTURBED:
+            remember(key, timed)
+        else:
+            # A product among neighbours is made at full speed now and then; the next run times it again.
+            timed = time_products(sample, DISTURBED_BUDGET_S)
     return timed
+
+
+class _Seconds(NamedTuple):
+    """Of time, of all processors that were busy, and of this process."""
+
+    time: float
+    busy: float
+    own: float
+
+    def of_others_since(self, began: _Seconds) -> float:
+        """Processors that other processes kept busy, on average."""
+        busy, own = self.busy - began.busy, self.own - began.own
+        return max(0.0, busy - own) / max(1e-9, self.time - began.time)
+
+
+def _processor_seconds() -> _Seconds:
+    times = psutil.cpu_times()
+    idle = times.idle + getattr(times, "iowait", 0.0)
+    return _Seconds(time.perf_counter(), sum(times) - idle, time.process_time())
 
 
 def _threads_for(planned_ranks: int) -> int:

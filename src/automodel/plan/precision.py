@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 CLEARLY_FASTER = 1.15
 """Times that bf16 must be faster than fp32 in a step's products: they are about seven tenths of a step, so less would
 be lost in what differs from run to run, and fp32 is more exact."""
-LEAST_OPERATIONS = 1e9
-"""Of a micro-batch's products, 5 ms in fp32 on two cores: below, what is around them takes longer."""
 FASTER_LIBRARY = 1.1
 """The same for oneDNN's fp32 products beside those of torch's own library, which are as exact."""
 
@@ -79,8 +77,6 @@ def _chosen_by_speed(allowed: bool, products: ProductFacts, own_layers: bool) ->
     if not speed.bf16:
         why = "torch makes no products in bf16 here" if speed.onednn else "torch has no oneDNN here"
         return "fp32", f"{why}; {speed_in_words(speed, own_layers)}"
-    if not worth_measuring(products):
-        return "fp32", f"bf16 saves nothing where products are as small; {speed_in_words(speed, own_layers)}"
     gain = gain_of_bf16(products, own_layers)
     if gain >= CLEARLY_FASTER:
         return "bf16", f"over fp32 master weights; {speed_in_words(speed, own_layers)}"
@@ -130,15 +126,10 @@ def gain_of_bf16(products: ProductFacts, own_layers: bool) -> float:
 def precision_of_answers(wish: str, products: ProductFacts) -> tuple[str, Library]:
     """Of a saved model that is asked on a CPU, with layers of our own: the precision, and the library of fp32 products.
     `wish`: fp32, bf16 or auto."""
-    faster = products.speed is not None and worth_measuring(products) and gain_of_bf16(products, own_layers=True)
-    if wish == "bf16" or (wish == "auto" and faster >= CLEARLY_FASTER):
+    gain = 0.0 if products.speed is None else gain_of_bf16(products, own_layers=True)
+    if wish == "bf16" or (wish == "auto" and gain >= CLEARLY_FASTER):
         return "bf16", "torch"
-    return "fp32", library_of(products.speed) if worth_measuring(products) else "torch"
-
-
-def worth_measuring(products: ProductFacts) -> bool:
-    """Whether the products of a micro-batch are enough work for their precision to matter."""
-    return 2 * products.passes * products.weights * products.tokens >= LEAST_OPERATIONS
+    return "fp32", library_of(products.speed)
 
 
 def decide_products(
@@ -150,7 +141,7 @@ def decide_products(
     if products.begun_precision == "fp32":
         chosen, reason = products.begun_products or "torch", "as the run began"
     else:
-        chosen, reason = library_of(products.speed) if worth_measuring(products) else "torch", ""
+        chosen, reason = library_of(products.speed), ""
     if chosen != "onednn":
         return "torch"
     lines.append(Decision("products", "oneDNN", reason or _libraries_in_words(products.speed)))

@@ -17,7 +17,6 @@ from automodel.engine.run import finetune
 from automodel.kernels.product_speed import Timed
 from automodel.models.cpu_block import CpuBlock
 from automodel.models.cpu_linears import CpuLinear
-from automodel.plan import precision
 from automodel.plan.check import load_run_config
 
 FAST_BF16 = Timed((150.0,) * 3, (100.0,) * 3, (640.0,) * 3, 2.0)
@@ -60,11 +59,11 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """Sets what this machine's speeds are; the products of tiny models count."""
-    monkeypatch.setattr(precision, "LEAST_OPERATIONS", 0.0)
+    monkeypatch.setattr(product_facts, "LEAST_OPERATIONS", 0.0)
 
     def measured(timed):
         monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / str(id(timed))))
-        monkeypatch.setattr(product_facts, "time_products", lambda sample: timed)
+        monkeypatch.setattr(product_facts, "time_products", lambda sample, *budget: timed)
 
     return measured
 

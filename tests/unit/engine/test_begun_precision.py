@@ -11,7 +11,6 @@ import tiny_runs as tiny
 from automodel.engine import product_facts
 from automodel.engine.run import dry_run, finetune
 from automodel.kernels.product_speed import Timed
-from automodel.plan import precision
 from automodel.plan.check import load_run_config
 
 SETTINGS = (
@@ -26,12 +25,12 @@ SLOW_BF16 = Timed((150.0,) * 3, (100.0,) * 3, (60.0,) * 3, 2.0)
 def measured(tmp_path, monkeypatch):
     """Sets what is measured from now on."""
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(precision, "LEAST_OPERATIONS", 0.0)
+    monkeypatch.setattr(product_facts, "LEAST_OPERATIONS", 0.0)
     tiny.write_run(tmp_path, text=SETTINGS)
 
     def measured(timed):
         shutil.rmtree(tmp_path / "cache" / "products", ignore_errors=True)
-        monkeypatch.setattr(product_facts, "time_products", lambda sample: timed)
+        monkeypatch.setattr(product_facts, "time_products", lambda sample, *budget: timed)
 
     return measured
 

@@ -1,6 +1,7 @@
 """Products are timed once for a machine, by the first rank, and never for a GPU."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ class Timer:
     def __init__(self):
         self.threads = []
 
-    def __call__(self, sample):
+    def __call__(self, sample, budget_s=None):
         self.threads.append(torch.get_num_threads())
         self.sample = sample
         return TIMED
@@ -36,6 +37,8 @@ def timer(tmp_path, monkeypatch):
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
     timer = Timer()
     monkeypatch.setattr(gathering, "time_products", timer)
+    monkeypatch.setattr(gathering, "LEAST_OPERATIONS", 0.0)
+    monkeypatch.setattr(gathering, "UNDISTURBED", math.inf)
     return timer
 
 
@@ -62,6 +65,26 @@ def test_products_are_timed_once(bert, timer):
     assert product_facts(CPU, bert, 100.0) == facts
     assert len(timer.threads) == 1
     assert timer.sample.tokens == 64
+
+
+def test_what_neighbours_disturbed_is_not_remembered(bert, timer, monkeypatch):
+    monkeypatch.setattr(gathering, "UNDISTURBED", -1.0)
+    assert product_facts(CPU, bert, 100.0).speed == TIMED.speed(3)
+    assert len(timer.threads) == 2, "timed again, for longer"
+    monkeypatch.setattr(gathering, "UNDISTURBED", math.inf)
+    product_facts(CPU, bert, 100.0)
+    assert len(timer.threads) == 3
+
+
+def test_products_that_are_small_are_not_timed(bert, timer, monkeypatch):
+    """Tiny models: what is around their products takes longer than the products."""
+    monkeypatch.setattr(gathering, "LEAST_OPERATIONS", 1e9)
+    facts = product_facts(CPU, bert, 100.0, begun={"device": "cpu", "precision": "bf16"})
+    assert facts.speed is None
+    assert "too small" in facts.not_measured
+    assert facts.begun_precision == "bf16"
+    assert timer.threads == []
+    assert product_facts(CPU, bert, 1e5).speed == TIMED.speed(3)
 
 
 def test_one_timing_serves_training_adapters_and_evaluations(bert, timer):

@@ -157,15 +157,6 @@ def test_frozen_matrices_have_no_gradient_to_cast():
     assert gain_of_bf16(read, own_layers=True) == pytest.approx(4)
 
 
-def test_products_that_are_small_stay_in_fp32():
-    """Tiny models: what is around their products takes longer than the products."""
-    tiny = ProductFacts(FAST_BF16, weights=20_000, tokens=200.0)
-    plan = make_plan(config(), TEXT_CLASSIFICATION, CPU, OWN, DATA, products=tiny)
-    assert (plan.precision, plan.products, plan.own_products) == ("fp32", "torch", False)
-    assert "as small" in line(plan, "precision").reason
-    assert precision_of_answers("auto", tiny) == ("fp32", "torch")
-
-
 def test_stock_attention_over_padded_batches_keeps_fp32():
     padded = dataclasses.replace(config(), packed_sequence=PackedSequenceConfig(enabled=False))
     assert plan_for(FAST_BF16, padded, model=ADAPTED).precision == "fp32"
