@@ -73,12 +73,12 @@ def _remembered_or_timed(sample: Sample, threads: int) -> Timed:
         began = _processor_seconds()
         timed = time_products(sample)
         others = _processor_seconds().of_others_since(began)
-        if others < UNDISTURBED:
-            remember(key, timed)
-        else:
-            # A product among neighbours is made at full speed now and then; the next run times it again.
-            timed = time_products(sample, DISTURBED_BUDGET_S)
-    return timed
+    if others < UNDISTURBED:
+        remember(key, timed)
+        return timed
+    # Threads that share a product wait for the one whose core a neighbour has. One thread alone has moments of its own.
+    with _on_threads(1):
+        return time_products(sample, DISTURBED_BUDGET_S)
 
 
 class _Seconds(NamedTuple):

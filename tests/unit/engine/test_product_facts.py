@@ -71,6 +71,7 @@ def test_what_neighbours_disturbed_is_not_remembered(bert, timer, monkeypatch):
     monkeypatch.setattr(gathering, "UNDISTURBED", -1.0)
     assert product_facts(CPU, bert, 100.0).speed == TIMED.speed(3)
     assert len(timer.threads) == 2, "timed again, for longer"
+    assert timer.threads[1] == 1, "which waits for no other thread"
     monkeypatch.setattr(gathering, "UNDISTURBED", math.inf)
     product_facts(CPU, bert, 100.0)
     assert len(timer.threads) == 3
