@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -120,14 +121,36 @@ def ask_automodel(job: dict[str, Any], output: str) -> tuple[Callable[[list[str]
     from automodel.engine.predict import Predictor
 
     predictor = Predictor(job["folder"], **job["asked"])
-    precision = {"torch.float32": "fp32", "torch.bfloat16": "bf16"}[str(predictor.model.dtype)]
-    path = "packed" if predictor.packed else "padded"
-    about = {"precision": precision, "attention": path, "setup": f"{precision}, {path}, batches of 32"}
 
     def classify(texts: list[str]) -> Answers:
         return [(one.prediction, one.score) for one in predictor.classify(texts) if one]  # ty: ignore[invalid-return-type]
 
-    return classify, about
+    precision = computed_in(lambda: classify([read_rows(job["texts"])[0]["text"]]))
+    path = "packed" if predictor.packed else "padded"
+    setup = f"{precision}, {path}, batches of {predictor.batch_size}"
+    return classify, {"precision": precision, "attention": path, "setup": setup}
+
+
+def computed_in(run: Callable[[], Any]) -> str:
+    """The precision of most of what a run's matrix products make, and the library where it is not torch's usual one:
+    what is computed, whatever was asked for."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    made: Counter[str] = Counter()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            name = str(func)
+            if "mm" in name or "linear" in name:
+                library = " by oneDNN" if name.startswith("mkldnn") and out.dtype == torch.float32 else ""
+                made[{torch.float32: "fp32", torch.bfloat16: "bf16"}[out.dtype] + library] += out.numel()
+            return out
+
+    with Products():
+        run()
+    return made.most_common(1)[0][0]
 
 
 def ask_transformers(job: dict[str, Any], output: str) -> tuple[Callable[[list[str]], Answers], dict[str, str]]:
@@ -202,7 +225,7 @@ def run(options: argparse.Namespace) -> int:
                   sep="\n  ", flush=True)  # fmt: skip
         for number in range(options.repeat):
             for side in sides:
-                asked = precision_option("fp32") if side == FP32 else {}
+                asked = {"precision": "fp32"} if side == FP32 else {}
                 found = in_own_process("side", {**job, "side": side, "asked": asked}, f"{side}-{number}")
                 measured[side].append(found)
                 each = statistics.median(found["passes_s"]) / len(found["rows"]) * 1e3
@@ -215,15 +238,6 @@ def run(options: argparse.Namespace) -> int:
     about = {"commit": options.commit or commit_here(), "command": shlex.join(["python", *sys.argv])}
     merge_into(options.rows, rows_of(measured, system_info(), about))
     return 0
-
-
-def precision_option(precision: str) -> dict[str, str]:
-    """How our side is asked for a precision; nothing where this version computes in fp32 alone."""
-    import inspect
-
-    from automodel.engine.predict import Predictor
-
-    return {"precision": precision} if "precision" in inspect.signature(Predictor).parameters else {}
 
 
 def rows_of(measured: dict[str, list[dict[str, Any]]], system: dict[str, Any], about: dict[str, Any]) -> list[dict]:

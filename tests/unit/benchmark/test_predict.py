@@ -71,7 +71,7 @@ def measured(predict, job, tmp_path_factory):
     output, found = tmp_path_factory.mktemp("output"), {}
     tried = [{"precision": "fp32", "attention": "sdpa", "batch_size": 8, "ms": 1.0}]
     for side in (predict.TUNED, predict.AUTOMATIC, predict.FP32):
-        asked = predict.precision_option("fp32") if side == predict.FP32 else {}
+        asked = {"precision": "fp32"} if side == predict.FP32 else {}
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(STARTED, repr(time.monotonic()))
             found[side] = [
@@ -93,9 +93,16 @@ def test_what_a_side_measures(predict, measured):
     for runs in measured.values():
         assert runs[0]["wall_s"] > 0
         assert len(runs[0]["passes_s"]) == 2
-        assert runs[0]["precision"] in ("fp32", "bf16")
-    assert measured[predict.FP32][0]["precision"] == "fp32"
+    assert measured[predict.FP32][0]["precision"] in ("fp32", "fp32 by oneDNN")
     assert measured[predict.AUTOMATIC][0]["attention"] == "packed"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_precision_of_a_row_is_what_is_computed(predict, job, precision):
+    from automodel.engine.predict import Predictor
+
+    predictor = Predictor(job["folder"], precision=precision)
+    assert predict.computed_in(lambda: predictor.classify(["a good film"])).split()[0] == precision
 
 
 def test_rows(predict, measured):
