@@ -96,6 +96,21 @@ def _check_heads(own: Mapping[str, Any], named: Place) -> None:
         raise UserError(
             f"{named('num_key_value_heads')} does not divide num_attention_heads: {heads}. Choose one that does."
         )
+    width = own.get("head_dim")
+    # transformers 5.17 accepts odd widths and fails in the first forward pass. Heads of 1 compute, in models for tests.
+    if isinstance(width, int) and width > 1 and width % 2 and _turns_all(own.get("rope_parameters")):
+        raise UserError(
+            f"{named('head_dim')} is odd, but rotary positions turn a head's numbers in pairs. Choose an even width; "
+            "where head_dim is not given, it is usually hidden_size / num_attention_heads."
+        )
+
+
+def _turns_all(rope: Any) -> bool:
+    """Whether rotary positions turn all numbers of a head. `rope`: `rope_parameters`, of the model or by layer type."""
+    if not isinstance(rope, Mapping) or not rope:
+        return False
+    by_layer_type = [one for one in rope.values() if isinstance(one, Mapping)]
+    return any(one.get("partial_rotary_factor", 1) == 1 for one in by_layer_type or [rope])
 
 
 def no_model_of(config: Any, error: BaseException, place: Place) -> UserError:
