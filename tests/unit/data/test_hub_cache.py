@@ -109,9 +109,14 @@ def test_errors_of_cached_datasets(offline):
     )
 
 
-def test_a_dataset_that_is_nowhere(offline):
+def test_a_dataset_that_is_nowhere(offline, monkeypatch):
+    begins = "dataset.path: the dataset 'glue' cannot be loaded"
+    cache = f"and it is not in the local cache ({offline.hub})"
+    fix = "set HF_HOME to a cache that has it, or give the path of a local file or folder instead."
     assert message(path="glue", name="mrpc") == (
-        "dataset.path: the dataset 'glue' cannot be loaded: the Hugging Face hub cannot be reached, and it is not in "
-        f"the local cache ({offline.hub}). Check the connection, set HF_HOME to a cache that has it, or give the path "
-        "of a local file or folder instead."
+        f"{begins}: HF_HUB_OFFLINE=1 is set, {cache}. Unset HF_HUB_OFFLINE, {fix}"
+    )
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    assert message(path="glue", name="mrpc") == (
+        f"{begins}: the Hugging Face hub cannot be reached, {cache}. Check the connection, {fix}"
     )

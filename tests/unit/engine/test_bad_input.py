@@ -32,7 +32,10 @@ CASES = [
     ("dataset.path=all_empty dataset.on_bad_row=skip", "column 'text' is empty in all 4 rows"),
     ("dataset.path=none", "has no rows"),
     ("dataset.max_length=1000", "dataset.max_length is 1,000, but the model has only 128 positions"),
-    ("training_optimizations.bf16=true", "training_optimizations.bf16 asks for bf16, but Tesla T4 has no native bf16"),
+    (
+        "training_optimizations.precision=auto training_optimizations.bf16=true",  # run.yaml says fp32
+        "training_optimizations.bf16 asks for bf16, but Tesla T4 has no native bf16",
+    ),
 ]
 
 
