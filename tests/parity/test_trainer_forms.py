@@ -12,6 +12,9 @@ import transformers
 
 from automodel import Trainer
 from automodel.config.errors import UserError
+from automodel.engine import product_facts
+from automodel.kernels.product_speed import Timed
+from automodel.plan import precision
 from trainer_pairs import LookedUp, rows, same, trainer_of
 
 
@@ -45,6 +48,22 @@ def test_form(form, tmp_path):
     for kind in (Trainer, transformers.Trainer):
         made.append(trainer_of(kind, tmp_path, family, data, config, options))
         made[-1].train()  # at once: making a trainer seeds, and the next one would again
+    same(*made)
+
+
+@pytest.mark.parametrize("family", ["bert", "qwen2"])
+def test_products_by_the_faster_library(family, tmp_path, monkeypatch):
+    """In fp32, as Trainer computes unless it is told otherwise; oneDNN sums up in another order."""
+    monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(product_facts, "time_products", lambda sample: Timed((1.0,) * 3, (2.0,) * 3, (9.0,) * 3, 9.0))
+    monkeypatch.setattr(precision, "LEAST_OPERATIONS", 0)
+    made = []
+    for kind in (Trainer, transformers.Trainer):
+        made.append(trainer_of(kind, tmp_path, family))
+        if kind is Trainer:
+            plan = made[-1]._make_fast().plan
+            assert (plan.precision, plan.products, plan.own_products) == ("fp32", "onednn", True)
+        made[-1].train()
     same(*made)
 
 

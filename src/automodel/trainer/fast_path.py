@@ -26,6 +26,7 @@ from automodel.data.config import DatasetConfig
 from automodel.data.sizes import sizes_of
 from automodel.engine.captured import CapturedStep
 from automodel.engine.prepare import Prepared, model_facts
+from automodel.engine.product_facts import product_facts
 from automodel.engine.step import TrainStep
 from automodel.engine.steps import make_captured_step, make_eager_forward, precision_around, tell_copies
 from automodel.kernels import ahead
@@ -35,6 +36,7 @@ from automodel.models.forward import stock_attention, use_stock_attention
 from automodel.models.fuse import unfuse
 from automodel.optim.config import LRSchedulerConfig, OptimizerConfig
 from automodel.optim.schedule import Schedule
+from automodel.plan.batches import tokens_of_micro_batch
 from automodel.plan.config import CompileConfig, RunConfig, StepSchedulerConfig, TrainingOptimizations
 from automodel.plan.decide import make_plan
 from automodel.plan.facts import DataFacts
@@ -255,7 +257,8 @@ def make_fast_path(trainer: Any, task: Task, rows: StoredRows, steps: int) -> Fa
         ) if rows.firsts is None else None,
     )  # fmt: skip
     try:
-        plan = make_plan(cfg, task, hardware, facts, data)
+        products = product_facts(hardware, model, tokens_of_micro_batch(cfg, data, ranks=1))
+        plan = make_plan(cfg, task, hardware, facts, data, products=products)
     except UserError as error:  # in the words of a config file, which nobody here has written
         raise NotStored(str(error).split(". ")[0]) from error
     if plan.path != "packed":
