@@ -22,6 +22,8 @@ from automodel.plan.check import load_run_config
 from tiers import quick
 from tiny_models import tiny as tiny_model
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a run takes the GPU that is here")
+
 STEPS = 30
 FAMILIES = ["bert", "distilbert", "roberta", "electra", "modernbert", "llama", "qwen3", "gemma", "gpt2", "mistral"]
 

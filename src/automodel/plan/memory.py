@@ -48,6 +48,7 @@ NORMS_AGAIN_FROM = 4096
 LOGIT_EXTRA = 12  # bytes beside the logit itself, at the worst moment: its log-probability and two gradients, in fp32
 LARGEST_BUFFER = 2**30  # of logits, where they are made chunk by chunk
 
+WEIGHTS_KEPT_TO = 512  # keys of a document whose weights a CPU keeps in bf16 (`kernels/cpu_attention_bf16.py`)
 INPUTS_HERE = 3  # layers whose inputs are on the GPU where the others' wait on the host (`models/recompute.py`)
 
 FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text", "glm4")
@@ -346,11 +347,20 @@ def layer_bytes(shape: ModelShape, setting: Setting, again: bool = False) -> flo
         kept += 2 * (s.queries + s.keys) * (4 if _autocast(setting) else size)
     if s.dropout:  # masks: torch's own kernel on a GPU writes a byte for each element
         kept += 2 * s.width * (1 if setting.device == "cuda" else size)
-    if setting.device == "cpu" and (s.attention_dropout or s.capped):  # in steps there: scores, mask, product
-        kept += 12 * s.heads * setting.attended
-    elif s.scores_kept:
-        kept += 2 * size * s.heads * setting.attended
+    kept += _score_bytes(s, setting)
     return kept + _norm_bytes(s, setting) + 4 * (s.heads + 2 * s.norms)
+
+
+def _score_bytes(s: ModelShape, setting: Setting) -> float:
+    """Of the scores and weights of a stock layer's attention; none where they are made again in the backward pass."""
+    scores = s.heads * setting.attended
+    if setting.device == "cpu" and setting.precision.startswith("bf16") and not (s.capped or s.scores_kept):
+        if s.attention_dropout:  # weights and what they are multiplied with
+            return 4 * scores
+        return 2 * scores if setting.attended <= WEIGHTS_KEPT_TO else 0
+    if setting.device == "cpu" and (s.attention_dropout or s.capped):  # in steps there: scores, mask, product
+        return 12 * scores
+    return 2 * _compute_size(setting) * scores if s.scores_kept else 0
 
 
 def _compute_size(setting: Setting) -> int:

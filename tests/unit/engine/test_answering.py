@@ -19,6 +19,8 @@ from automodel.models.cpu_block import CpuBlock
 from automodel.models.cpu_linears import CpuLinear
 from automodel.plan.check import load_run_config
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a run takes the GPU that is here")
+
 FAST_BF16 = Timed((150.0,) * 3, (100.0,) * 3, (640.0,) * 3, 2.0)
 SLOW_BF16 = Timed((150.0,) * 3, (100.0,) * 3, (60.0,) * 3, 2.0)
 FAST_ONEDNN = Timed((150.0,) * 3, (300.0,) * 3, (60.0,) * 3, 2.0)

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from automodel.config.errors import UserError
 from automodel.data.batch import PackedBatch
 from automodel.data.config import DatasetConfig
+from automodel.kernels import cpu_attention_bf16
 from automodel.models.checkpointing import layer_dropout, use_gradient_checkpointing
 from automodel.models.config import Fp8Config, ModelConfig
 from automodel.models.families import FAMILIES
@@ -26,6 +27,7 @@ from automodel.plan.facts import DataFacts, ModelFacts
 from automodel.plan.hardware import Hardware
 from automodel.plan.memory import (
     GIB,
+    WEIGHTS_KEPT_TO,
     ModelShape,
     Setting,
     activation_bytes,
@@ -133,6 +135,7 @@ def test_activations_are_what_autograd_saves(kind, precision):
     assert expected == pytest.approx(real, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-pure"])
 @pytest.mark.parametrize(
     ("kind", "overrides"),
     [
@@ -141,9 +144,20 @@ def test_activations_are_what_autograd_saves(kind, precision):
         ("distilbert", {"dropout": 0.1, "attention_dropout": 0.1}),
     ],
 )
-def test_dropout_is_counted(kind, overrides):
-    config, real = measured(kind, "token-classification", "fp32", **overrides)
-    assert activation_bytes(shape_of(config), setting("fp32")) == pytest.approx(real, rel=TOLERANCE)
+def test_dropout_is_counted(kind, overrides, precision):
+    config, real = measured(kind, "token-classification", precision, **overrides)
+    assert activation_bytes(shape_of(config), setting(precision)) == pytest.approx(real, rel=TOLERANCE)
+
+
+def test_a_cpu_keeps_bf16_weights_of_attention_up_to_some_length():
+    assert WEIGHTS_KEPT_TO == cpu_attention_bf16.KEPT
+    shape = shape_of(made("llama", "causal-lm")[0])
+    none, kept, longer = (
+        layer_bytes(shape, dataclasses.replace(setting("bf16-pure"), attended=attended))
+        for attended in (0, WEIGHTS_KEPT_TO, WEIGHTS_KEPT_TO + 1)
+    )
+    assert kept - none == 2 * shape.heads * WEIGHTS_KEPT_TO
+    assert longer == none
 
 
 @pytest.mark.parametrize("mode", ["none", "selective", "full"])
