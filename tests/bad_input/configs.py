@@ -256,7 +256,8 @@ def _usual(f: Field) -> Any:
     if bool in kinds:
         return True
     if Literal in kinds:
-        return next(typing.get_args(arm)[0] for arm in arms(f.hint) if typing.get_origin(arm) is Literal)
+        literals = (bare(arm) for arm in arms(f.hint) if typing.get_origin(bare(arm)) is Literal)
+        return typing.get_args(next(literals))[0]
     if dict in kinds:
         return {"a": "b"}
     if kinds & {int, float} and str not in kinds:

@@ -14,7 +14,6 @@ from automodel import Trainer
 from automodel.config.errors import UserError
 from automodel.engine import product_facts
 from automodel.kernels.product_speed import Timed
-from automodel.plan import precision
 from trainer_pairs import LookedUp, rows, same, trainer_of
 
 
@@ -55,8 +54,9 @@ def test_form(form, tmp_path):
 def test_products_by_the_faster_library(family, tmp_path, monkeypatch):
     """In fp32, as Trainer computes unless it is told otherwise; oneDNN sums up in another order."""
     monkeypatch.setenv("AUTOMODEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(product_facts, "time_products", lambda sample: Timed((1.0,) * 3, (2.0,) * 3, (9.0,) * 3, 9.0))
-    monkeypatch.setattr(precision, "LEAST_OPERATIONS", 0)
+    timed = Timed((1.0,) * 3, (2.0,) * 3, (9.0,) * 3, 9.0)
+    monkeypatch.setattr(product_facts, "time_products", lambda sample, *budget: timed)
+    monkeypatch.setattr(product_facts, "LEAST_OPERATIONS", 0.0)
     made = []
     for kind in (Trainer, transformers.Trainer):
         made.append(trainer_of(kind, tmp_path, family))
